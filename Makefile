@@ -1,0 +1,38 @@
+# Two commands for newcomers: `make demo` and `make test`. Everything is installed into .venv.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PACKAGES := router shard_client spark_sink embedded
+ARGS ?=
+
+.PHONY: demo test lint typecheck pytest bench clean install
+
+test: lint typecheck pytest  ## lint, type-check and test
+
+demo: install  ## start everything, show the merge at work, end with a verdict
+	$(BIN)/mergerouter demo $(ARGS)
+
+bench: install  ## measure; a table and plots under bench/results
+	$(BIN)/python -m bench $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+typecheck: install
+	$(BIN)/mypy
+
+pytest: install
+	$(BIN)/pytest $(ARGS)
+
+install: $(VENV)/.installed
+
+# Remade when the dependencies change; the project itself is installed in place.
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[spark,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

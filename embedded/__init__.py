@@ -1,0 +1,1 @@
+"""A small sharded cluster in one process, over real sockets, for the demo and the tests."""

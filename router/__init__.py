@@ -1,0 +1,1 @@
+"""The router: merges the change streams of all shards and answers drivers as mongos does."""

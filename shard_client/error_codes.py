@@ -1,0 +1,86 @@
+"""MongoDB's error codes that the router tells apart, by their official names."""
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Codes with a meaning to the router; the member's name is MongoDB's ``codeName``.
+
+    Source: MongoDB's ``error_codes.yml``; docs/protocol.md, section 4.
+    """
+
+    InternalError = 1
+    BadValue = 2
+    HostUnreachable = 6
+    HostNotFound = 7
+    FailedToParse = 9
+    Unauthorized = 13
+    TypeMismatch = 14
+    InvalidLength = 16
+    ProtocolError = 17
+    AuthenticationFailed = 18
+    IllegalOperation = 20
+    NamespaceNotFound = 26
+    CursorNotFound = 43
+    NamespaceExists = 48
+    MaxTimeMSExpired = 50
+    CommandNotFound = 59
+    NetworkTimeout = 89
+    ShutdownInProgress = 91
+    NetworkInterfaceExceededTimeLimit = 202
+    ShardNotFound = 70
+    InvalidOptions = 72
+    InvalidNamespace = 73
+    WriteConflict = 112
+    ReadConcernMajorityNotAvailableYet = 134
+    FailedToSatisfyReadPreference = 133
+    CappedPositionLost = 136
+    CursorInUse = 143
+    StaleShardVersion = 63
+    StaleEpoch = 150
+    CommandNotSupportedOnView = 166
+    ClientMetadataCannotBeMutated = 186
+    PrimarySteppedDown = 189
+    NoSuchSession = 206
+    StaleClusterTime = 209
+    RetryChangeStream = 234
+    CursorKilled = 237
+    SnapshotUnavailable = 246
+    NoSuchTransaction = 251
+    InvalidResumeToken = 260
+    ExceededTimeLimit = 262
+    OperationNotSupportedInTransaction = 263
+    ChangeStreamFatalError = 280
+    ChangeStreamHistoryLost = 286
+    IDLDuplicateField = 40413
+    IDLFailedToParse = 40414
+    IDLUnknownField = 40415
+    SocketException = 9001
+    NotWritablePrimary = 10107
+    BSONObjectTooLarge = 10334
+    InterruptedAtShutdown = 11600
+    Interrupted = 11601
+    InterruptedDueToReplStateChange = 11602
+    StaleConfig = 13388
+    NotPrimaryNoSecondaryOk = 13435
+    NotPrimaryOrSecondary = 13436
+    NoMatchingDocument = 47
+
+
+NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91})
+"""The member that answered is not, or soon not, a primary: find the primary again."""
+
+RESUMABLE_CODES = frozenset(
+    {6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436}
+)
+"""Codes that carry ResumableChangeStreamError (docs/protocol.md, section 4)."""
+
+NON_RESUMABLE_CODES = frozenset({280, 286})
+"""Codes that carry NonResumableChangeStreamError (docs/protocol.md, section 4)."""
+
+_NAMES = {int(code): code.name for code in ErrorCode}
+
+
+def code_name(code: int) -> str:
+    """Return MongoDB's name for ``code``; ``Location<code>`` where it has none, as servers do."""
+    return _NAMES.get(code, f"Location{code}")

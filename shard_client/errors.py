@@ -1,0 +1,81 @@
+"""What can go wrong between two parties that speak the MongoDB wire protocol."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from shard_client.error_codes import NON_RESUMABLE_CODES, RESUMABLE_CODES
+from shard_client.error_codes import code_name as _official_name
+
+RESUMABLE_LABEL = "ResumableChangeStreamError"
+NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
+
+
+class ProtocolError(Exception):
+    """The peer broke the wire protocol: the connection cannot go on (docs/protocol.md, section 1)."""
+
+
+class NetworkError(ConnectionError):
+    """The connection failed, timed out or was closed; the command's fate is unknown."""
+
+
+class CommandError(Exception):
+    """A command's ``ok: 0`` answer: one that a server gave, or one that we give.
+
+    ``code`` is MongoDB's error code, ``message`` its ``errmsg``; ``code_name`` defaults to MongoDB's
+    own name for the code, ``labels`` are the errorLabels, ``extra`` holds further fields of the reply.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        *,
+        code_name: str | None = None,
+        labels: Iterable[str] = (),
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = int(code)
+        self.message = message
+        self.code_name = code_name or _official_name(self.code)
+        self.labels = frozenset(labels)
+        self.extra = dict(extra or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code} {self.code_name})"
+
+    @classmethod
+    def from_reply(cls, reply: Mapping[str, Any]) -> Self:
+        """Build the error from a decoded ``ok: 0`` reply."""
+        known = {"ok", "errmsg", "code", "codeName", "errorLabels", "$clusterTime", "operationTime"}
+        return cls(
+            reply.get("code", 8),
+            reply.get("errmsg", "the server gave no message"),
+            code_name=reply.get("codeName"),
+            labels=reply.get("errorLabels", ()),
+            extra={key: value for key, value in reply.items() if key not in known},
+        )
+
+    def to_reply(self) -> dict[str, Any]:
+        """Return the reply document, fields in the order that servers use."""
+        reply: dict[str, Any] = {
+            **self.extra,
+            "ok": 0.0,
+            "errmsg": self.message,
+            "code": self.code,
+            "codeName": self.code_name,
+        }
+        if self.labels:
+            reply["errorLabels"] = sorted(self.labels)
+        return reply
+
+    def with_change_stream_label(self) -> Self:
+        """Return the error as mongos labels it on a change stream (docs/protocol.md, section 4)."""
+        labels = set(self.labels)
+        if self.code in RESUMABLE_CODES:
+            labels.add(RESUMABLE_LABEL)
+        elif self.code in NON_RESUMABLE_CODES:
+            labels.add(NON_RESUMABLE_LABEL)
+        return type(self)(
+            self.code, self.message, code_name=self.code_name, labels=labels, extra=self.extra
+        )
