@@ -1,1 +1,1 @@
-"""The client side of the MongoDB wire protocol: frames, BSON slices, connections, remote cursors."""
+"""Client side of the MongoDB wire protocol: frames, slices, connections, remote cursors."""

@@ -11,7 +11,7 @@ NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 
 
 class ProtocolError(Exception):
-    """The peer broke the wire protocol: the connection cannot go on (docs/protocol.md, section 1)."""
+    """The peer broke the wire protocol and its connection ends (docs/protocol.md, section 1)."""
 
 
 class NetworkError(ConnectionError):
@@ -21,8 +21,9 @@ class NetworkError(ConnectionError):
 class CommandError(Exception):
     """A command's ``ok: 0`` answer: one that a server gave, or one that we give.
 
-    ``code`` is MongoDB's error code, ``message`` its ``errmsg``; ``code_name`` defaults to MongoDB's
-    own name for the code, ``labels`` are the errorLabels, ``extra`` holds further fields of the reply.
+    ``code`` is MongoDB's error code, ``message`` its ``errmsg``; ``code_name`` defaults to
+    MongoDB's own name for the code, ``labels`` are the errorLabels, ``extra`` holds further
+    fields of the reply.
     """
 
     def __init__(
