@@ -1,0 +1,31 @@
+"""The command `mergerouter demo`."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from embedded.demo.show import Show, ShowOptions
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long to write, in seconds.")] = 20.0,
+    rate: Annotated[float, typer.Option(help="Operations a second to aim at.")] = 400.0,
+    keep: Annotated[bool, typer.Option(help="Leave everything running after the verdict.")] = False,
+    spark: Annotated[bool, typer.Option(help="Run the Spark query.")] = True,
+    port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 0,
+) -> None:
+    """Start a cluster, the router, a load, a watcher and Spark; end with a verdict."""
+    folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
+    options = ShowOptions(folder, seconds=seconds, rate=rate, keep=keep, spark=spark, port=port)
+    verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": os.name != "nt"})
+    good = all(verdict.good for verdict in verdicts)
+    if good:
+        shutil.rmtree(folder)
+    else:
+        typer.echo(f"The programs' logs and Spark's files are kept in {folder}")
+    raise typer.Exit(0 if good else 1)

@@ -1,0 +1,119 @@
+"""What the load generator wrote, what a reader saw, and the verdict on the two.
+
+Pure: the demo's claim "nothing lost, nothing doubled, in order" is computed here.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+
+class Change(NamedTuple):
+    """One change, told apart from every other: operation, document's id, version written."""
+
+    operation: str
+    key: int
+    version: int | None
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> Self:
+        """Return the change that a decoded change event tells of.
+
+        Args:
+            event: a change event with ``documentKey`` and, for an insert, ``fullDocument``, for an
+                update, ``updateDescription``.
+
+        Raises:
+            KeyError: the event is not one of the demo's (docs/protocol.md, section 5).
+        """
+        operation, key = event["operationType"], event["documentKey"]["_id"]
+        if operation == "insert":
+            return cls(operation, key, event["fullDocument"]["version"])
+        if operation == "update":
+            return cls(operation, key, event["updateDescription"]["updatedFields"]["version"])
+        return cls(operation, key, None)
+
+
+@dataclass(slots=True)
+class Written:
+    """What was acknowledged to the load generator, in the order of each document's writes."""
+
+    changes: list[Change] = field(default_factory=list)
+
+    def add(self, operation: str, key: int, version: int | None) -> None:
+        """Note an acknowledged write."""
+        self.changes.append(Change(operation, key, version))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one reader of the merged stream got, in its order."""
+
+    changes: list[Change] = field(default_factory=list)
+    last_token: str = ""
+    out_of_order: int = 0
+
+    def add(self, token: str, change: Change) -> None:
+        """Note a delivered change and whether its resume token sorts after the one before it."""
+        if token <= self.last_token:
+            self.out_of_order += 1
+        self.last_token = token
+        self.changes.append(change)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The comparison of one reader with what was written; ``good`` when nothing is off."""
+
+    reader: str
+    written: int
+    delivered: int
+    lost: int
+    duplicated: int
+    unexpected: int
+    out_of_order: int
+
+    @property
+    def good(self) -> bool:
+        """Whether every written change was delivered exactly once and in order."""
+        return self.written > 0 and not (
+            self.lost or self.duplicated or self.unexpected or self.out_of_order
+        )
+
+
+def judge(reader: str, written: Written, seen: Seen) -> Verdict:
+    """Compare what ``reader`` saw with what was written.
+
+    Order is judged twice: resume tokens must rise, and the changes of one document must come in the
+    order in which they were acknowledged.
+    """
+    expected = Counter(written.changes)
+    delivered = Counter(seen.changes)
+    return Verdict(
+        reader=reader,
+        written=len(written.changes),
+        delivered=len(seen.changes),
+        lost=(expected - delivered).total(),
+        duplicated=sum(count - 1 for count in delivered.values() if count > 1),
+        unexpected=sum(1 for change in delivered if change not in expected),
+        out_of_order=seen.out_of_order + _reordered(written, seen),
+    )
+
+
+def _reordered(written: Written, seen: Seen) -> int:
+    """Count the documents whose changes were seen in another order than they were written."""
+    wrote, saw = _by_key(written), _by_key(seen)
+    return sum(
+        [change for change in changes if change in saw[key]]
+        != [change for change in saw[key] if change in changes]
+        for key, changes in wrote.items()
+        if key in saw
+    )
+
+
+def _by_key(ledger: Written | Seen) -> dict[int, list[Change]]:
+    changes: dict[int, list[Change]] = {}
+    for change in dict.fromkeys(ledger.changes):
+        changes.setdefault(change.key, []).append(change)
+    return changes

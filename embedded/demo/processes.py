@@ -1,0 +1,95 @@
+"""The demo's child processes: started, awaited by their own words, ended by pid."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+READY = "Waiting for connections"
+
+
+class Program:
+    """A child process that logs JSON lines to stdout, as the project's programs do.
+
+    Args:
+        name: what to call it in messages.
+        arguments: the command line after the Python interpreter.
+        log: file that keeps every line it prints.
+    """
+
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+        self.name = name
+        self._tail: deque[str] = deque(maxlen=20)
+        self._ready = threading.Event()
+        self._attributes: dict[str, Any] = {}
+        self._log = log
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout: float) -> dict[str, Any]:
+        """Return the attributes of the program's ready line.
+
+        Args:
+            timeout: seconds to wait.
+
+        Raises:
+            RuntimeError: the program ended or stayed silent; the message has its last words.
+        """
+        if not self._ready.wait(timeout) or not self._attributes:
+            raise RuntimeError(f"{self.name} did not start; its last words:\n" + self.last_words())
+        return self._attributes
+
+    def last_words(self) -> str:
+        """Return the last lines that the program printed."""
+        return "\n".join(self._tail)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """End the program, politely, after ``timeout`` seconds for good; return its status."""
+        if self.running:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        return self._process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._log.open("w") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                self._tail.append(line.rstrip())
+                if READY in line:
+                    self._attributes = json.loads(line)["attr"]
+                    self._ready.set()
+        self._ready.set()

@@ -1,0 +1,180 @@
+"""The demo's course: start, write, watch, add a shard, let Spark follow, stop, judge."""
+
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from bson import Timestamp
+from pymongo import AsyncMongoClient
+from rich.console import Console
+from rich.live import Live
+
+from embedded.demo.ledger import Seen, Verdict, Written, judge
+from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
+from embedded.demo.parquet import CommittedFiles
+from embedded.demo.processes import Program
+from embedded.demo.view import Picture, verdict_table
+from embedded.demo.watcher import watch
+
+START_SECONDS = 60.0
+CATCH_UP_SECONDS = 60.0
+REFRESH_SECONDS = 0.25
+LATE_SHARD = "shard3"
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """What to show: where to keep files, how long and how fast to write, what to start."""
+
+    folder: Path
+    seconds: float = 20.0
+    rate: float = 400.0
+    keep: bool = False
+    spark: bool = True
+    port: int = 0
+
+
+class Show:
+    """One run of the demo."""
+
+    def __init__(self, options: ShowOptions) -> None:
+        self._options = options
+        self._console = Console()
+        self._written = Written()
+        self._seen = Seen()
+        self._committed = CommittedFiles(options.folder / "parquet")
+        self._spark: Program | None = None
+
+    async def run(self) -> list[Verdict]:
+        """Run the whole demo and return a verdict for each reader.
+
+        Raises:
+            RuntimeError: a program did not start or ended early; the message has its last words.
+        """
+        async with AsyncExitStack() as stack:
+            self._console.print("starting three shards, a config server, mongos and the router …")
+            cluster, router = await anyio.to_thread.run_sync(self._start_programs, stack)
+            uri = f"mongodb://127.0.0.1:{router['port']}"
+            picture = Picture(uri, f"127.0.0.1 {router['feedPort']}")
+            client: Client = AsyncMongoClient(uri)
+            stack.push_async_callback(client.close)
+            await shard_collection(client, sorted(cluster["shards"]))
+            start = await self._now(client)
+            if self._options.spark:
+                self._spark = stack.enter_context(self._start_spark(uri, start))
+            with Live(picture.render(), console=self._console, refresh_per_second=4) as live:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(watch, client, start, self._seen)
+                    tasks.start_soon(self._draw, live, picture, client)
+                    await self._course(tasks, client, picture)
+                    tasks.cancel_scope.cancel()
+                await self._refresh(picture, client)
+                live.update(picture.render())
+            verdicts = self._verdicts()
+            self._console.print(verdict_table(verdicts))
+            if self._options.keep:
+                await self._leave_running(picture)
+            return verdicts
+
+    def _start_programs(self, stack: AsyncExitStack) -> tuple[dict[str, Any], dict[str, Any]]:
+        folder = self._options.folder
+        arguments = ["-m", "router.cli", "embedded", "--shards", "3", "--port", "0"]
+        embedded = Program("the embedded cluster", arguments, folder / "embedded.log")
+        stack.enter_context(embedded)
+        cluster = embedded.wait_ready(START_SECONDS)
+        arguments = ["-m", "router.cli", "serve", "--configdb", cluster["configdb"]]
+        arguments += ["--port", str(self._options.port), "--feed-port", "0"]
+        arguments += ["--upstream", cluster["mongos"]]
+        serve = Program("the router", arguments, folder / "router.log")
+        stack.enter_context(serve)
+        return cluster, serve.wait_ready(START_SECONDS)
+
+    def _start_spark(self, uri: str, start: Timestamp) -> Program:
+        folder = self._options.folder
+        arguments = ["-m", "spark_sink.jobs.to_parquet", "--uri", uri]
+        arguments += ["--database", DATABASE, "--collection", COLLECTION]
+        arguments += ["--start-at", f"{start.time}:{start.inc}", "--trigger", "1 second"]
+        arguments += ["--out", str(folder / "parquet"), "--checkpoint", str(folder / "checkpoint")]
+        return Program("the Spark query", arguments, folder / "spark.log")
+
+    async def _course(self, tasks: TaskGroup, client: Client, picture: Picture) -> None:
+        stop = False
+        finished = anyio.Event()
+
+        async def write() -> None:
+            await Load(client, self._written, self._options.rate).run(lambda: stop)
+            finished.set()
+
+        tasks.start_soon(write)
+        picture.note = "writing: inserts, updates, deletes, transactions over shards"
+        await anyio.sleep(self._options.seconds / 2)
+        picture.note = f"adding {LATE_SHARD} while everything runs"
+        await self._add_shard(client)
+        picture.note = f"{LATE_SHARD} added: its range of the collection has moved there"
+        await anyio.sleep(self._options.seconds / 2)
+        stop = True
+        await finished.wait()
+        picture.note = "writing has stopped; the readers catch up"
+        with anyio.move_on_after(CATCH_UP_SECONDS):
+            await self._until(lambda: len(self._seen.changes) >= len(self._written.changes))
+            if self._options.spark:
+                await self._until(lambda: picture.committed.total >= len(self._written.changes))
+
+    async def _add_shard(self, client: Client) -> None:
+        started = await client.admin.command({"startShard": LATE_SHARD})
+        await client.admin.command({"addShard": started["host"], "name": LATE_SHARD})
+        await move_range(client, "v", LATE_SHARD)
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            if self._spark is not None and not self._spark.running:
+                raise RuntimeError("the Spark query ended early:\n" + self._spark.last_words())
+            await anyio.sleep(REFRESH_SECONDS)
+
+    async def _draw(self, live: Live, picture: Picture, client: Client) -> None:
+        while True:
+            await self._refresh(picture, client)
+            live.update(picture.render())
+            await anyio.sleep(REFRESH_SECONDS)
+
+    async def _refresh(self, picture: Picture, client: Client) -> None:
+        now = anyio.current_time()
+        picture.written.set(len(self._written.changes), now)
+        picture.delivered.set(len(self._seen.changes), now)
+        picture.committed.set(await anyio.to_thread.run_sync(self._committed.refresh), now)
+        picture.spark = self._spark_state()
+        status = await client.admin.command("serverStatus")
+        streams = status.get("mergerouter", {}).get("streams", [])
+        picture.stream = max(streams, key=lambda stream: stream["events"], default={})
+
+    def _spark_state(self) -> str:
+        if self._spark is None:
+            return "not asked for"
+        if not self._spark.running:
+            return "ended: see its log"
+        return "" if self._committed.rows else "Spark is starting"
+
+    def _verdicts(self) -> list[Verdict]:
+        verdicts = [judge("driver, watch()", self._written, self._seen)]
+        if self._options.spark:
+            verdicts.append(judge("Spark, Parquet", self._written, self._committed.seen()))
+        return verdicts
+
+    async def _leave_running(self, picture: Picture) -> None:
+        self._console.print(f"left running; try  mongosh '{picture.uri}'  or  nc {picture.feed}")
+        self._console.print("Ctrl-C ends it")
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                return
+
+    @staticmethod
+    async def _now(client: Client) -> Timestamp:
+        """Return a cluster time after everything done so far and before what follows."""
+        reply = await client.admin.command("ping")
+        time: Timestamp = reply["$clusterTime"]["clusterTime"]
+        return Timestamp(time.time, time.inc + 1)

@@ -1,0 +1,101 @@
+"""The demo's live picture in the terminal: rates, watermarks, the gate, what Spark committed."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from embedded.demo.ledger import Verdict
+
+
+@dataclass(slots=True)
+class Meter:
+    """A count and its rate over the last few seconds."""
+
+    total: int = 0
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20))
+
+    def set(self, total: int, now: float) -> None:
+        """Note that ``total`` was reached at ``now`` seconds."""
+        self.total = total
+        self._samples.append((now, total))
+
+    @property
+    def rate(self) -> float:
+        """Events per second over the samples kept."""
+        (begun, first), (ended, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (ended - begun) if ended > begun else 0.0
+
+
+@dataclass(slots=True)
+class Picture:
+    """Everything that the live view shows."""
+
+    uri: str
+    feed: str
+    note: str = "starting"
+    written: Meter = field(default_factory=Meter)
+    delivered: Meter = field(default_factory=Meter)
+    committed: Meter = field(default_factory=Meter)
+    spark: str = "starting"
+    stream: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    def render(self) -> RenderableType:
+        """Return the picture for rich's live display."""
+        return Group(
+            Panel(self._rates(), title="mergerouter", subtitle=self.note),
+            Panel(self._shards(), title="the merge: each member's promise, and who holds the gate"),
+            Text(
+                f"  mongosh '{self.uri}'    nc {self.feed}    Compass: the same connection string"
+            ),
+        )
+
+    def _rates(self) -> Table:
+        table = Table.grid(padding=(0, 3))
+        rows = [
+            ("written, acknowledged", self.written, ""),
+            ("delivered to watch()", self.delivered, ""),
+            ("committed by Spark", self.committed, self.spark),
+        ]
+        for name, meter, remark in rows:
+            rate = f"{meter.rate:8,.0f}/s" if meter._samples else ""
+            table.add_row(name, Text(f"{meter.total:10,}", "bold"), rate, Text(remark, "dim"))
+        table.add_row("", f"{time.monotonic() - self.started:9.0f}s", "", "")
+        return table
+
+    def _shards(self) -> Table:
+        table = Table(box=None)
+        for column in ("member", "watermark", "events", "buffered", ""):
+            table.add_column(column, justify="left" if column in ("member", "") else "right")
+        for remote in self.stream.get("remotes", []):
+            holds = remote["target"] == self.stream.get("gateHolder")
+            promise = remote["promise"]
+            table.add_row(
+                remote["target"],
+                f"{promise.time}.{promise.inc:04d}" if promise else "none yet",
+                f"{remote['events']:,}",
+                f"{remote['bufferedBytes']:,} B",
+                Text("◀ holds the gate", "yellow") if holds else "",
+            )
+        return table
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    """Return the demo's verdicts as a table."""
+    columns = ("written", "delivered", "lost", "duplicated", "unexpected", "out of order")
+    table = Table(title="verdict")
+    table.add_column("reader")
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for verdict in verdicts:
+        figures = [f"{getattr(verdict, column.replace(' ', '_')):,}" for column in columns]
+        mark = Text("good", "bold green") if verdict.good else Text("WRONG", "bold red")
+        table.add_row(verdict.reader, *figures, mark)
+    return table
