@@ -1,0 +1,150 @@
+"""Walk raw BSON without decoding it.
+
+A document is named by the buffer that holds it and the offset of its length; everything is an
+offset into that buffer, nothing is copied. Source: bsonspec.org; docs/protocol.md, section 1.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from shard_client.errors import ProtocolError
+
+DOUBLE, STRING, DOCUMENT, ARRAY, BINARY = 0x01, 0x02, 0x03, 0x04, 0x05
+BOOLEAN, NULL, INT32, TIMESTAMP, INT64 = 0x08, 0x0A, 0x10, 0x11, 0x12
+
+MAX_DEPTH = 200
+"""How deep documents may nest: servers take 180 levels from users and add a few of their own."""
+
+EMPTY_DOCUMENT = b"\x05\x00\x00\x00\x00"
+
+_int32 = Struct("<i").unpack_from
+
+# The size of each value of fixed size, by type.
+_FIXED = {
+    0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16,
+    0x7F: 0, 0xFF: 0,
+}  # fmt: skip
+_STRINGS = frozenset({0x02, 0x0D, 0x0E})
+_NESTED = frozenset({0x03, 0x04})
+
+
+class Element(NamedTuple):
+    """One field: its BSON type, its name, and where its value lies in the buffer."""
+
+    type: int
+    name: bytes
+    start: int
+    end: int
+
+
+def document_end(buffer: bytes, start: int, limit: int) -> int:
+    """Return the offset just past the document at ``start``, which must end by ``limit``.
+
+    Raises ProtocolError if its length is wrong or its last byte is not zero.
+    """
+    if limit - start < 5:
+        raise ProtocolError("a BSON document is cut off")
+    (length,) = _int32(buffer, start)
+    end: int = start + length
+    if length < 5 or end > limit:
+        raise ProtocolError(f"a BSON document claims {length} bytes of {limit - start}")
+    if buffer[end - 1]:
+        raise ProtocolError("a BSON document does not end with a zero byte")
+    return end
+
+
+def iter_elements(buffer: bytes, start: int = 0, limit: int | None = None) -> Iterator[Element]:
+    """Yield the fields of the document at ``start`` in order; nested ones are not entered.
+
+    ``limit`` is where the document must have ended (the buffer's end if None). Raises ProtocolError
+    on a wrong length, an unknown type, or a field that does not fit.
+    """
+    end = document_end(buffer, start, len(buffer) if limit is None else limit) - 1
+    position = start + 4
+    while position < end:
+        kind = buffer[position]
+        name_end = buffer.find(0, position + 1, end)
+        if name_end < 0:
+            raise ProtocolError("a BSON field's name does not end")
+        value = name_end + 1
+        value_end = _value_end(buffer, kind, value, end)
+        yield Element(kind, buffer[position + 1 : name_end], value, value_end)
+        position = value_end
+
+
+def find(buffer: bytes, name: bytes, start: int = 0, limit: int | None = None) -> Element | None:
+    """Return the first field called ``name`` of the document at ``start``, or None.
+
+    Raises ProtocolError as ``iter_elements`` does, for what lies before that field.
+    """
+    for element in iter_elements(buffer, start, limit):
+        if element.name == name:
+            return element
+    return None
+
+
+def string_value(buffer: bytes, element: Element) -> bytes:
+    """Return the UTF-8 bytes of a string field, without its length and its final zero byte."""
+    return buffer[element.start + 4 : element.end - 1]
+
+
+def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
+    """Check every length in the document at ``start``, at all depths up to MAX_DEPTH.
+
+    Raises ProtocolError on what is malformed. Texts are not checked to be UTF-8.
+    """
+    pending = [(start, len(buffer) if limit is None else limit, 1)]
+    while pending:
+        position, end, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
+        for element in iter_elements(buffer, position, end):
+            if element.type in _NESTED:
+                pending.append((element.start, element.end, depth + 1))
+
+
+def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
+    """Return where the value of type ``kind`` at ``start`` ends, at most ``limit``."""
+    fixed = _FIXED.get(kind)
+    if fixed is not None:
+        end = start + fixed
+    elif kind in _NESTED:
+        return document_end(buffer, start, limit)
+    elif kind in _STRINGS:
+        end = _string_end(buffer, start, limit)
+    elif kind == BINARY:
+        length = _length(buffer, start, limit)
+        end = start + 5 + length
+    elif kind == 0x0B:  # a regular expression: pattern and options, each ended by a zero byte
+        middle = buffer.find(0, start, limit)
+        end = buffer.find(0, middle + 1, limit) + 1 if middle >= 0 else 0
+    elif kind == 0x0C:  # DBPointer: a string and an ObjectId
+        end = _string_end(buffer, start, limit) + 12
+    elif kind == 0x0F:  # code with scope: the length of all, a string, a document
+        length = _length(buffer, start, limit)
+        end = start + length
+        if end > limit or document_end(buffer, _string_end(buffer, start + 4, end), end) != end:
+            raise ProtocolError("a BSON code with scope has a wrong length")
+    else:
+        raise ProtocolError(f"unknown BSON type 0x{kind:02x}")
+    if not start <= end <= limit:
+        raise ProtocolError(f"a BSON value of type 0x{kind:02x} does not fit its document")
+    return end
+
+
+def _length(buffer: bytes, start: int, limit: int) -> int:
+    if limit - start < 4:
+        raise ProtocolError("a BSON length is cut off")
+    (length,) = _int32(buffer, start)
+    if length < 0:
+        raise ProtocolError("a BSON length is negative")
+    return int(length)
+
+
+def _string_end(buffer: bytes, start: int, limit: int) -> int:
+    length = _length(buffer, start, limit)
+    end = start + 4 + length
+    if length < 1 or end > limit or buffer[end - 1]:
+        raise ProtocolError("a BSON string has a wrong length")
+    return end
