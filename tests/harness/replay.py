@@ -1,0 +1,265 @@
+"""A replaying member: a one-member replica set that answers from a tape, cheaply.
+
+Speaks just enough of the wire protocol for the router and for Motor. It frames messages by itself, so
+that it judges the project's own frames rather than sharing their mistakes.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import bson
+from bson import Int64, Timestamp
+
+_HEADER = struct.Struct("<iiii")
+_OP_REPLY, _OP_QUERY, _OP_MSG = 1, 2004, 2013
+_REPLY_BYTES = 16_000_000
+
+
+class Tape(Protocol):
+    """One change stream as a member plays it."""
+
+    def open(self, command: dict[str, Any]) -> bytes:
+        """Return the BSON reply to the opening `aggregate`."""
+
+    def more(self, batch_size: int) -> tuple[bytes, bool]:
+        """Return the BSON reply to a `getMore`, and whether it should wait as awaitData does."""
+
+
+@dataclass
+class ReplayMember:
+    """A replica set of one member that plays tapes.
+
+    Args:
+        set_name: the replica set's name.
+        play: gets an opening `aggregate`, returns the tape to play.
+        documents: collection name -> documents that a `find` answers with.
+        wire_version: what `hello` tells; 17 is MongoDB 6.0.
+    """
+
+    set_name: str
+    play: Callable[[dict[str, Any]], Tape]
+    documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    wire_version: int = 17
+    now: Timestamp = Timestamp(1_800_000_000, 1)
+    tapes: dict[int, Tape] = field(default_factory=dict)
+    opened: list[dict[str, Any]] = field(default_factory=list)
+    connections: set[asyncio.Transport] = field(default_factory=set)
+    port: int = 0
+    _server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen on a free loopback port; return the set's host string."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Wire(self), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return f"{self.set_name}/127.0.0.1:{self.port}"
+
+    async def stop(self) -> None:
+        """Close the listening socket and every connection."""
+        assert self._server is not None
+        self._server.close()
+        for transport in list(self.connections):
+            transport.abort()
+        await self._server.wait_closed()
+
+    def answer(self, command: dict[str, Any]) -> tuple[bytes, bool]:
+        """Return the reply to ``command`` and whether it waits for maxTimeMS first."""
+        name = next(iter(command))
+        if name == "getMore":
+            tape = self.tapes.get(command["getMore"])
+            if tape is None:
+                missing = {"ok": 0.0, "errmsg": "cursor not found", "code": 43}
+                return bson.encode(missing), False
+            return tape.more(command.get("batchSize", 0) or 1 << 30)
+        if name == "aggregate":
+            self.opened.append(command)
+            tape = self.play(command)
+            body = tape.open(command)
+            reply = bson.decode(body)
+            if reply["ok"] and reply["cursor"]["id"]:
+                self.tapes[reply["cursor"]["id"]] = tape
+            return body, False
+        return bson.encode(self._control(name, command)), False
+
+    def _control(self, name: str, command: dict[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = {}
+        if name.lower() in ("hello", "ismaster"):
+            reply = self._hello(name)
+        elif name == "find":
+            found = self.documents.get(command["find"], [])
+            namespace = f"{command['$db']}.{command['find']}"
+            reply = {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}
+        elif name == "killCursors":
+            killed = [number for number in command["cursors"] if self.tapes.pop(number, None)]
+            reply = {"cursorsKilled": killed, "cursorsNotFound": [], "cursorsAlive": []}
+        elif name == "buildInfo":
+            reply = {"version": "6.0.15", "versionArray": [6, 0, 15, 0]}
+        clock = {"clusterTime": self.now, "signature": {"hash": bytes(20), "keyId": Int64(0)}}
+        return {**reply, "ok": 1.0, "$clusterTime": clock, "operationTime": self.now}
+
+    def _hello(self, name: str) -> dict[str, Any]:
+        me = f"127.0.0.1:{self.port}"
+        return {
+            "ismaster" if name.lower() == "ismaster" else "isWritablePrimary": True,
+            "helloOk": True,
+            "setName": self.set_name,
+            "setVersion": 1,
+            "hosts": [me],
+            "me": me,
+            "primary": me,
+            "secondary": False,
+            "maxBsonObjectSize": 16777216,
+            "maxMessageSizeBytes": 48000000,
+            "maxWriteBatchSize": 100000,
+            "logicalSessionTimeoutMinutes": 30,
+            "minWireVersion": 0,
+            "maxWireVersion": self.wire_version,
+            "readOnly": False,
+        }
+
+
+class _Wire(asyncio.Protocol):
+    """Frames in, frames out; one pending `getMore` at a time is all that the router sends."""
+
+    def __init__(self, member: ReplayMember) -> None:
+        self._member = member
+        self._buffer = bytearray()
+        self._pending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._member.connections.add(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._member.connections.discard(self._transport)
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= 16:
+            length, request_id, _, op_code = _HEADER.unpack_from(self._buffer)
+            if len(self._buffer) < length:
+                return
+            frame = bytes(self._buffer[16:length])
+            del self._buffer[:length]
+            self._handle(request_id, op_code, frame)
+
+    def _handle(self, request_id: int, op_code: int, frame: bytes) -> None:
+        if op_code == _OP_QUERY:
+            after_name = frame.index(b"\0", 4) + 9
+            body, _ = self._member.answer(bson.decode(frame[after_name:]))
+            self._send(request_id, _OP_REPLY, struct.pack("<iqii", 8, 0, 0, 1), body)
+            return
+        (size,) = struct.unpack_from("<i", frame, 5)
+        command = bson.decode(frame[5 : 5 + size])
+        body, waits = self._member.answer(command)
+        if waits:
+            seconds = command.get("maxTimeMS", 1000) / 1000
+            loop = asyncio.get_running_loop()
+            self._pending = loop.call_later(
+                seconds, self._send, request_id, _OP_MSG, bytes(5), body
+            )
+        else:
+            self._send(request_id, _OP_MSG, bytes(5), body)
+
+    def _send(self, request_id: int, op_code: int, start: bytes, body: bytes) -> None:
+        length = 16 + len(start) + len(body)
+        self._transport.writelines([_HEADER.pack(length, 1, request_id, op_code), start, body])
+
+
+_KEYS: list[bytes] = []
+
+
+def _array_keys(count: int) -> list[bytes]:
+    while len(_KEYS) < count:
+        _KEYS.append(b"\x03%d\0" % len(_KEYS))
+    return _KEYS[:count]
+
+
+def cursor_body(
+    cursor_id: int, namespace: str, events: list[bytes], pbrt: str, *, first: bool = False
+) -> bytes:
+    """Return a cursor reply as BSON, its events joined without decoding them."""
+    parts = [b""] * (2 * len(events))
+    parts[::2], parts[1::2] = _array_keys(len(events)), events
+    array = b"".join(parts)
+    ns = namespace.encode() + b"\0"
+    inner = b"".join(
+        (
+            b"\x12id\0" + struct.pack("<q", cursor_id),
+            b"\x02ns\0" + struct.pack("<i", len(ns)) + ns,
+            b"\x04firstBatch\0" if first else b"\x04nextBatch\0",
+            struct.pack("<i", len(array) + 5) + array + b"\0",
+            b"\x03postBatchResumeToken\0" + bson.encode({"_data": pbrt}),
+        )
+    )
+    cursor = b"\x03cursor\0" + struct.pack("<i", len(inner) + 5) + inner + b"\0"
+    tail = b"\x01ok\0" + struct.pack("<d", 1.0) + b"\0"
+    return struct.pack("<i", 4 + len(cursor) + len(tail)) + cursor + tail
+
+
+class EventTape:
+    """Plays prepared events, as many a reply as are asked for, then only promises.
+
+    Args:
+        cursor_id: the cursor's id on this member.
+        namespace: what the replies call it.
+        start: the high water mark that the opening reply has.
+        events: pairs of token data and event, in order.
+        end: the promise once all events have been played.
+    """
+
+    def __init__(
+        self, cursor_id: int, namespace: str, start: str, events: list[tuple[str, bytes]], end: str
+    ) -> None:
+        self._cursor_id, self._namespace = cursor_id, namespace
+        self._start, self._end = start, end
+        self._events = events
+        self._at = 0
+
+    def open(self, command: dict[str, Any]) -> bytes:
+        """Answer with an empty first batch."""
+        return cursor_body(self._cursor_id, self._namespace, [], self._start, first=True)
+
+    def more(self, batch_size: int) -> tuple[bytes, bool]:
+        """Answer with the next events, at most 16 MB of them."""
+        taken, size = self._at, 0
+        stop = min(len(self._events), self._at + batch_size)
+        while taken < stop and size + len(self._events[taken][1]) <= _REPLY_BYTES:
+            size += len(self._events[taken][1]) + 8
+            taken += 1
+        batch, self._at = self._events[self._at : taken], taken
+        pbrt = batch[-1][0] if batch and taken < len(self._events) else self._end
+        events = [event for _, event in batch]
+        return cursor_body(self._cursor_id, self._namespace, events, pbrt), not batch
+
+
+class RecordedTape:
+    """Plays recorded replies one after the other, then only promises.
+
+    Args:
+        replies: the recorded replies as raw BSON, the opening one first.
+        end: the promise once all have been played, sorting after all of them.
+    """
+
+    def __init__(self, replies: list[bytes], end: str) -> None:
+        self._replies = list(replies)
+        self._end = end
+        first = bson.decode(replies[0])
+        self._cursor_id = first["cursor"]["id"] if first["ok"] else 0
+        self._namespace = first["cursor"]["ns"] if first["ok"] else ""
+
+    def open(self, command: dict[str, Any]) -> bytes:
+        """Answer with the recorded opening reply."""
+        return self._replies.pop(0)
+
+    def more(self, batch_size: int) -> tuple[bytes, bool]:
+        """Answer with the next recorded reply."""
+        if self._replies:
+            return self._replies.pop(0), False
+        return cursor_body(self._cursor_id, self._namespace, [], self._end), True
