@@ -1,0 +1,1 @@
+"""The commands of an embedded mongod, one file for each family."""

@@ -1,0 +1,49 @@
+"""The cluster time of one process: a timestamp that only grows, and that gossips."""
+
+from collections.abc import Callable
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+_NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
+
+
+class LogicalClock:
+    """Hand out MongoDB cluster times (docs/protocol.md, section 6).
+
+    ``wall`` gives the wall clock in seconds since 1970; timestamps follow its seconds and are
+    counted up within one second. Several members may share a clock, or each have one of its own
+    and pass cluster times on with ``advance``.
+    """
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._latest = (int(wall()) << 32) | 1
+
+    @property
+    def time(self) -> Timestamp:
+        """The largest cluster time known."""
+        return as_timestamp(self._latest)
+
+    def tick(self) -> Timestamp:
+        """Return a new cluster time, larger than all that were seen."""
+        self._latest = max(self._latest + 1, (int(self._wall()) << 32) | 1)
+        return as_timestamp(self._latest)
+
+    def advance(self, cluster_time: Timestamp) -> None:
+        """Take over another party's cluster time, when it is larger."""
+        self._latest = max(self._latest, as_ordinal(cluster_time))
+
+    def document(self) -> dict[str, Any]:
+        """Return the ``$clusterTime`` document of replies, unsigned as without authentication."""
+        return {"clusterTime": self.time, "signature": _NO_SIGNATURE}
+
+
+def as_ordinal(timestamp: Timestamp) -> int:
+    """Return ``timestamp`` as one comparable integer of 64 bits."""
+    return (timestamp.time << 32) | timestamp.inc
+
+
+def as_timestamp(ordinal: int) -> Timestamp:
+    """Return the timestamp whose ``as_ordinal`` is ``ordinal``."""
+    return Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
