@@ -1,0 +1,1 @@
+"""The cluster as the router knows it: config server, shards, cluster time."""

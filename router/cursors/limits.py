@@ -1,0 +1,53 @@
+"""All settings of streams and their defaults, in one place."""
+
+from dataclasses import dataclass
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds of a merged stream. Times in seconds, sizes in bytes (docs/design.md, section 6)."""
+
+    remote_buffer_bytes: int = 16 * _MIB
+    """Events buffered for one remote before its prefetch pauses."""
+    stream_buffer_bytes: int = 64 * _MIB
+    """Events buffered for one merged cursor before prefetch pauses everywhere but at the gate."""
+    batch_target_bytes: int = _MIB
+    """Size that a batch from a shard should have; batchSize is adapted to it."""
+    reply_bytes: int = 16 * _MIB
+    """Events in one reply to a client."""
+    await_quiet: float = 0.05
+    """How long a shard's getMore may wait for events while the whole stream is quiet."""
+    await_gate: float = 0.001
+    """The same for a remote whose promise events wait for, at first; doubles while in vain."""
+    await_gate_max: float = 0.02
+    """Bound of that doubling."""
+    linger: float = 5.0
+    """How long remotes are read on after a client's last getMore; then prefetch stops."""
+    connect_timeout: float = 5.0
+    """Time for one attempt to connect to a member and say hello."""
+    open_timeout: float = 30.0
+    """Time for all remotes of a new stream to answer, unreachable shards included."""
+    reply_timeout: float = 60.0
+    """Time for a member's reply beyond what the command may wait by itself."""
+    failure_timeout: float = 30.0
+    """How long a failed remote is tried again before the client gets a retriable error."""
+    close_timeout: float = 2.0
+    """Time for cursors on shards to be killed when a stream is closed."""
+    backoff_first: float = 0.01
+    """Longest first pause before a failed remote is opened again; doubles with each failure."""
+    backoff_max: float = 2.0
+    """Bound of that doubling."""
+    nudge: bool = True
+    """Whether idle members are nudged at all (docs/design.md, section 9)."""
+    nudge_delay: float = 0.005
+    """How long events wait for an idle member before it is nudged (idleShardNudgeMs)."""
+    nudges_per_second: float = 50.0
+    """Most nudges a second that one member gets, over all streams."""
+    cursor_timeout: float = 600.0
+    """How long an idle cursor outside a session lives (cursorTimeoutMillis)."""
+    session_timeout: float = 1800.0
+    """How long an idle cursor of a session lives (localLogicalSessionTimeoutMinutes)."""
+    max_cursors: int = 10_000
+    """Merged cursors open at a time."""

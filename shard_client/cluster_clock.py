@@ -1,0 +1,74 @@
+"""The cluster time that a party to a cluster has seen and passes on (docs/protocol.md, section 8)."""
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any
+
+import bson
+from bson.timestamp import Timestamp
+
+_ordinal = Struct("<Q")
+
+
+class ClusterClock:
+    """The newest ``$clusterTime`` seen. It is passed on as received, signature and all.
+
+    No I/O and no clock of its own: time comes from servers' replies and clients' commands.
+    """
+
+    __slots__ = ("_ordinal", "_raw")
+
+    def __init__(self) -> None:
+        self._raw: bytes | None = None
+        self._ordinal = 0
+
+    def advance(self, cluster_time: bytes | memoryview | Mapping[str, Any] | None) -> None:
+        """Take note of a ``$clusterTime`` document, raw or decoded; an older one changes nothing.
+
+        A document without a timestamp in ``clusterTime`` is ignored.
+        """
+        if cluster_time is None or cluster_time == self._raw:
+            return
+        if isinstance(cluster_time, Mapping):
+            cluster_time = bson.encode(cluster_time)
+        ordinal = _ordinal_of(cluster_time)
+        if ordinal > self._ordinal:
+            self._ordinal = ordinal
+            self._raw = bytes(cluster_time)
+
+    @property
+    def time(self) -> Timestamp | None:
+        """The newest cluster time seen, or None before the first."""
+        if self._raw is None:
+            return None
+        return Timestamp(self._ordinal >> 32, self._ordinal & 0xFFFFFFFF)
+
+    @property
+    def raw(self) -> bytes | None:
+        """The newest ``$clusterTime`` document as raw BSON, or None before the first."""
+        return self._raw
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """The newest ``$clusterTime`` document decoded, or None before the first."""
+        return None if self._raw is None else dict(bson.decode(self._raw))
+
+
+_FRONT = b"\x11clusterTime\x00"
+
+
+def _ordinal_of(raw: bytes | memoryview) -> int:
+    """Return the raw document's cluster time as seconds << 32 | increment, 0 if it has none."""
+    if raw[4:17] == _FRONT:
+        ordinal: int = _ordinal.unpack_from(raw, 17)[0]
+        return ordinal
+    document = bson.decode(bytes(raw))
+    time = document.get("clusterTime")
+    return time.time << 32 | time.inc if isinstance(time, Timestamp) else 0
+
+
+def next_tick(time: Timestamp) -> Timestamp:
+    """Return the cluster time that follows ``time`` immediately."""
+    if time.inc == 0xFFFFFFFF:
+        return Timestamp(time.time + 1, 0)
+    return Timestamp(time.time, time.inc + 1)

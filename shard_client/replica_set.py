@@ -1,0 +1,62 @@
+"""What the router needs to know of a replica set: its name, its members, its primary."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shard_client.connection import Address, parse_address
+
+
+class ReplicaSet(Protocol):
+    """A replica set whose members and primary something monitors.
+
+    Implementations: ``MotorReplicaSet`` (the driver's monitoring), ``ProbedReplicaSet`` (asks hello
+    when asked, no threads: what a simulated loop can run).
+    """
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        ...
+
+    @property
+    def hosts(self) -> tuple[Address, ...]:
+        """The members known now; at first the seeds."""
+        ...
+
+    async def primary(self, timeout: float) -> Address:
+        """Return the primary's address, waiting up to ``timeout`` seconds for one.
+
+        Raises CommandError (133 FailedToSatisfyReadPreference, labelled resumable) when none came.
+        """
+        ...
+
+    async def select(self, mode: str, timeout: float) -> Address:
+        """Return a member for a read preference mode (``primary``, ``secondaryPreferred``, …).
+
+        Waits and raises as ``primary``.
+        """
+        ...
+
+    def invalidate(self, address: Address) -> None:
+        """Say that ``address`` does not answer or answers as no primary; no I/O of its own."""
+        ...
+
+    async def close(self) -> None:
+        """End the monitoring."""
+        ...
+
+
+def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
+    """Split ``rsName/h1:p,h2:p`` into the name and the addresses; raises ValueError.
+
+    Source: docs/protocol.md, section 6.
+    """
+    name, slash, hosts = text.partition("/")
+    if not slash or not name or not hosts:
+        raise ValueError(f"not of the form setName/host:port[,host:port]: {text!r}")
+    return name, tuple(parse_address(host) for host in hosts.split(","))
+
+
+def host_string(name: str, hosts: Sequence[Address]) -> str:
+    """Return ``rsName/h1:p,h2:p``, as config.shards writes it."""
+    return f"{name}/" + ",".join(f"{host}:{port}" for host, port in hosts)
