@@ -27,6 +27,7 @@ _FIXED = {
 }  # fmt: skip
 _STRINGS = frozenset({0x02, 0x0D, 0x0E})
 _NESTED = frozenset({0x03, 0x04})
+_CODE_WITH_SCOPE = 0x0F
 
 
 class Element(NamedTuple):
@@ -99,9 +100,18 @@ def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
         position, end, depth = pending.pop()
         if depth > MAX_DEPTH:
             raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
-        for element in iter_elements(buffer, position, end):
-            if element.type in _NESTED:
-                pending.append((element.start, element.end, depth + 1))
+        pending += [
+            (_scope_start(buffer, element), element.end, depth + 1)
+            for element in iter_elements(buffer, position, end)
+            if element.type in _NESTED or element.type == _CODE_WITH_SCOPE
+        ]
+
+
+def _scope_start(buffer: bytes, element: Element) -> int:
+    """Return where the document inside a nested value begins."""
+    if element.type == _CODE_WITH_SCOPE:
+        return _string_end(buffer, element.start + 4, element.end)
+    return element.start
 
 
 def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
@@ -121,7 +131,7 @@ def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
         end = buffer.find(0, middle + 1, limit) + 1 if middle >= 0 else 0
     elif kind == 0x0C:  # DBPointer: a string and an ObjectId
         end = _string_end(buffer, start, limit) + 12
-    elif kind == 0x0F:  # code with scope: the length of all, a string, a document
+    elif kind == _CODE_WITH_SCOPE:  # the length of all, a string, a document
         length = _length(buffer, start, limit)
         end = start + length
         if end > limit or document_end(buffer, _string_end(buffer, start + 4, end), end) != end:

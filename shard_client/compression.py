@@ -1,0 +1,101 @@
+"""The compressors of OP_COMPRESSED: zlib always, snappy and zstd where cramjam is installed.
+
+Source: docs/protocol.md, section 1.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+from shard_client.errors import ProtocolError
+
+try:
+    import cramjam
+except ImportError:  # pragma: no cover - it is installed wherever the tests run
+    cramjam = None  # type: ignore[assignment]
+
+_IDS = {"noop": 0, "snappy": 1, "zlib": 2, "zstd": 3}
+_NOOP, _SNAPPY, _ZLIB, _ZSTD = _IDS.values()
+
+AVAILABLE: tuple[str, ...] = ("snappy", "zstd", "zlib") if cramjam is not None else ("zlib",)
+"""Names of the compressors that work here, in the order in which servers prefer them."""
+
+NEVER_COMPRESSED = frozenset(
+    {
+        "hello", "isMaster", "ismaster", "saslStart", "saslContinue", "getnonce", "authenticate",
+        "createUser", "updateUser", "copydb", "copydbgetnonce", "copydbsaslstart",
+    }
+)  # fmt: skip
+"""Commands whose messages are never compressed: handshakes and those that carry secrets."""
+
+_ZLIB_LEVEL = 6
+_ZSTD_LEVEL = 3
+
+
+def negotiate(offered: Iterable[object], allowed: Sequence[str] = AVAILABLE) -> list[str]:
+    """Return those ``offered`` compressors that are ``allowed`` and work here, in their order.
+
+    What a server answers to ``compression`` in hello; the first is the one to use.
+    """
+    usable = {name for name in allowed if name in AVAILABLE}
+    return [name for name in offered if isinstance(name, str) and name in usable]
+
+
+def compressor_id(name: str) -> int:
+    """Return the number of the compressor in OP_COMPRESSED; raises KeyError if there is none."""
+    return _IDS[name]
+
+
+def compress(compressor: int, data: bytes) -> bytes:
+    """Compress ``data`` with the compressor of that number; it must be one of AVAILABLE or 0."""
+    if compressor == _ZLIB:
+        return zlib.compress(data, _ZLIB_LEVEL)
+    if compressor == _NOOP:
+        return data
+    if cramjam is None or compressor not in (_SNAPPY, _ZSTD):
+        raise ValueError(f"no compressor {compressor} here")
+    if compressor == _SNAPPY:
+        return bytes(cramjam.snappy.compress_raw(data))
+    return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
+
+
+def decompress(compressor: int, data: bytes, size: int) -> bytes:
+    """Decompress ``data``, which must give exactly ``size`` bytes; never makes more than that.
+
+    Raises ProtocolError if it does not, or if the compressor is unknown.
+    """
+    if compressor == _ZLIB:
+        result = _inflate(data, size)
+    elif compressor == _NOOP:
+        result = data
+    elif cramjam is not None and compressor == _SNAPPY:
+        result = _decompress_into(cramjam.snappy.decompress_raw_into, data, size)
+    elif cramjam is not None and compressor == _ZSTD:
+        result = _decompress_into(cramjam.zstd.decompress_into, data, size)
+    else:
+        raise ProtocolError(f"unknown compressor {compressor}")
+    if len(result) != size:
+        raise ProtocolError(f"a compressed message held {len(result)} bytes instead of {size}")
+    return result
+
+
+def _inflate(data: bytes, size: int) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        # One byte more than promised, so that too long a message shows.
+        result = inflater.decompress(data, size + 1)
+    except zlib.error as error:
+        raise ProtocolError(f"a message is not valid zlib: {error}") from error
+    if not inflater.eof:
+        raise ProtocolError("a message is not valid zlib: it does not end where it should")
+    return result
+
+
+def _decompress_into(
+    decompress_into: Callable[[bytes, bytearray], int], data: bytes, size: int
+) -> bytes:
+    output = bytearray(size)
+    try:
+        written = decompress_into(data, output)
+    except cramjam.DecompressionError as error:
+        raise ProtocolError(f"a message cannot be decompressed: {error}") from error
+    return bytes(memoryview(output)[:written])
