@@ -1,14 +1,14 @@
 """A replaying member: a one-member replica set that answers from a tape, cheaply.
 
-Speaks just enough of the wire protocol for the router and for Motor. It frames messages by itself, so
-that it judges the project's own frames rather than sharing their mistakes.
+Speaks just enough of the wire protocol for the router and for Motor. It frames messages by itself,
+so that it judges the project's own frames rather than sharing their mistakes.
 """
 
 import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import bson
 from bson import Int64, Timestamp
@@ -16,6 +16,7 @@ from bson import Int64, Timestamp
 _HEADER = struct.Struct("<iiii")
 _OP_REPLY, _OP_QUERY, _OP_MSG = 1, 2004, 2013
 _REPLY_BYTES = 16_000_000
+_NOW = Timestamp(1_800_000_000, 1)
 
 
 class Tape(Protocol):
@@ -43,7 +44,7 @@ class ReplayMember:
     play: Callable[[dict[str, Any]], Tape]
     documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     wire_version: int = 17
-    now: Timestamp = Timestamp(1_800_000_000, 1)
+    now: Timestamp = _NOW
     tapes: dict[int, Tape] = field(default_factory=dict)
     opened: list[dict[str, Any]] = field(default_factory=list)
     connections: set[asyncio.Transport] = field(default_factory=set)
@@ -130,9 +131,8 @@ class _Wire(asyncio.Protocol):
         self._pending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._member.connections.add(transport)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._member.connections.add(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._member.connections.discard(self._transport)

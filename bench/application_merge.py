@@ -1,0 +1,56 @@
+"""What an application does without a router: pymongo's watch() on every shard, merged by heapq."""
+
+import argparse
+import heapq
+import json
+import time
+from typing import Any
+
+from bson import Timestamp
+from pymongo import MongoClient
+from pymongo.change_stream import ChangeStream
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ports", type=int, nargs="+")
+    parser.add_argument("--events", type=int, required=True)
+    parser.add_argument("--start", required=True, help="startAtOperationTime SECONDS:INCREMENT")
+    args = parser.parse_args()
+    start = Timestamp(*map(int, args.start.split(":")))
+    streams = [
+        MongoClient("127.0.0.1", port, directConnection=True).watch(start_at_operation_time=start)
+        for port in args.ports
+    ]
+    begun, cpu = time.perf_counter(), time.process_time()
+    events = merge(streams, args.events)
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    print(json.dumps({"events": events, "seconds": seconds, "cpu": cpu}))
+
+
+def merge(streams: list[ChangeStream[dict[str, Any]]], stop_after: int) -> int:
+    """Merge by token until ``stop_after`` events came out; the heap holds each stream's head."""
+    heads: list[tuple[str, int, bool]] = []
+    events, last = 0, ""
+    for number in range(len(streams)):
+        heapq.heappush(heads, _head(streams, number))
+    while events < stop_after:
+        token, number, is_event = heads[0]
+        if is_event:
+            assert token >= last
+            last = token
+            events += 1
+        heapq.heapreplace(heads, _head(streams, number))
+    return events
+
+
+def _head(streams: list[ChangeStream[dict[str, Any]]], number: int) -> tuple[str, int, bool]:
+    event = streams[number].try_next()
+    if event is not None:
+        return event["_id"]["_data"], number, True
+    token = streams[number].resume_token
+    return (token["_data"] if token else ""), number, False
+
+
+if __name__ == "__main__":
+    main()

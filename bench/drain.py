@@ -1,0 +1,57 @@
+"""Drain change streams as fast as a client can: raw frames, events counted but not decoded."""
+
+import argparse
+import json
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import bson
+
+# An event begins with its token; the token here is 112 characters long.
+EVENT_START = b"\x03_id\0\x81\0\0\0\x02_data\0"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ports", type=int, nargs="+", help="one stream on each, all in parallel")
+    parser.add_argument("--events", type=int, required=True, help="stop after so many")
+    parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
+    parser.add_argument("--batch-size", type=int, default=0)
+    args = parser.parse_args()
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(len(args.ports)) as threads:
+        events = sum(threads.map(lambda port: _drain(port, args), args.ports))
+    print(json.dumps({"events": events, "seconds": time.perf_counter() - begun}))
+
+
+def _drain(port: int, args: argparse.Namespace) -> int:
+    events, share = 0, args.events // len(args.ports)
+    stage: dict[str, Any] = {"allChangesForCluster": True}
+    if args.start:
+        stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        stream = connection.makefile("rb", buffering=1 << 20)
+        opening = {"aggregate": 1, "pipeline": [{"$changeStream": stage}], "cursor": {}}
+        reply = bson.decode(_call(connection, stream, {**opening, "$db": "admin"}))
+        if not reply["ok"]:
+            raise SystemExit(f"the stream did not open: {reply}")
+        more = {"getMore": reply["cursor"]["id"], "collection": "$cmd.aggregate", "$db": "admin"}
+        if args.batch_size:
+            more["batchSize"] = args.batch_size
+        while events < share:
+            events += _call(connection, stream, more).count(EVENT_START)
+    return events
+
+
+def _call(connection: socket.socket, stream: Any, command: dict[str, Any]) -> bytes:
+    body = bson.encode(command)
+    connection.sendall(struct.pack("<iiiiIB", 21 + len(body), 1, 0, 2013, 0, 0) + body)
+    (length,) = struct.unpack("<i", stream.read(4))
+    return stream.read(length - 4)[17:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Child processes of a benchmark, and what the operating system says they used."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+READY = "Waiting for connections"
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds, user and system, that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_memory(pid: int) -> int:
+    """Return the largest resident size in bytes that a process has had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no peak memory of process {pid}")
+
+
+def spawn(*arguments: str) -> subprocess.Popen[str]:
+    """Start a Python program whose stdout is read by the caller."""
+    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def run_json(*arguments: str, timeout: float = 120.0) -> dict[str, Any]:
+    """Run a Python program to its end and return the JSON object that it prints last."""
+    done = subprocess.run(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, timeout=timeout, check=True
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+class ReplayedCluster:
+    """Replaying shards and a config server, each in its own process."""
+
+    def __init__(self, shards: int, events: int, size: int) -> None:
+        self.events = events - events % shards
+        arguments = ["--shards", str(shards), "--events", str(self.events), "--size", str(size)]
+        self._processes = [
+            spawn("-m", "bench.replaying_shard", "--name", f"s{n}", "--shard", str(n), *arguments)
+            for n in range(shards)
+        ]
+        self.hosts = {f"s{n}": _line(process) for n, process in enumerate(self._processes)}
+        members = json.dumps(self.hosts)
+        self._processes.append(
+            spawn("-m", "bench.replaying_shard", "--name", "cfg", "--config", members)
+        )
+        self.configdb = _line(self._processes[-1])
+
+    @property
+    def ports(self) -> list[str]:
+        """The shards' ports."""
+        return [host.rpartition(":")[2] for host in self.hosts.values()]
+
+    def stop(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+
+
+@contextlib.contextmanager
+def replayed_cluster(shards: int, events: int, size: int) -> Iterator[ReplayedCluster]:
+    """Run a replayed cluster for the length of a block."""
+    cluster = ReplayedCluster(shards, events, size)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@contextlib.contextmanager
+def router(configdb: str, *arguments: str) -> Iterator[tuple[int, int]]:
+    """Run `mergerouter serve` for the length of a block; give its port and its process id."""
+    process = spawn("-m", "router.cli", "serve", "--configdb", configdb, "--port", "0", *arguments)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if READY in line:
+                break
+        else:
+            raise RuntimeError("the router did not start")
+        yield json.loads(line)["attr"]["port"], process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise RuntimeError("a replaying member did not start")
+    return line
