@@ -218,27 +218,26 @@ def build_msg(
     for name, documents in (sequences or {}).items():
         content = b"".join((name.encode(), b"\0", *documents))
         sections += (bytes((_SEQUENCE,)), _int32.pack(4 + len(content)), content)
-    return b"".join(
-        build_reply_parts(sections, request_id=request_id, response_to=response_to, flags=flags)
-    )
+    return b"".join(_build_parts(sections, sum(map(len, sections)), request_id, response_to, flags))
 
 
 def build_reply_parts(
-    parts: Sequence[bytes],
-    *,
-    request_id: int,
-    response_to: int,
-    flags: int = 0,
-    size: int | None = None,
+    parts: Sequence[bytes], *, request_id: int, response_to: int, flags: int = 0
 ) -> list[bytes]:
-    """Put an OP_MSG header before the ``parts`` of a body, to be joined or written in one go.
+    """Put an OP_MSG header before the ``parts`` of one body document, to be joined or written.
 
-    ``size`` is the bytes of all parts, if the caller knows it. A checksum is added when ``flags``
-    ask for it.
+    The first part holds at least the document's length. A checksum is added when ``flags`` ask.
     """
+    (size,) = _int32.unpack_from(parts[0])
+    return _build_parts(parts, size, request_id, response_to, flags)
+
+
+def _build_parts(
+    sections: Sequence[bytes], size: int, request_id: int, response_to: int, flags: int
+) -> list[bytes]:
     checksum_size = _CHECKSUM_SIZE if flags & CHECKSUM_PRESENT else 0
-    length = _op_msg.size + (sum(map(len, parts)) if size is None else size) + checksum_size
-    frame = [_op_msg.pack(length, request_id, response_to, OP_MSG, flags, _BODY), *parts]
+    length = _op_msg.size + size + checksum_size
+    frame = [_op_msg.pack(length, request_id, response_to, OP_MSG, flags, _BODY), *sections]
     if checksum_size:
         checksum = 0
         for part in frame:
