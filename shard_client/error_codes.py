@@ -65,6 +65,12 @@ class ErrorCode(IntEnum):
     NotPrimaryNoSecondaryOk = 13435
     NotPrimaryOrSecondary = 13436
     NoMatchingDocument = 47
+    Overflow = 15
+    OperationFailed = 96
+    APIVersionError = 322
+    APIStrictError = 323
+    APIMismatchError = 347
+    UnsupportedOpQueryCommand = 352
 
 
 NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91})
@@ -78,7 +84,8 @@ RESUMABLE_CODES = frozenset(
 NON_RESUMABLE_CODES = frozenset({280, 286})
 """Codes that carry NonResumableChangeStreamError (docs/protocol.md, section 4)."""
 
-_NAMES = {int(code): code.name for code in ErrorCode}
+# Servers print the parser's own codes (404xx) by number, though their source names them.
+_NAMES = {int(code): code.name for code in ErrorCode if not 40000 <= code < 50000}
 
 
 def code_name(code: int) -> str:
