@@ -103,9 +103,7 @@ class MergedStream:
         """
         raise NotImplementedError
 
-    def remote_failed(
-        self, remote: int, error: CommandError, address: str | None = None
-    ) -> None:
+    def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """The remote has failed for good: ``take`` raises ``error`` after what is ready.
 
         ``address`` is the "host:port" that failed, for the message that mongos gives.

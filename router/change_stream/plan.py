@@ -3,17 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+import bson
 from bson.timestamp import Timestamp
 
 from router.change_stream.request import StreamRequest
+from router.change_stream.stages import CHANGE_STREAM
+
+TokenDocument = Mapping[str, Any] | bytes
+"""A resume token's document, decoded or raw."""
 
 
 def shard_command(
     request: StreamRequest,
     *,
     start_at: Timestamp | None = None,
-    start_after: Mapping[str, Any] | bytes | None = None,
-    resume_after: Mapping[str, Any] | bytes | None = None,
+    start_after: TokenDocument | None = None,
+    resume_after: TokenDocument | None = None,
     batch_size: int = 0,
 ) -> tuple[str, dict[str, Any]]:
     """Return database and ``aggregate`` command that open ``request`` on one shard.
@@ -22,14 +27,50 @@ def shard_command(
     that shard's own, decoded or raw) when its cursor is reopened after a failure, ``start_after``
     when it is reopened after a swallowed invalidate.
     """
-    raise NotImplementedError
+    options = {**request.change_stream_options, **_start(start_at, start_after, resume_after)}
+    command = {
+        "aggregate": 1 if request.collection is None else request.collection,
+        "pipeline": [{CHANGE_STREAM: options}, *request.stages],
+        "cursor": {"batchSize": batch_size},
+        **request.extras,
+        "readConcern": {"level": "majority"},
+    }
+    if request.read_preference is not None:
+        command["$readPreference"] = request.read_preference
+    return request.database, command
 
 
 def topology_command(
     start_at: Timestamp | None = None,
     *,
-    resume_after: Mapping[str, Any] | bytes | None = None,
+    resume_after: TokenDocument | None = None,
     batch_size: int = 0,
 ) -> tuple[str, dict[str, Any]]:
     """Return database and command that watch ``config.shards`` on the config server."""
-    raise NotImplementedError
+    options = {"allowToRunOnConfigDB": True, **_start(start_at, None, resume_after)}
+    return "config", {
+        "aggregate": "shards",
+        "pipeline": [{CHANGE_STREAM: options}],
+        "cursor": {"batchSize": batch_size},
+        "readConcern": {"level": "majority"},
+    }
+
+
+def _start(
+    start_at: Timestamp | None,
+    start_after: TokenDocument | None,
+    resume_after: TokenDocument | None,
+) -> dict[str, Any]:
+    given = {
+        "startAtOperationTime": start_at,
+        "startAfter": _document(start_after),
+        "resumeAfter": _document(resume_after),
+    }
+    start = {name: value for name, value in given.items() if value is not None}
+    if len(start) != 1:
+        raise ValueError("a cursor is opened from exactly one starting point")
+    return start
+
+
+def _document(token: TokenDocument | None) -> Mapping[str, Any] | None:
+    return bson.decode(token) if isinstance(token, bytes) else token

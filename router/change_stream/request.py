@@ -1,13 +1,46 @@
-"""What a client asks for with ``aggregate`` and ``$changeStream``."""
+"""What a client asks for with ``aggregate`` and ``$changeStream`` (docs/protocol.md, section 4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
-from bson.timestamp import Timestamp
+from router.change_stream.aggregate_fields import check_aggregate, check_transaction_and_concern
+from router.change_stream.options import (
+    STARTS,
+    AfterToken,
+    AtTime,
+    FromNow,
+    Start,
+    check_fields,
+    check_namespace,
+    parse_start,
+)
+from router.change_stream.stages import (
+    CHANGE_STREAM,
+    SPLIT,
+    check_arguments,
+    check_names,
+    check_positions,
+    concerns_change_streams,
+    stage_name,
+)
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
 
-from router.change_stream.resume_token import ResumeToken
+__all__ = [
+    "AfterToken",
+    "AtTime",
+    "FromNow",
+    "Scope",
+    "Start",
+    "StreamRequest",
+    "is_change_stream",
+    "parse_request",
+]
+
+# Fields of the client's aggregate that every shard gets as well.
+_PASSED_ON: Final = ("collation", "comment", "let", "hint", "allowDiskUse")
 
 
 class Scope(Enum):
@@ -16,29 +49,6 @@ class Scope(Enum):
     COLLECTION = "collection"
     DATABASE = "database"
     CLUSTER = "cluster"
-
-
-@dataclass(frozen=True, slots=True)
-class FromNow:
-    """Start one tick after the largest cluster time that the cluster is known to have reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """Start at ``time``, inclusive; it may lie in the future."""
-
-    time: Timestamp
-
-
-@dataclass(frozen=True, slots=True)
-class AfterToken:
-    """Start after ``token``; ``start_after`` allows an invalidate's token."""
-
-    token: ResumeToken
-    start_after: bool
-
-
-Start = FromNow | AtTime | AfterToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +67,78 @@ class StreamRequest:
     namespace: str
     change_stream_options: Mapping[str, Any] = field(default_factory=dict)
     stages: Sequence[Mapping[str, Any]] = ()
-    start: Start = FromNow()
+    start: Start = field(default_factory=FromNow)
     batch_size: int | None = None
     max_time_ms: int | None = None
     read_preference: Mapping[str, Any] | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
-    explain: bool | str | None = None
+    explain: bool = False
     passthrough_to_shard: str | None = None
 
     @property
     def splits_large_events(self) -> bool:
         """Whether the stream ends in ``$changeStreamSplitLargeEvent``, which needs v2 tokens."""
-        raise NotImplementedError
+        return bool(self.stages) and stage_name(self.stages[-1]) == SPLIT
 
 
 def is_change_stream(command: Mapping[str, Any]) -> bool:
-    """Tell whether an ``aggregate`` is about a change stream, rightly or wrongly formed."""
-    raise NotImplementedError
+    """Tell whether an ``aggregate`` is about a change stream, rightly or wrongly formed.
+
+    True for any pipeline that names a change stream's stages, also where they may not stand:
+    ``parse_request`` has the error for these.
+    """
+    return concerns_change_streams(command.get("pipeline"))
 
 
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
-    """Turn a client's ``aggregate`` into a StreamRequest, or raise mongos's CommandError."""
-    raise NotImplementedError
+    """Turn a client's ``aggregate`` into a StreamRequest.
+
+    Raises the CommandError that mongos gives, except for what only shards can tell: views (166),
+    and what is wrong inside $match, $project and the other stages. Source: docs/protocol.md,
+    section 4.
+    """
+    fields = check_aggregate(database, command)
+    check_names(fields.pipeline, api_strict=bool(command.get("apiStrict")))
+    opens_stream = bool(fields.pipeline) and stage_name(fields.pipeline[0]) == CHANGE_STREAM
+    if opens_stream:
+        check_transaction_and_concern(command)
+    if command.get("needsMerge") or command.get("fromMongos") or command.get("fromRouter"):
+        raise CommandError(
+            51089,
+            "Internal parameter(s) [needsMerge, fromMongos] cannot be set to 'true' when sent to "
+            "mongos",
+        )
+    if database == "local":
+        raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
+    spec: Mapping[str, Any] = fields.pipeline[0][CHANGE_STREAM] if opens_stream else {}
+    start: Start = FromNow()
+    if opens_stream:
+        check_fields(spec)
+        check_namespace(spec, database, fields.collection)
+        start = parse_start(spec, fields.collection)
+    check_arguments(fields.pipeline)
+    check_positions(fields.pipeline)
+    if not opens_stream:
+        raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
+    passthrough = command.get("$_passthroughToShard")
+    return StreamRequest(
+        scope=_scope(database, fields.collection),
+        database=database,
+        collection=fields.collection,
+        namespace=f"{database}.{fields.collection or '$cmd.aggregate'}",
+        change_stream_options={k: v for k, v in spec.items() if k not in STARTS},
+        stages=tuple(fields.pipeline[1:]),
+        start=start,
+        batch_size=fields.batch_size,
+        max_time_ms=fields.max_time_ms,
+        read_preference=command.get("$readPreference"),
+        extras={name: command[name] for name in _PASSED_ON if name in command},
+        explain=fields.explain,
+        passthrough_to_shard=None if passthrough is None else passthrough["shard"],
+    )
+
+
+def _scope(database: str, collection: str | None) -> Scope:
+    if collection is not None:
+        return Scope.COLLECTION
+    return Scope.CLUSTER if database == "admin" else Scope.DATABASE

@@ -1,5 +1,22 @@
 """The merge of sorted runs behind a gate (docs/design.md, section 5)."""
 
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from sortedcontainers import SortedList
+
+Event = tuple[bytes, bytes]
+"""A change event: its sort key and its BSON."""
+
+_KEY: Final = itemgetter(0)
+_BSON: Final = itemgetter(1)
+
+COALESCE_BYTES: Final = 256 * 1024
+"""Batches smaller than this are joined into one run, so that a backlog of crumbs stays cheap."""
+
 
 class MergeOrderError(Exception):
     """A remote broke its promise: a batch out of order, or a promise that went backwards."""
@@ -7,3 +24,259 @@ class MergeOrderError(Exception):
     def __init__(self, remote: int, message: str) -> None:
         super().__init__(f"remote {remote}: {message}")
         self.remote = remote
+
+
+class Block(NamedTuple):
+    """Merged events in order, their bytes, and how many of these came from each remote."""
+
+    events: list[Event]
+    size: int
+    shares: Mapping[int, int]
+
+
+class _Run:
+    """What is left of one or more batches of a remote; ``events`` before ``start`` are gone."""
+
+    __slots__ = ("events", "last", "size", "start")
+
+    def __init__(self, events: list[Event], size: int) -> None:
+        self.events = events
+        self.start = 0
+        self.size = size
+        self.last = events[-1][0]
+
+
+class _Remote:
+    """A remote's buffered runs and its latest promise."""
+
+    __slots__ = ("buffered", "eligible", "promise", "promise_raw", "runs", "topology")
+
+    def __init__(self, *, topology: bool) -> None:
+        self.topology = topology
+        self.runs: deque[_Run] = deque()
+        self.buffered = 0
+        self.promise: bytes | None = None
+        self.promise_raw = b""
+        self.eligible = not topology
+
+
+class Merger:
+    """Merges the batches of many remotes into blocks of events in sort key order.
+
+    An event is released once every remote has promised to send nothing below it. Blocks hold at
+    most one run of each remote, so that a merge works on what the processor's caches still hold.
+    ``mark`` (raw token document) and ``mark_key`` are the high water mark: where a client that has
+    been given all blocks so far may resume from.
+
+    Rules: docs/design.md, section 5; docs/protocol.md, sections 2 and 6.
+    """
+
+    def __init__(self, mark: bytes, mark_key: bytes, *, mark_floor: bytes | None = None) -> None:
+        """``mark`` and ``mark_key``: where the stream starts; no promise below ``mark_floor``
+        (default ``mark_key``) becomes the mark."""
+        self.mark = mark
+        self.mark_key = mark_key
+        self._mark_floor = mark_key if mark_floor is None else mark_floor
+        self._remotes: dict[int, _Remote] = {}
+        self._silent: set[int] = set()
+        self._promises: SortedList[tuple[bytes, int]] = SortedList()
+
+    def add_remote(
+        self, remote: int, *, promise: bytes | None = None, topology: bool = False
+    ) -> None:
+        """Add a remote; nothing is released before it has promised.
+
+        ``promise`` is a sort key that it cannot send anything below, known beforehand; it holds
+        the gate without being a promise of its own. ``topology`` marks the config server's remote,
+        whose promises become the high water mark only under its own rules.
+        """
+        state = _Remote(topology=topology)
+        self._remotes[remote] = state
+        if promise is None:
+            self._silent.add(remote)
+        else:
+            state.promise = promise
+            state.eligible = False
+            self._promises.add((promise, remote))
+
+    def remove_remote(self, remote: int) -> None:
+        """Forget a remote, its promise, and what it still has buffered."""
+        state = self._remotes.pop(remote)
+        self._silent.discard(remote)
+        if state.promise is not None:
+            self._promises.remove((state.promise, remote))
+
+    def add_batch(
+        self, remote: int, events: list[Event], pbrt: bytes, key: bytes, size: int | None = None
+    ) -> None:
+        """Take in one batch: ``events`` in order, then the promise ``pbrt``, whose key is ``key``.
+
+        ``size`` is the events' bytes, summed here when absent; the list belongs to the merger from
+        now on. Raises MergeOrderError, and takes in nothing, when the batch is out of order, goes
+        below the remote's earlier promise or above its new one.
+        """
+        state = self._remotes[remote]
+        promised = state.promise
+        if promised is not None and key < promised:
+            raise MergeOrderError(remote, f"its promise went back from {promised!r} to {key!r}")
+        if events:
+            if promised is not None and events[0][0] < promised:
+                raise MergeOrderError(
+                    remote, f"an event at {events[0][0]!r} came after the promise {promised!r}"
+                )
+            if events[-1][0] > key:
+                raise MergeOrderError(
+                    remote, f"an event at {events[-1][0]!r} lies above its promise {key!r}"
+                )
+            # Sorting what is sorted already is the quickest way to see that it is.
+            if sorted(events, key=_KEY) != events:
+                raise MergeOrderError(remote, "a batch is not in the order of its tokens")
+        eligible = self._is_eligible(state, key, has_events=bool(events))
+        if promised is None:
+            self._silent.discard(remote)
+        else:
+            self._promises.remove((promised, remote))
+        self._promises.add((key, remote))
+        state.promise = key
+        state.promise_raw = pbrt
+        state.eligible = eligible
+        if events and not state.topology:
+            self._buffer(state, events, size)
+
+    def _is_eligible(self, state: _Remote, key: bytes, *, has_events: bool) -> bool:
+        """Whether this promise may become the high water mark (docs/protocol.md, section 6)."""
+        if not state.topology:
+            return True
+        if has_events or key < self.mark_key:
+            return False
+        return state.eligible or (
+            bool(state.promise_raw) and state.promise is not None and key > state.promise
+        )
+
+    @staticmethod
+    def _buffer(state: _Remote, events: list[Event], size: int | None) -> None:
+        if size is None:
+            size = sum(map(len, map(_BSON, events)))
+        state.buffered += size
+        if state.runs:
+            last = state.runs[-1]
+            if last.size + size <= COALESCE_BYTES:
+                last.events.extend(events)
+                last.size += size
+                last.last = events[-1][0]
+                return
+        state.runs.append(_Run(events, size))
+
+    @property
+    def gate(self) -> bytes | None:
+        """The smallest promise: nothing beyond it is released. None while a remote is silent."""
+        if self._silent or not self._promises:
+            return None
+        key: bytes = self._promises[0][0]
+        return key
+
+    @property
+    def gate_holder(self) -> int | None:
+        """The remote with the smallest promise; a silent one holds the gate before all others."""
+        if self._silent:
+            return min(self._silent)
+        if not self._promises:
+            return None
+        holder: int = self._promises[0][1]
+        return holder
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``next_block`` has anything to release."""
+        gate = self.gate
+        head = None if gate is None else self.head
+        return head is not None and gate is not None and head <= gate
+
+    @property
+    def head(self) -> bytes | None:
+        """The smallest buffered sort key."""
+        heads = [r.runs[0].events[r.runs[0].start][0] for r in self._remotes.values() if r.runs]
+        return min(heads, default=None)
+
+    @property
+    def tail(self) -> bytes | None:
+        """The largest buffered sort key."""
+        return max((r.runs[-1].last for r in self._remotes.values() if r.runs), default=None)
+
+    def promise(self, remote: int) -> bytes | None:
+        """The remote's promised min sort key, None while it is silent."""
+        return self._remotes[remote].promise
+
+    def behind(self, key: bytes) -> Sequence[int]:
+        """The remotes whose promises lie below ``key``, the lowest first; silent ones left out."""
+        return [remote for _, remote in self._promises.irange(maximum=(key, -1))]
+
+    def holding(self, key: bytes) -> Sequence[int]:
+        """The remotes whose promise is exactly ``key``."""
+        return [remote for promise, remote in self._promises.irange((key, -1)) if promise == key]
+
+    def buffered_bytes(self, remote: int) -> int:
+        """Bytes of the remote's events that no block has released yet."""
+        return self._remotes[remote].buffered
+
+    def next_block(self) -> Block | None:
+        """Release the next block, or None when nothing is ready.
+
+        Equal keys keep the order of the remotes' numbers.
+        """
+        bound = self.gate
+        if bound is None:
+            return None
+        for state in self._remotes.values():
+            if len(state.runs) > 1 and state.runs[0].last < bound:
+                bound = state.runs[0].last
+        merged: list[Event] = []
+        shares: dict[int, int] = {}
+        for remote, state in self._remotes.items():
+            if state.runs:
+                part, size = self._cut(state, bound)
+                if part:
+                    shares[remote] = size
+                    if merged:
+                        merged.extend(part)
+                    else:
+                        merged = part
+        if not shares:
+            return None
+        if len(shares) > 1:
+            # Timsort finds the presorted runs and merges them; it is stable, which settles ties.
+            merged.sort(key=_KEY)
+        return Block(merged, sum(shares.values()), shares)
+
+    @staticmethod
+    def _cut(state: _Remote, bound: bytes) -> tuple[list[Event], int]:
+        """Take what the remote's first run has up to and including ``bound``."""
+        run = state.runs[0]
+        if run.last <= bound:
+            state.runs.popleft()
+            part = run.events[run.start :] if run.start else run.events
+            size = run.size
+        else:
+            end = bisect_right(run.events, bound, lo=run.start, key=_KEY)
+            part = run.events[run.start : end]
+            size = sum(map(len, map(_BSON, part)))
+            run.start = end
+            run.size -= size
+        state.buffered -= size
+        return part, size
+
+    def delivered(self, key: bytes, token: bytes) -> None:
+        """Set the high water mark to the last event handed out, while more are ready."""
+        self.mark, self.mark_key = token, key
+
+    def advance_mark(self) -> None:
+        """Raise the high water mark to the smallest promise, if its remote is eligible.
+
+        To be called only when nothing is ready and all released events have been handed out.
+        """
+        if self._silent or not self._promises:
+            return
+        key, remote = self._promises[0]
+        state = self._remotes[remote]
+        if state.eligible and key > self.mark_key and key > self._mark_floor:
+            self.mark, self.mark_key = state.promise_raw, key

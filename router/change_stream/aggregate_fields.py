@@ -1,0 +1,181 @@
+"""The fields of an ``aggregate`` command around its pipeline (docs/protocol.md, section 4)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from router.change_stream.bson_text import type_name
+from router.change_stream.options import not_boolean, unknown_field, wrong_type
+from router.change_stream.stages import check_document, check_shape
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_DOCUMENTS: Final = ("collation", "let", "readConcern", "writeConcern", "$_passthroughToShard")
+_FLAGS: Final = ("allowDiskUse", "needsMerge", "fromMongos", "fromRouter")
+_NUMBERS: Final = (int, float)
+
+# Fields of aggregate itself, and those that any command may carry.
+_KNOWN: Final = frozenset(
+    {
+        "aggregate",
+        "pipeline",
+        "cursor",
+        "explain",
+        "maxTimeMS",
+        "bypassDocumentValidation",
+        "hint",
+        "exchange",
+        "runtimeConstants",
+        "isMapReduceCommand",
+        "collectionUUID",
+        "encryptionInformation",
+        "querySettings",
+        *_DOCUMENTS,
+        *_FLAGS,
+        "comment",
+        "lsid",
+        "txnNumber",
+        "autocommit",
+        "startTransaction",
+        "stmtId",
+        "coordinator",
+        "apiVersion",
+        "apiStrict",
+        "apiDeprecationErrors",
+        "maxTimeMSOpOnly",
+        "serialization_context",
+        "expectPrefix",
+        "rawData",
+        "help",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateFields:
+    """What an aggregate says besides its stages; ``max_time_ms`` in milliseconds."""
+
+    collection: str | None
+    pipeline: Sequence[Mapping[str, Any]]
+    batch_size: int | None
+    max_time_ms: int | None
+    explain: bool
+
+
+def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateFields:
+    """Check the command's fields in the order in which they come, then what must be there."""
+    batch_size: int | None = None
+    collection = _collection(database, command.get("aggregate"))
+    for name, value in command.items():
+        if name not in _KNOWN and not name.startswith("$"):
+            raise unknown_field(f"aggregate.{name}")
+        if name == "pipeline":
+            check_shape(value)
+        elif name == "cursor":
+            batch_size = _batch_size(value)
+        elif value is not None:
+            _check_field(name, value)
+    if "pipeline" not in command:
+        raise CommandError(
+            ErrorCode.IDLFailedToParse,
+            "BSON field 'aggregate.pipeline' is missing but a required field",
+            code_name="Location40414",
+        )
+    explain = bool(command.get("explain"))
+    if "cursor" not in command and not explain:
+        raise CommandError(
+            ErrorCode.FailedToParse,
+            "The 'cursor' option is required, except for aggregate with the explain argument",
+        )
+    if command.get("needsMerge") and not (command.get("fromMongos") or command.get("fromRouter")):
+        raise CommandError(
+            ErrorCode.FailedToParse, "Cannot specify 'needsMerge' without 'fromMongos'"
+        )
+    max_time = command.get("maxTimeMS")
+    return AggregateFields(
+        collection,
+        command["pipeline"],
+        batch_size,
+        None if max_time is None else int(max_time),
+        explain,
+    )
+
+
+def check_transaction_and_concern(command: Mapping[str, Any]) -> None:
+    """Check that a change stream is opened outside transactions, reading with majority."""
+    if command.get("autocommit") is False or command.get("startTransaction"):
+        raise CommandError(
+            ErrorCode.OperationNotSupportedInTransaction,
+            "Operation not permitted in transaction :: caused by :: Aggregation stage "
+            "$changeStream cannot run within a multi-document transaction.",
+        )
+    level = (command.get("readConcern") or {}).get("level", "majority")
+    if level != "majority":
+        raise CommandError(
+            ErrorCode.InvalidOptions,
+            f'Command aggregate does not support {{ readConcern: {{ level: "{level}", '
+            'provenance: "clientSupplied" } } :: caused by :: Aggregation stage $changeStream '
+            "cannot run with a readConcern other than 'majority'. Current readConcern: "
+            f"{level}",
+        )
+
+
+def _collection(database: str, target: Any) -> str | None:
+    if isinstance(target, str):
+        if not target or target.startswith(".") or "\0" in target:
+            raise CommandError(
+                ErrorCode.InvalidNamespace, f"Invalid namespace specified '{database}.{target}'"
+            )
+        return target
+    if isinstance(target, _NUMBERS) and not isinstance(target, bool) and target == 1:
+        return None
+    raise CommandError(
+        ErrorCode.FailedToParse,
+        "Invalid command format: the 'aggregate' field must specify a collection name or 1",
+    )
+
+
+def _batch_size(cursor: Any) -> int | None:
+    if not isinstance(cursor, Mapping):
+        raise CommandError(ErrorCode.TypeMismatch, "cursor field must be missing or an object")
+    batch_size: int | None = None
+    for name, value in cursor.items():
+        if name != "batchSize":
+            raise unknown_field(f"cursor.{name}")
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+            raise wrong_type("cursor.batchSize", value, "[long, int, decimal, double]")
+        if value < 0:
+            raise CommandError(
+                51024, f"BSON field 'batchSize' value must be >= 0, actual value '{int(value)}'"
+            )
+        batch_size = int(value)
+    return batch_size
+
+
+def _check_field(name: str, value: Any) -> None:
+    if name in _DOCUMENTS:
+        check_document(name, value)
+        if name == "$_passthroughToShard" and not isinstance(value.get("shard"), str):
+            raise CommandError(
+                ErrorCode.IDLFailedToParse,
+                "BSON field '$_passthroughToShard.shard' is missing but a required field",
+                code_name="Location40414",
+            )
+    elif name in _FLAGS and not isinstance(value, bool):
+        raise not_boolean(name, value)
+    elif name == "maxTimeMS":
+        _check_max_time(value)
+    elif name == "explain" and not isinstance(value, bool):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f"explain must be a boolean, not {type_name(value)}",
+        )
+
+
+def _check_max_time(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise wrong_type("aggregate.maxTimeMS", value, "[long, int, decimal, double]")
+    if value < 0:
+        raise CommandError(
+            51024, f"BSON field 'maxTimeMS' value must be >= 0, actual value '{int(value)}'"
+        )

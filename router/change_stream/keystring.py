@@ -1,0 +1,166 @@
+"""Reading the KeyString inside a resume token (docs/protocol.md, section 3).
+
+Only what a router needs: the simple values at the front, and where the values after them end.
+"""
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from shard_client.errors import CommandError
+
+END: Final = 0x04
+_OVERFLOW: Final = 15
+_MAX_DEPTH: Final = 100
+
+
+class Kind(IntEnum):
+    """The type bytes that values of an ascending KeyString begin with."""
+
+    NULL = 0x14
+    STRING = 0x3C
+    OBJECT = 0x46
+    ARRAY = 0x50
+    BINARY = 0x5A
+    OBJECT_ID = 0x64
+    FALSE = 0x6E
+    TRUE = 0x6F
+    DATE = 0x78
+    TIMESTAMP = 0x82
+    REGEX = 0x8C
+    DB_REF = 0x96
+    CODE = 0xA0
+    CODE_WITH_SCOPE = 0xAA
+
+
+_ZERO: Final = 0x29
+_INTS: Final = range(0x20, 0x33)  # 8-byte negative .. zero .. 8-byte positive
+_NO_CONTENT: Final = frozenset({0x0A, 0x0F, Kind.NULL, Kind.FALSE, Kind.TRUE, _ZERO, 0x1E, 0xF0})
+
+
+class OpaqueValueError(Exception):
+    """A value whose end cannot be told without decoding it (a number with a fraction)."""
+
+
+class Value(NamedTuple):
+    """One value: its type byte and where it lies, the type byte included."""
+
+    kind: int
+    start: int
+    end: int
+
+
+class Reader:
+    """Walks the values of a KeyString. Raises the CommandError that mongos gives for bad bytes."""
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self.data = data
+        self.position = position
+
+    @property
+    def more(self) -> bool:
+        """Whether another value follows, rather than the key's end or the end of the bytes."""
+        return self.position < len(self.data) and self.data[self.position] != END
+
+    def next(self) -> Value:
+        """Step over the next value."""
+        start = self.position
+        kind = self._take(1)[0]
+        self._skip_content(kind, depth=0)
+        return Value(kind, start, self.position)
+
+    def fields(self, value: Value) -> dict[str, Value]:
+        """Return where the fields of an object lie (the first of each name)."""
+        inner = Reader(self.data, value.start + 1)
+        found: dict[str, Value] = {}
+        while inner._take(1)[0] != 0:
+            name = inner._take_text()
+            found.setdefault(name.decode("utf-8", "replace"), inner.next())
+        return found
+
+    def content(self, value: Value) -> bytes:
+        """Return a value's bytes after its type byte."""
+        return self.data[value.start + 1 : value.end]
+
+    def _take(self, size: int) -> bytes:
+        left = len(self.data) - self.position
+        if size > left:
+            # The server's message; its offset is always 0.
+            raise CommandError(
+                _OVERFLOW,
+                f"Invalid advance ({size}) past end of buffer[{left}] at offset: 0",
+                code_name="Overflow",
+            )
+        start = self.position
+        self.position += size
+        return self.data[start : self.position]
+
+    def _take_text(self) -> bytes:
+        """Take a text up to its 00; a 00 inside is written 00 FF."""
+        start = self.position
+        while True:
+            end = self.data.find(0, self.position)
+            if end < 0:
+                raise CommandError(50816, "Failed to find null terminator in string.")
+            self.position = end + 1
+            if self.data[end + 1 : end + 2] != b"\xff":
+                return self.data[start:end]
+            self.position = end + 2
+
+    def _skip_content(self, kind: int, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise CommandError(_OVERFLOW, "KeyString nests too deeply", code_name="Overflow")
+        if kind in _NO_CONTENT:
+            return
+        match kind:
+            case Kind.STRING | Kind.CODE:
+                self._take_text()
+            case Kind.OBJECT_ID:
+                self._take(12)
+            case Kind.DATE | Kind.TIMESTAMP:
+                self._take(8)
+            case Kind.BINARY:
+                size = self._take(1)[0]
+                if size == 0xFF:
+                    size = int.from_bytes(self._take(4), "big")
+                self._take(size + 1)
+            case Kind.OBJECT:
+                self._skip_object(depth)
+            case Kind.ARRAY:
+                while (inner := self._take(1)[0]) != 0:
+                    self._skip_content(inner, depth + 1)
+            case Kind.REGEX:
+                self._take_text()
+                self._take_text()
+            case Kind.DB_REF:
+                self._take(int.from_bytes(self._take(4), "big") + 12)
+            case Kind.CODE_WITH_SCOPE:
+                self._take_text()
+                self._skip_object(depth)
+            case _:
+                self._skip_number(kind)
+
+    def _skip_object(self, depth: int) -> None:
+        while self._take(1)[0] != 0:
+            self._take_text()
+            self._skip_content(self._take(1)[0], depth + 1)
+
+    def _skip_number(self, kind: int) -> None:
+        if kind not in _INTS:
+            if 0x1E <= kind <= 0x33:
+                raise OpaqueValueError
+            raise CommandError(50810, f"Unexpected type byte {kind} in a KeyString")
+        content = self._take(abs(kind - _ZERO) - 1)
+        last = content[-1] if kind > _ZERO else ~content[-1]
+        if last & 1:
+            raise OpaqueValueError
+
+
+def integer(kind: int, content: bytes) -> int | None:
+    """Return an integer's value, None if the value is not an integer."""
+    if kind == _ZERO:
+        return 0
+    if kind not in _INTS:
+        return None
+    if kind > _ZERO:
+        return int.from_bytes(content, "big") >> 1
+    return -(int.from_bytes(bytes(~b & 0xFF for b in content), "big") >> 1)

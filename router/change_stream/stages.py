@@ -1,0 +1,187 @@
+"""Which stages a change stream's pipeline may have, and where (docs/protocol.md, section 4).
+
+What is inside the allowed stages (expressions, match operators) is left to the shards: they parse
+it when their cursors are opened, and their error is the one that mongos gives.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from router.change_stream.options import wrong_type
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+CHANGE_STREAM: Final = "$changeStream"
+SPLIT: Final = "$changeStreamSplitLargeEvent"
+
+_ALLOWED: Final = frozenset(
+    {
+        "$match",
+        "$project",
+        "$addFields",
+        "$set",
+        "$unset",
+        "$replaceRoot",
+        "$replaceWith",
+        "$redact",
+        SPLIT,
+    }
+)
+
+_OTHERS: Final = frozenset(
+    {
+        "$bucket",
+        "$bucketAuto",
+        "$collStats",
+        "$count",
+        "$currentOp",
+        "$densify",
+        "$documents",
+        "$facet",
+        "$fill",
+        "$geoNear",
+        "$graphLookup",
+        "$group",
+        "$indexStats",
+        "$limit",
+        "$listCatalog",
+        "$listLocalSessions",
+        "$listSampledQueries",
+        "$listSearchIndexes",
+        "$listSessions",
+        "$lookup",
+        "$merge",
+        "$operationMetrics",
+        "$out",
+        "$planCacheStats",
+        "$queryStats",
+        "$querySettings",
+        "$rankFusion",
+        "$sample",
+        "$score",
+        "$search",
+        "$searchMeta",
+        "$setWindowFields",
+        "$shardedDataDistribution",
+        "$skip",
+        "$sort",
+        "$sortByCount",
+        "$unionWith",
+        "$unwind",
+        "$vectorSearch",
+    }
+)
+
+_INTERNAL_PREFIX: Final = "$_internal"
+
+
+def stage_name(stage: Mapping[str, Any]) -> str:
+    """Return the name of a stage that is known to have one."""
+    return next(iter(stage))
+
+
+def concerns_change_streams(pipeline: Any) -> bool:
+    """Tell whether any stage is about change streams, wherever it stands."""
+    return isinstance(pipeline, (list, tuple)) and any(
+        isinstance(stage, Mapping)
+        and any(
+            name in (CHANGE_STREAM, SPLIT) or name.startswith(_INTERNAL_PREFIX + "ChangeStream")
+            for name in stage
+        )
+        for stage in pipeline
+    )
+
+
+def check_shape(pipeline: Any) -> Sequence[Mapping[str, Any]]:
+    """Check that the pipeline is an array of documents, and return it."""
+    if not isinstance(pipeline, (list, tuple)):
+        raise CommandError(
+            ErrorCode.TypeMismatch, "'pipeline' option must be specified as an array"
+        )
+    for stage in pipeline:
+        if not isinstance(stage, Mapping):
+            raise CommandError(
+                ErrorCode.TypeMismatch, "Each element of the 'pipeline' array must be an object"
+            )
+    return pipeline
+
+
+def check_names(pipeline: Sequence[Mapping[str, Any]], *, api_strict: bool) -> None:
+    """Check that every stage is one that clients may name; raises mongos's CommandError."""
+    for stage in pipeline:
+        if len(stage) != 1:
+            raise CommandError(
+                40323, "A pipeline stage specification object must contain exactly one field."
+            )
+        name = stage_name(stage)
+        if name.startswith(_INTERNAL_PREFIX):
+            raise CommandError(5491300, f"{name}' is not allowed in user requests")
+        if name not in _ALLOWED and name not in _OTHERS and name != CHANGE_STREAM:
+            raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
+        if name == CHANGE_STREAM and not isinstance(stage[name], Mapping):
+            raise CommandError(
+                6188500,
+                f"$changeStream must take a nested object but found: $changeStream: {stage[name]}",
+            )
+    if api_strict:
+        for stage in pipeline:
+            _check_api_strict(stage)
+
+
+def _check_api_strict(stage: Mapping[str, Any]) -> None:
+    name = stage_name(stage)
+    if name == SPLIT:
+        raise CommandError(
+            323,
+            f"stage {name} is not allowed with 'apiStrict: true' in API Version 1",
+            code_name="APIStrictError",
+        )
+    if name == CHANGE_STREAM:
+        for option in ("showExpandedEvents", "showRawUpdateDescription", "showSystemEvents"):
+            if stage[name].get(option) is not None:
+                raise CommandError(
+                    323,
+                    f"The '{option}' parameter to $changeStream is not supported in API Version 1",
+                    code_name="APIStrictError",
+                )
+
+
+def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
+    """Check what the router can judge of the stages' own arguments."""
+    for stage in pipeline:
+        name = stage_name(stage)
+        argument = stage[name]
+        if name == "$match" and not isinstance(argument, Mapping):
+            raise CommandError(15959, "the match filter must be an expression in an object")
+        if name == SPLIT and not (isinstance(argument, Mapping) and not argument):
+            raise CommandError(7182800, f"{SPLIT} spec should be an empty object")
+
+
+def check_positions(pipeline: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the stages stand where they may; raises mongos's CommandError."""
+    names = [stage_name(stage) for stage in pipeline]
+    if CHANGE_STREAM in names[1:]:
+        raise CommandError(
+            40602,
+            "$_internalChangeStreamOplogMatch is only valid as the first stage in a pipeline",
+        )
+    if names[:1] != [CHANGE_STREAM]:
+        if SPLIT in names:
+            raise CommandError(
+                ErrorCode.IllegalOperation,
+                f"{SPLIT} can only be used in a $changeStream pipeline",
+            )
+        return
+    for position, name in enumerate(names[1:], start=1):
+        if name not in _ALLOWED:
+            raise CommandError(
+                ErrorCode.IllegalOperation, f"{name} is not permitted in a $changeStream pipeline"
+            )
+        if name == SPLIT and position != len(names) - 1:
+            raise CommandError(7182802, f"{SPLIT} must be the last stage in the pipeline")
+
+
+def check_document(name: str, value: Any) -> None:
+    """Check that an aggregate's field holds a document."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(f"aggregate.{name}", value, "object")
