@@ -275,6 +275,18 @@ def with_ids(frame: bytes, *, request_id: int, response_to: int) -> bytes:
     return head + frame[HEADER_SIZE:]
 
 
+def more_to_come(frame: bytes) -> bool:
+    """Tell whether this is an OP_MSG that others follow, or, as a request, that wants no reply."""
+    return _int32.unpack_from(frame, 12)[0] == OP_MSG and bool(
+        len(frame) > HEADER_SIZE and frame[HEADER_SIZE] & MORE_TO_COME
+    )
+
+
+def is_compressed(frame: bytes) -> bool:
+    """Tell whether this is an OP_COMPRESSED."""
+    return bool(_int32.unpack_from(frame, 12)[0] == OP_COMPRESSED)
+
+
 def compress_frame(frame: bytes, compressor: int) -> bytes:
     """Return the OP_COMPRESSED frame of a whole frame; ``compressor`` is a number that works here.
 
