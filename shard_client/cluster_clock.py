@@ -1,4 +1,4 @@
-"""The cluster time that a party to a cluster has seen and passes on (docs/protocol.md, section 8)."""
+"""The newest cluster time seen, which is passed on as received (docs/protocol.md, section 8)."""
 
 from collections.abc import Mapping
 from struct import Struct

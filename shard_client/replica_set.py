@@ -1,9 +1,11 @@
 """What the router needs to know of a replica set: its name, its members, its primary."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from shard_client.connection import Address, parse_address
+from shard_client.connection import Address, format_address, parse_address
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 
 
 class ReplicaSet(Protocol):
@@ -59,4 +61,35 @@ def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
 
 def host_string(name: str, hosts: Sequence[Address]) -> str:
     """Return ``rsName/h1:p,h2:p``, as config.shards writes it."""
-    return f"{name}/" + ",".join(f"{host}:{port}" for host, port in hosts)
+    return f"{name}/" + ",".join(map(format_address, hosts))
+
+
+def no_member(mode: str, name: str) -> CommandError:
+    """Return what mongos answers when a replica set has no member to talk to."""
+    return CommandError(
+        ErrorCode.FailedToSatisfyReadPreference,
+        f'Could not find host matching read preference {{ mode: "{mode}" }} for set {name}',
+        labels=(RESUMABLE_LABEL,),
+    )
+
+
+def choose(mode: str, roles: Mapping[Address, str]) -> Address | None:
+    """Return a member for a read preference mode, None if none serves it.
+
+    ``roles`` tells "primary" or "secondary" of the members that are up. Raises KeyError for a mode
+    that is none.
+    """
+    for wanted in _ROLES_OF[mode]:
+        for address, role in roles.items():
+            if role == wanted:
+                return address
+    return None
+
+
+_ROLES_OF = {
+    "primary": ("primary",),
+    "primaryPreferred": ("primary", "secondary"),
+    "secondary": ("secondary",),
+    "secondaryPreferred": ("secondary", "primary"),
+    "nearest": ("primary", "secondary"),
+}

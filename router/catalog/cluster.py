@@ -1,18 +1,31 @@
 """The cluster: config server and shards as replica sets, one clock, connections to each."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import structlog
 from bson.timestamp import Timestamp
 
+from router.catalog.dialer import MemberDialer
 from router.cursors.limits import StreamLimits
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
-from shard_client.replica_set import ReplicaSet
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.motor_control import MotorReplicaSet
+from shard_client.replica_set import ReplicaSet, parse_hosts
+from shard_client.retry_policy import from_network, is_resumable
+
+log = structlog.get_logger()
 
 CONFIG = "config"
 """The target that is the config server (docs/protocol.md, section 6)."""
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
+
+_WIRE_VERSION_OF_TOKEN_2 = 21
+_MOST_SHARDS = 100_000
 
 
 class Cluster:
@@ -20,10 +33,8 @@ class Cluster:
 
     ``replica_set`` makes the monitoring of one replica set from its name and seeds; the default is
     the driver's (Motor). ``clock`` is the cluster time that replies carried; advance it with what
-    clients gossip. Must be made in a running loop.
+    clients gossip. Must be made in a running loop. Raises ValueError for a bad ``configdb``.
     """
-
-    clock: ClusterClock
 
     def __init__(
         self,
@@ -32,28 +43,162 @@ class Cluster:
         *,
         replica_set: ReplicaSetFactory | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._limits = limits or StreamLimits()
+        self._factory: ReplicaSetFactory = replica_set or MotorReplicaSet
+        self.clock = ClusterClock()
+        self._sets: dict[str, ReplicaSet] = {}
+        self._hosts: dict[str, str] = {}
+        self._wire_versions: dict[str, int] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._config_connection: Connection | None = None
+        self._config_turn = asyncio.Lock()
+        self._follow(CONFIG, configdb)
 
     async def shards(self) -> tuple[Mapping[str, str], Timestamp]:
-        """Read the shard list: host strings by shard id, and a config server's time before the read.
+        """Read the shard list: host strings by shard id, and a time before it was read.
 
-        Raises CommandError (133, labelled resumable) when the config server stays unreachable.
+        The time is the config server's: no change of the list after it is missed by a change stream
+        that starts there. Raises CommandError (labelled resumable) when the config server stays
+        unreachable for ``open_timeout``.
         """
-        raise NotImplementedError
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.open_timeout
+        async with self._config_turn:
+            while True:
+                try:
+                    return await self._read_shards(max(0.001, deadline - loop.time()))
+                except (CommandError, NetworkError) as failure:
+                    error = _retriable(failure)
+                    if not is_resumable(error) or loop.time() >= deadline:
+                        raise error from failure
+                log.warning("cannot read the shard list", error=str(error))
+                await asyncio.sleep(self._limits.backoff_first)
+
+    def dialer(
+        self, target: str, host: str | None = None, *, mode: str = "primary"
+    ) -> MemberDialer:
+        """Return what connects to ``target``: a shard id or ``"config"``.
+
+        ``host`` is the shard's host string where the caller knows it; ``mode`` a read preference's.
+        """
+        return MemberDialer(
+            self, target, host, mode=mode, attempt_timeout=self._limits.connect_timeout
+        )
 
     async def connect(self, target: str, host: str | None = None) -> Connection:
-        """Open a connection to the primary of ``target``: a shard id or ``"config"``.
+        """Open a connection to the primary of ``target``, trying for up to ``open_timeout``.
 
-        ``host`` is the shard's host string where the caller knows it. Raises CommandError (133,
-        labelled resumable), NetworkError.
+        Raises CommandError (labelled resumable).
         """
-        raise NotImplementedError
+        try:
+            return await self.dialer(target, host).connect(self._limits.open_timeout)
+        except CommandError as error:
+            raise _retriable(error) from error
+
+    async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
+        """Return the replica set that serves ``target``, as the newest shard list read says.
+
+        A ``host`` string that differs from it, or ``fresh``, has the list read again: an event of
+        the past may name hosts of the past. Raises CommandError (70 ShardNotFound).
+        """
+        if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
+            try:
+                await self.shards()
+            except CommandError as error:
+                log.warning("cannot read the shard list", error=str(error))
+        if target not in self._sets:
+            if host is None:
+                raise CommandError(ErrorCode.ShardNotFound, f"Shard {target} not found")
+            self._follow(target, host)
+        return self._sets[target]
+
+    def said_hello(self, target: str, connection: Connection) -> None:
+        """Take note of a new connection's hello: its cluster time and its version."""
+        self.clock.advance(connection.hello.get("$clusterTime"))
+        self._wire_versions[target] = int(connection.hello.get("maxWireVersion", 0))
 
     @property
     def token_version(self) -> int:
         """The version of resume tokens that the members seen make (docs/protocol.md, section 3)."""
-        raise NotImplementedError
+        known = [version for target, version in self._wire_versions.items() if target != CONFIG]
+        versions = known or list(self._wire_versions.values())
+        return 2 if versions and min(versions) >= _WIRE_VERSION_OF_TOKEN_2 else 1
 
     async def close(self) -> None:
         """Close all monitoring and connections of the cluster's own."""
-        raise NotImplementedError
+        if self._config_connection is not None:
+            self._config_connection.abort()
+        for replica_set in self._sets.values():
+            self._release(replica_set)
+        self._sets.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _read_shards(self, timeout: float) -> tuple[Mapping[str, str], Timestamp]:
+        connection = self._config_connection
+        if connection is None or connection.closed:
+            connection = await self.dialer(CONFIG).connect(timeout)
+            self._config_connection = connection
+        wait = min(timeout, self._limits.reply_timeout)
+        try:
+            before = await self._ask_config(connection, {"ping": 1}, wait)
+            read_at: Timestamp = before["operationTime"]
+            command = {
+                "find": "shards",
+                "batchSize": _MOST_SHARDS,
+                "singleBatch": True,
+                "readConcern": {"level": "majority", "afterClusterTime": read_at},
+            }
+            reply = await self._ask_config(connection, command, wait)
+        except (CommandError, NetworkError):
+            # The member may be no primary any more: look for it again.
+            self._sets[CONFIG].invalidate(connection.address)
+            connection.abort()
+            self._config_connection = None
+            raise
+        shards = {each["_id"]: each["host"] for each in reply["cursor"]["firstBatch"]}
+        for shard, host in shards.items():
+            if self._hosts.get(shard) != host:
+                self._follow(shard, host)
+        for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
+            self._forget(gone)
+        return shards, read_at
+
+    async def _ask_config(
+        self, connection: Connection, command: dict[str, Any], timeout: float
+    ) -> dict[str, Any]:
+        cluster_time = self.clock.document
+        gossip = {} if cluster_time is None else {"$clusterTime": cluster_time}
+        reply = await connection.command("config", {**command, **gossip}, timeout=timeout)
+        self.clock.advance(reply.get("$clusterTime"))
+        return reply
+
+    def _follow(self, target: str, host: str) -> None:
+        """Watch the replica set of ``target``; at another place than before if ``host`` differs."""
+        name, seeds = parse_hosts(host)
+        followed = self._sets.get(target)
+        self._hosts[target] = host
+        if followed is not None:
+            if followed.name == name and set(followed.hosts) & set(seeds):
+                return
+            self._release(followed)
+        self._sets[target] = self._factory(name, seeds)
+
+    def _forget(self, target: str) -> None:
+        del self._hosts[target]
+        self._wire_versions.pop(target, None)
+        self._release(self._sets.pop(target))
+
+    def _release(self, replica_set: ReplicaSet) -> None:
+        task = asyncio.get_running_loop().create_task(replica_set.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _retriable(failure: CommandError | NetworkError) -> CommandError:
+    """Return the failure as a client gets it: labelled, if it is worth trying again."""
+    if isinstance(failure, NetworkError):
+        failure = from_network(failure, "the config server")
+    if not is_resumable(failure):
+        return failure
+    return CommandError(failure.code, failure.message, labels=failure.labels | {RESUMABLE_LABEL})

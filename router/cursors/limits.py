@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shard_client.remote_cursor import RemoteSettings
+
 _MIB = 1024 * 1024
 
 
@@ -18,7 +20,12 @@ class StreamLimits:
     reply_bytes: int = 16 * _MIB
     """Events in one reply to a client."""
     await_quiet: float = 0.05
-    """How long a shard's getMore may wait for events while the whole stream is quiet."""
+    """How long a shard's getMore may wait for events while the whole stream is quiet: this bounds
+    how late the first event after a silence is, and what an idle stream costs."""
+    await_active: float = 0.01
+    """The same while events have come within ``active_for``."""
+    active_for: float = 1.0
+    """How long after an event a stream counts as active."""
     await_gate: float = 0.001
     """The same for a remote whose promise events wait for, at first; doubles while in vain."""
     await_gate_max: float = 0.02
@@ -51,3 +58,16 @@ class StreamLimits:
     """How long an idle cursor of a session lives (localLogicalSessionTimeoutMinutes)."""
     max_cursors: int = 10_000
     """Merged cursors open at a time."""
+
+    def remote_settings(self) -> RemoteSettings:
+        """Return what of this concerns one remote cursor."""
+        return RemoteSettings(
+            batch_target_bytes=self.batch_target_bytes,
+            await_time=self.await_active,
+            connect_timeout=self.connect_timeout,
+            reply_timeout=self.reply_timeout,
+            failure_timeout=self.failure_timeout,
+            close_timeout=self.close_timeout,
+            backoff_first=self.backoff_first,
+            backoff_max=self.backoff_max,
+        )

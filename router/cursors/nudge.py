@@ -1,0 +1,151 @@
+"""Getting an idle member past a cluster time, so that its promise moves (docs/design.md, section 9).
+
+Source of the commands: docs/protocol.md, section 6.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.cursors.limits import StreamLimits
+from shard_client.cluster_clock import next_tick
+from shard_client.connection import Connection
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError
+
+log = structlog.get_logger()
+
+_NOT_ALLOWED = frozenset(
+    {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
+)
+
+
+class Nudger:
+    """Nudges the cluster's members, for all streams of the process.
+
+    At most one nudge is in flight per target, and ``nudges_per_second`` are made; what is asked for
+    meanwhile is made good by the next one. A member that allows no note is read from instead.
+    """
+
+    def __init__(self, cluster: Cluster, limits: StreamLimits) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._targets: dict[str, _Target] = {}
+
+    def nudge(self, target: str, host: str, past: Timestamp, done: Callable[[], None]) -> None:
+        """Have ``target`` promise more than ``past``; ``done()`` is called when it can."""
+        if self._limits.nudge:
+            if target not in self._targets:
+                self._targets[target] = _Target(self._cluster, self._limits, target, host)
+            self._targets[target].ask(past, done)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nudges made so far, by target."""
+        return {name: target.made for name, target in self._targets.items()}
+
+    async def close(self) -> None:
+        """End nudges in flight and close their connections."""
+        for target in self._targets.values():
+            await target.close()
+
+
+class _Target:
+    """The nudges of one replica set."""
+
+    def __init__(self, cluster: Cluster, limits: StreamLimits, name: str, host: str) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._name = name
+        self._dialer = cluster.dialer(name, host)
+        self._past = Timestamp(0, 0)
+        self._waiting: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._last = float("-inf")
+        self._by_note = True
+        self.made = 0
+
+    def ask(self, past: Timestamp, done: Callable[[], None]) -> None:
+        self._past = max(self._past, past)
+        self._waiting.append(done)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"nudge {self._name}"
+            )
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._connection is not None:
+            self._connection.abort()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                pause = self._last + 1 / self._limits.nudges_per_second - loop.time()
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                self._last = loop.time()
+                waiting, self._waiting = self._waiting, []
+                await self._nudge(self._past)
+                for done in waiting:
+                    done()
+        finally:
+            self._task = None
+
+    async def _nudge(self, past: Timestamp) -> None:
+        self.made += 1
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = await self._dialer.connect(self._limits.connect_timeout)
+            reply = await self._connection.command(
+                "admin", self._command(past), timeout=self._limits.connect_timeout
+            )
+            self._cluster.clock.advance(reply.get("$clusterTime"))
+        except CommandError as error:
+            if error.code == ErrorCode.StaleClusterTime:
+                return
+            if error.code in _NOT_ALLOWED:
+                self._by_note = False
+            self._drop_connection()
+            log.info("nudge failed", target=self._name, error=str(error))
+        except NetworkError as error:
+            self._drop_connection()
+            log.info("nudge failed", target=self._name, error=str(error))
+
+    def _command(self, past: Timestamp) -> dict[str, Any]:
+        clock = self._cluster.clock
+        if self._by_note:
+            command: dict[str, Any] = {
+                "appendOplogNote": 1,
+                "maxClusterTime": next_tick(past),
+                "data": {"msg": "mergerouter: idle member"},
+                "writeConcern": {"w": "majority", "wtimeout": 1000},
+            }
+        else:
+            concern: dict[str, Any] = {"level": "majority"}
+            if clock.time is not None:
+                concern["afterClusterTime"] = min(clock.time, next_tick(past))
+            command = {
+                "find": "system.version",
+                "limit": 1,
+                "singleBatch": True,
+                "readConcern": concern,
+                "maxTimeMS": 1000,
+            }
+        if clock.document is not None:
+            command["$clusterTime"] = clock.document
+        return command
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._dialer.suspect(self._connection.address)
+            self._connection.abort()
+            self._connection = None

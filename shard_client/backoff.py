@@ -1,0 +1,32 @@
+"""How long to pause before trying again."""
+
+import random
+from collections.abc import Callable
+
+
+class Backoff:
+    """Pauses that grow exponentially, with full jitter (docs/design.md, section 6).
+
+    ``first`` and ``limit`` bound the longest pause, in seconds; ``chance`` draws from [0, 1). At
+    least a quarter of the bound is waited, so that retries never become a busy loop.
+    """
+
+    __slots__ = ("_bound", "_chance", "_first", "_limit")
+
+    def __init__(
+        self, first: float, limit: float, chance: Callable[[], float] = random.random
+    ) -> None:
+        self._first = first
+        self._limit = limit
+        self._bound = first
+        self._chance = chance
+
+    def next_pause(self) -> float:
+        """Return the seconds to pause now; the next pause's bound is twice as long."""
+        bound = self._bound
+        self._bound = min(self._limit, bound * 2)
+        return bound * (0.25 + 0.75 * self._chance())
+
+    def reset(self) -> None:
+        """Begin anew: what was tried has worked."""
+        self._bound = self._first

@@ -1,0 +1,150 @@
+"""Replica sets followed by the driver's own monitoring. The only module that imports Motor."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo.errors import PyMongoError
+from pymongo.monitoring import (
+    TopologyClosedEvent,
+    TopologyDescriptionChangedEvent,
+    TopologyListener,
+    TopologyOpenedEvent,
+)
+
+from shard_client.connection import Address, format_address
+from shard_client.replica_set import choose, no_member
+
+log = structlog.get_logger()
+
+_ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
+
+
+class MotorReplicaSet:
+    """A ``ReplicaSet`` that Motor watches (docs/design.md, section 8).
+
+    Members that change are known as soon as the driver's streaming hello tells. Must be made in a
+    running loop; ``heartbeat`` is in seconds.
+    """
+
+    def __init__(self, name: str, seeds: Iterable[Address], *, heartbeat: float = 10.0) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._hosts = tuple(seeds)
+        self._roles: dict[Address, str] = {}
+        self._changed = asyncio.Event()
+        self._check: asyncio.Task[None] | None = None
+        self._distrusted: Address | None = None
+        self._closed = False
+        self._client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
+            [format_address(address) for address in self._hosts],
+            replicaSet=name,
+            appname="mergerouter",
+            serverSelectionTimeoutMS=5000,
+            connectTimeoutMS=5000,
+            socketTimeoutMS=10_000,
+            heartbeatFrequencyMS=int(heartbeat * 1000),
+            maxPoolSize=2,
+            event_listeners=[_Listener(self)],
+            io_loop=self._loop,
+        )
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        return self._name
+
+    @property
+    def hosts(self) -> tuple[Address, ...]:
+        """The members that the driver knows; at first the seeds."""
+        return self._hosts
+
+    async def primary(self, timeout: float) -> Address:
+        """Return the primary's address, waiting up to ``timeout`` seconds until there is one."""
+        return await self.select("primary", timeout)
+
+    async def select(self, mode: str, timeout: float) -> Address:
+        """Return a member for the read preference ``mode``, waiting up to ``timeout`` seconds.
+
+        Raises CommandError (133, labelled resumable).
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    found = choose(mode, self._roles)
+                    if found is not None and found != self._distrusted:
+                        return found
+                    if self._check is None or self._check.done():
+                        self._check = self._loop.create_task(
+                            self._ask_driver(), name=f"check {self._name}"
+                        )
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise no_member(mode, self._name) from None
+
+    def invalidate(self, address: Address) -> None:
+        """Have the driver look again before ``address`` is named once more."""
+        self._distrusted = address
+
+    async def close(self) -> None:
+        """End the monitoring."""
+        self._closed = True
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.wait({self._check})
+        self._client.close()
+
+    async def _ask_driver(self) -> None:
+        """Let the driver select and ask a primary; it marks one unknown that does not answer."""
+        distrusted = self._distrusted
+        try:
+            await self._client.admin.command("ping")
+        except PyMongoError as error:
+            log.info("no primary", set=self._name, error=str(error))
+            await asyncio.sleep(0.2)
+        finally:
+            if self._distrusted == distrusted:
+                self._distrusted = None
+            self._changed.set()
+
+    def topology_changed(self, roles: dict[Address, str], hosts: tuple[Address, ...]) -> None:
+        """Take over what the driver found, in the loop's thread."""
+        if roles != self._roles:
+            log.info("members", set=self._name, roles={format_address(a): roles[a] for a in roles})
+        self._roles = roles
+        if hosts:
+            self._hosts = hosts
+        if self._distrusted not in roles:
+            self._distrusted = None
+        self._changed.set()
+
+    def report(self, roles: dict[Address, str], hosts: tuple[Address, ...]) -> None:
+        """Bring what the driver found from its threads to the loop."""
+        if not self._closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.topology_changed, roles, hosts)
+
+
+class _Listener(TopologyListener):
+    def __init__(self, replica_set: MotorReplicaSet) -> None:
+        self._replica_set = replica_set
+
+    def opened(self, event: TopologyOpenedEvent) -> None:
+        """Nothing is known yet."""
+
+    def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
+        """Report the members' roles."""
+        servers = event.new_description.server_descriptions()
+        roles: dict[Address, str] = {}
+        hosts: list[Address] = []
+        for (host, port), server in servers.items():
+            address = (host, port or 27017)
+            hosts.append(address)
+            if server.server_type_name in _ROLES:
+                roles[address] = _ROLES[server.server_type_name]
+        self._replica_set.report(roles, tuple(hosts))
+
+    def closed(self, event: TopologyClosedEvent) -> None:
+        """Nothing is known any more."""

@@ -1,0 +1,93 @@
+"""A replica set whose primary is found by asking: no tasks, no threads, nothing in between."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from shard_client.backoff import Backoff
+from shard_client.connection import Address, Connection, parse_address
+from shard_client.errors import CommandError, NetworkError
+from shard_client.replica_set import choose, no_member
+
+log = structlog.get_logger()
+
+
+class ProbedReplicaSet:
+    """A ``ReplicaSet`` that says hello to its members when it is asked and knows no answer.
+
+    Runs on any event loop, one in virtual time included. Where a driver may run its monitoring,
+    ``MotorReplicaSet`` notices changes sooner.
+    """
+
+    def __init__(self, name: str, seeds: Iterable[Address], *, probe_timeout: float = 2.0) -> None:
+        self._name = name
+        self._hosts = tuple(seeds)
+        self._probe_timeout = probe_timeout
+        self._roles: dict[Address, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        return self._name
+
+    @property
+    def hosts(self) -> tuple[Address, ...]:
+        """The members known now; at first the seeds."""
+        return self._hosts
+
+    async def primary(self, timeout: float) -> Address:
+        """Return the primary's address, probing for up to ``timeout`` seconds."""
+        return await self.select("primary", timeout)
+
+    async def select(self, mode: str, timeout: float) -> Address:
+        """Return a member for the read preference ``mode``, probing for up to ``timeout`` seconds.
+
+        Raises CommandError (133, labelled resumable).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        backoff = Backoff(0.02, 1.0)
+        while (found := choose(mode, self._roles)) is None:
+            for address in self._hosts:
+                await self._probe(address)
+            if (found := choose(mode, self._roles)) is not None:
+                break
+            pause = backoff.next_pause()
+            if loop.time() + pause >= deadline:
+                raise no_member(mode, self._name)
+            await asyncio.sleep(pause)
+        return found
+
+    def invalidate(self, address: Address) -> None:
+        """Forget what the member is, so that it is asked again."""
+        self._roles.pop(address, None)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _probe(self, address: Address) -> None:
+        try:
+            connection = await Connection.open(address, timeout=self._probe_timeout)
+        except (NetworkError, CommandError) as error:
+            log.info("member does not answer", set=self._name, member=address, error=str(error))
+            self._roles.pop(address, None)
+            return
+        hello = connection.hello
+        connection.abort()
+        self._note(address, hello)
+
+    def _note(self, address: Address, hello: Mapping[str, Any]) -> None:
+        if hello.get("setName") != self._name:
+            self._roles.pop(address, None)
+        elif hello.get("isWritablePrimary") or hello.get("ismaster"):
+            self._roles = {each: role for each, role in self._roles.items() if role != "primary"}
+            self._roles[address] = "primary"
+            self._hosts = tuple(parse_address(host) for host in hello.get("hosts", ())) or (
+                address,
+            )
+        elif hello.get("secondary"):
+            self._roles[address] = "secondary"
+        else:
+            self._roles.pop(address, None)

@@ -1,0 +1,288 @@
+"""A change stream's cursor on one replica set, read ahead and reopened when it fails."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import bson
+import structlog
+
+from shard_client.backoff import Backoff
+from shard_client.batch_size import BatchSize
+from shard_client.cluster_clock import ClusterClock
+from shard_client.connection import Address, Connection, format_address
+from shard_client.cursor_reply import CursorBatch, slice_cursor_reply
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.open_cursor import OpenCursor
+from shard_client.retry_policy import blames_member, from_network, is_resumable
+
+log = structlog.get_logger()
+_T = TypeVar("_T")
+
+Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
+"""Database and ``aggregate`` that open the cursor: anew (None), or after a raw resume token."""
+
+
+class Dialer(Protocol):
+    """Opens connections to the members of one replica set."""
+
+    async def connect(self, timeout: float) -> Connection:
+        """Connect to the member to read from, within ``timeout`` seconds.
+
+        Raises CommandError, NetworkError.
+        """
+        ...
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        """Connect to this very member. Raises CommandError, NetworkError."""
+        ...
+
+    def suspect(self, address: Address) -> None:
+        """Be told that a member does not answer, or not as the one to read from."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """Bounds of one remote cursor; times in seconds, sizes in bytes."""
+
+    batch_target_bytes: int = 1024 * 1024
+    await_time: float = 0.05
+    connect_timeout: float = 5.0
+    reply_timeout: float = 60.0
+    failure_timeout: float = 30.0
+    close_timeout: float = 2.0
+    backoff_first: float = 0.01
+    backoff_max: float = 2.0
+
+
+class RemoteCursor:
+    """Reads one cursor ahead over a connection of its own (docs/design.md, section 6).
+
+    The next ``getMore`` is sent as soon as a batch has arrived, unless paused. A failure that can be
+    resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
+    growing pauses, up to ``failure_timeout``; any other ends the cursor.
+
+    ``dialer`` finds and connects the member to read from; ``opening`` gives the command.
+    ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
+    batch that says that the stream was invalidated, nothing more comes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dialer: Dialer,
+        opening: Opening,
+        on_batch: Callable[[CursorBatch], None],
+        on_failure: Callable[[CommandError, str | None], None],
+        clock: ClusterClock,
+        settings: RemoteSettings,
+    ) -> None:
+        self.name = name
+        self._dialer = dialer
+        self._opening = opening
+        self._on_batch = on_batch
+        self._on_failure = on_failure
+        self._clock = clock
+        self._settings = settings
+        self._batch_size = BatchSize(settings.batch_target_bytes)
+        self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
+        self._await_ms = max(1, round(settings.await_time * 1000))
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._cursor: OpenCursor | None = None
+        self._left_behind: OpenCursor | None = None
+        self._pbrt: bytes | None = None
+        self._failing_since: float | None = None
+        self._last_address: str | None = None
+        self._paused = False
+        self._stopping = False
+        self._parked = False
+        self._resumed: asyncio.Future[None] | None = None
+        self.reopened = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the next getMore waits for ``resume``."""
+        return self._paused
+
+    def start(self, connection: Connection | None = None) -> None:
+        """Begin, over ``connection`` if one is open already."""
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(connection), name=f"remote cursor {self.name}"
+        )
+        self._task.add_done_callback(self._ended)
+
+    def pause(self) -> None:
+        """Send no further getMore; the one in flight still brings its batch."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._paused:
+            self._paused = False
+            if self._resumed is not None and not self._resumed.done():
+                self._resumed.set_result(None)
+
+    def set_await(self, seconds: float) -> None:
+        """Let the next getMore wait at most so long for events, at least a millisecond."""
+        self._await_ms = max(1, round(seconds * 1000))
+
+    async def close(self) -> None:
+        """Kill the cursor on the shard and close the connection, within ``close_timeout`` twice.
+
+        May be called at any time, also instead of ``start``.
+        """
+        self._stopping = True
+        task = self._task
+        if task is not None:
+            if self._parked:
+                task.cancel()
+            # A request in flight is let go on: an opening's reply tells which cursor to kill.
+            _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout)
+            if late:
+                task.cancel()
+                await asyncio.wait(late, timeout=self._settings.close_timeout)
+        await self._kill()
+
+    # The loop of openings and failures.
+
+    async def _run(self, connection: Connection | None) -> None:
+        self._connection = connection
+        while not self._stopping:
+            try:
+                await self._open()
+                await self._read()
+                return
+            except CommandError as failure:
+                error = failure
+            except NetworkError as failure:
+                error = from_network(failure, self._last_address or self.name)
+            except ProtocolError as failure:
+                error = CommandError(ErrorCode.ProtocolError, str(failure))
+            if self._stopping:
+                return
+            if not self._may_reopen(error):
+                self._on_failure(error, self._last_address)
+                return
+            await self._park(asyncio.sleep(self._backoff.next_pause()))
+
+    def _may_reopen(self, error: CommandError) -> bool:
+        """Take note of a failure; tell whether to open again."""
+        connection = self._connection
+        if not is_resumable(error):
+            return False
+        if connection is not None and blames_member(error):
+            self._dialer.suspect(connection.address)
+        self._left_behind, self._cursor = self._cursor or self._left_behind, None
+        if connection is not None and (connection.closed or blames_member(error)):
+            connection.abort()
+            self._connection = None
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+        lasted = now - self._failing_since
+        log.warning("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
+        return lasted < self._settings.failure_timeout
+
+    async def _open(self) -> None:
+        connection = self._connection
+        if connection is None:
+            connection = await self._park(self._dialer.connect(self._settings.connect_timeout))
+            self._connection = connection
+        self._last_address = format_address(connection.address)
+        if self._left_behind is not None:
+            self.reopened += 1
+            await self._left_behind.kill_over(connection, self._settings.close_timeout)
+            self._left_behind = None
+        database, command = self._opening(self._pbrt)
+        command = {**command, "$db": database}
+        if self._clock.raw is not None:
+            command["$clusterTime"] = self._clock.document
+        reply = await connection.command_raw(
+            bson.encode(command), timeout=self._settings.reply_timeout
+        )
+        batch = slice_cursor_reply(reply)
+        if batch.cursor_id:
+            self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
+        self._deliver(batch)
+
+    async def _read(self) -> None:
+        request: tuple[int, int] | None = None
+        body = b""
+        while self._cursor is not None and not self._stopping:
+            if self._paused:
+                await self._park(self._until_resumed())
+                continue
+            wanted = (self._batch_size.current, self._await_ms)
+            if wanted != request:
+                request = wanted
+                body = self._cursor.get_more(*wanted)
+            assert self._connection is not None
+            reply = await self._connection.command_raw(
+                body, timeout=self._await_ms / 1000 + self._settings.reply_timeout
+            )
+            batch = slice_cursor_reply(reply)
+            if self._failing_since is not None:
+                self._failing_since = None
+                self._backoff.reset()
+            self._deliver(batch)
+
+    def _deliver(self, batch: CursorBatch) -> None:
+        self._clock.advance(batch.cluster_time)
+        if batch.pbrt:
+            self._pbrt = batch.pbrt
+        if batch.events:
+            self._batch_size.arrived(len(batch.events), batch.size)
+        if not batch.cursor_id:
+            self._cursor = None
+        if not self._stopping:
+            self._on_batch(batch)
+            if not batch.cursor_id and not batch.invalidated:
+                raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
+
+    # Waiting that may be cut short by ``close``.
+
+    async def _park(self, awaitable: Awaitable[_T]) -> _T:
+        self._parked = True
+        try:
+            return await awaitable
+        finally:
+            self._parked = False
+
+    async def _until_resumed(self) -> None:
+        self._resumed = asyncio.get_running_loop().create_future()
+        try:
+            await self._resumed
+        finally:
+            self._resumed = None
+
+    # The end.
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("remote cursor broke", remote=self.name, exc_info=error)
+        if not self._stopping:
+            failure = CommandError(ErrorCode.InternalError, f"{type(error).__name__}: {error}")
+            self._on_failure(failure, self._last_address)
+
+    async def _kill(self) -> None:
+        connection, self._connection = self._connection, None
+        timeout = self._settings.close_timeout
+        try:
+            for cursor in filter(None, (self._left_behind, self._cursor)):
+                if connection is None or connection.closed or connection.address != cursor.address:
+                    if connection is not None:
+                        connection.abort()
+                    connection = await self._dialer.connect_to(cursor.address, timeout)
+                await cursor.kill_over(connection, timeout)
+        except (CommandError, NetworkError) as error:
+            log.info("cursor left on its shard", remote=self.name, error=str(error))
+        finally:
+            self._cursor = self._left_behind = None
+            if connection is not None:
+                connection.abort()
