@@ -42,6 +42,9 @@ _op_compressed = Struct("<iiiiiiB")
 _op_reply = Struct("<iiiiiqii")
 _BODY, _SEQUENCE = 0, 1
 
+BODY_OFFSET = _op_msg.size
+"""Where the body document of an OP_MSG frame begins whose first section is the body."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpMsg:
