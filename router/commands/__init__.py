@@ -1,0 +1,1 @@
+"""Commands that the router answers itself, one module per family."""

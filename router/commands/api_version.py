@@ -1,0 +1,62 @@
+"""The versioned API: what a client may declare, and that its getMores declare the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.commands.fields import wrong_type
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+API_FIELDS = ("apiVersion", "apiStrict", "apiDeprecationErrors")
+
+
+def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) -> None:
+    """Refuse an unknown API version, or a command that is not in the strict one.
+
+    Raises:
+        CommandError: 322 APIVersionError, 323 APIStrictError, or a field of the wrong type.
+    """
+    version = command.get("apiVersion")
+    if version is None:
+        for field in API_FIELDS[1:]:
+            if command.get(field) is not None:
+                raise CommandError(4886600, f"Provided {field} without passing apiVersion")
+        return
+    if not isinstance(version, str):
+        raise wrong_type("apiVersion", version, "type 'string'")
+    if version != "1":
+        raise CommandError(ErrorCode.APIVersionError, 'API version must be "1"')
+    if command.get("apiStrict") and "1" not in versions:
+        raise CommandError(
+            ErrorCode.APIStrictError,
+            f"Provided apiStrict:true, but the command {name} is not in API Version 1. "
+            "Information on supported commands and migrations in API Version 1 can be found at "
+            "https://dochub.mongodb.org/core/manual-versioned-api",
+        )
+
+
+def api_parameters(command: Mapping[str, Any]) -> str:
+    """Return the API fields of a command as mongos prints them, ``{}`` if there are none."""
+    shown = []
+    for field in API_FIELDS:
+        value = command.get(field)
+        if isinstance(value, bool):
+            shown.append(f"{field}: {str(value).lower()}")
+        elif value is not None:
+            shown.append(f'{field}: "{value}"')
+    return "{ " + ", ".join(shown) + " }" if shown else "{}"
+
+
+def check_same_api(creating: str, command: Mapping[str, Any]) -> None:
+    """Refuse a getMore that declares another API than the command that made its cursor.
+
+    Raises:
+        CommandError: 347 APIMismatchError.
+    """
+    used = api_parameters(command)
+    if used != creating:
+        raise CommandError(
+            ErrorCode.APIMismatchError,
+            f"API parameter mismatch: getMore used params {used}, the cursor-creating command "
+            f"used {creating}",
+        )

@@ -1,0 +1,132 @@
+"""Diagnostics: small commands with which shells, drivers and operators look at a server."""
+
+import platform
+from typing import Any
+
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.call import Call, Command
+from router.config.log_lines import RECENT
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+LOG_NAMES = ("global", "startupWarnings")
+
+
+async def ping(call: Call) -> Answer:
+    """Answer, so that the client knows that we do."""
+    return Answer({})
+
+
+async def build_info(call: Call) -> Answer:
+    """The version of the cluster's servers, in the shape of a mongos."""
+    return Answer(call.node.identity.build_info)
+
+
+async def connection_status(call: Call) -> Answer:
+    """Who the client is; without authentication, nobody."""
+    info: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
+    if call.command.get("showPrivileges"):
+        info["authenticatedUserPrivileges"] = []
+    return Answer({"authInfo": info})
+
+
+async def get_cmd_line_opts(call: Call) -> Answer:
+    """The command line as given and as understood."""
+    return Answer({"argv": call.node.arguments, "parsed": call.node.options})
+
+
+async def get_parameter(call: Call) -> Answer:
+    """The start parameters asked for by name, or all for ``*``.
+
+    Raises:
+        CommandError: none of the names is known.
+    """
+    parameters = call.node.parameters
+    asked = call.command[call.name]
+    if asked == "*" or (isinstance(asked, dict) and asked.get("allParameters")):
+        return Answer(parameters)
+    found = {name: parameters[name] for name in call.command if name in parameters}
+    if not found:
+        raise CommandError(ErrorCode.InvalidOptions, "no option found to get")
+    return Answer(found)
+
+
+async def whats_my_uri(call: Call) -> Answer:
+    """The client's address as this server sees it."""
+    return Answer({"you": call.client.peer})
+
+
+async def get_log(call: Call) -> Answer:
+    """The last lines of the log.
+
+    Raises:
+        CommandError: there is no log of that name.
+    """
+    asked = call.command[call.name]
+    if asked == "*":
+        return Answer({"names": list(LOG_NAMES)})
+    if asked not in LOG_NAMES:
+        raise CommandError(ErrorCode.OperationFailed, f"No log named '{asked}'")
+    if asked != "global":
+        return Answer({"totalLinesWritten": 0, "log": []})
+    return Answer({"totalLinesWritten": RECENT.total, "log": list(RECENT.lines)})
+
+
+async def host_info(call: Call) -> Answer:
+    """The machine that we run on."""
+    bits = 64
+    system = {
+        "currentTime": call.node.now(),
+        "hostname": call.node.host,
+        "cpuAddrSize": bits,
+        "cpuArch": platform.machine(),
+    }
+    os = {"type": platform.system(), "name": platform.platform(), "version": platform.release()}
+    return Answer({"system": system, "os": os, "extra": {}})
+
+
+async def repl_set_get_status(call: Call) -> Answer:
+    """Refuse as a mongos does, without a code."""
+    return Answer(
+        {
+            "info": "mongos",
+            "ok": 0.0,
+            "errmsg": "replSetGetStatus is not supported through mongos",
+        }
+    )
+
+
+async def is_dbgrid(call: Call) -> Answer:
+    """Yes, we stand for a mongos."""
+    return Answer({"isdbgrid": 1, "hostname": call.node.host})
+
+
+async def logout(call: Call) -> Answer:
+    """Nobody is logged in, so nobody needs to be logged out."""
+    return Answer({})
+
+
+async def list_shards(call: Call) -> AnyAnswer:
+    """The shards, from config.shards; from the upstream when there is one."""
+    if call.node.upstream is not None:
+        return PASS_THROUGH
+    shards, _read_at = await call.node.cluster.shards()
+    return Answer(
+        {"shards": [{"_id": name, "host": host, "state": 1} for name, host in shards.items()]}
+    )
+
+
+COMMANDS = (
+    Command(("ping",), ping, "answer", api_versions=("1",)),
+    Command(("buildInfo", "buildinfo"), build_info, "the version of the cluster"),
+    Command(("connectionStatus",), connection_status, "who is logged in", api_versions=("1",)),
+    Command(("getCmdLineOpts",), get_cmd_line_opts, "the command line", admin_only=True),
+    Command(("getParameter",), get_parameter, "start parameters", admin_only=True),
+    Command(("whatsmyuri",), whats_my_uri, "the client's address"),
+    Command(("getLog",), get_log, "the last log lines", admin_only=True),
+    Command(("hostInfo", "hostinfo"), host_info, "the machine"),
+    Command(("replSetGetStatus",), repl_set_get_status, "not supported through mongos"),
+    Command(("isdbgrid", "isdbGrid"), is_dbgrid, "that this is a mongos"),
+    Command(("logout",), logout, "end the authentication"),
+    Command(("listShards", "listshards"), list_shards, "the shards", admin_only=True),
+)

@@ -1,0 +1,122 @@
+"""hello and its older names: what drivers ask first, and what their monitors wait on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.commands.answer import Answer
+from router.commands.call import Call, Client, Command
+from router.commands.fields import whole_number, wrong_type
+from router.commands.node import Node
+from shard_client.compression import negotiate
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
+
+SESSION_TIMEOUT_MINUTES = 30
+_SECONDS_PER_MS = 0.001
+
+
+async def hello(call: Call) -> Answer:
+    """Answer as a mongos does; wait, or go on by itself, when asked (docs/protocol.md, section 1).
+
+    Raises:
+        CommandError: contradictory fields, metadata sent twice, or the router shuts down.
+    """
+    command, node, client = call.command, call.node, call.client
+    _accept_metadata(client, command)
+    known = _known_version(command)
+    awaited = known is not None
+    if awaited:
+        timeout = whole_number(command["maxAwaitTimeMS"], "maxAwaitTimeMS") * _SECONDS_PER_MS
+        if timeout < 0:
+            raise CommandError(51759, "maxAwaitTimeMS must be a non-negative integer")
+        node.counters.awaiting_hellos += 1
+        try:
+            await node.topology.wait_beyond(known, timeout)
+        finally:
+            node.counters.awaiting_hellos -= 1
+    else:
+        await node.topology.wait_beyond(None, 0)
+    reply = _describe(call.name, command, node, client)
+    if not call.exhaust:
+        return Answer(reply)
+    if not awaited:
+        raise CommandError(
+            51763, "A hello/isMaster request with exhaust must specify 'maxAwaitTimeMS'"
+        )
+    following = {key: value for key, value in command.items() if key != "client"}
+    following["topologyVersion"] = node.topology.document()
+    return Answer(reply, next_command=following)
+
+
+def _accept_metadata(client: Client, command: Mapping[str, Any]) -> None:
+    metadata = command.get("client")
+    if metadata is not None:
+        if client.greeted:
+            raise CommandError(
+                ErrorCode.ClientMetadataCannotBeMutated,
+                "The client metadata document may only be sent in the first hello",
+            )
+        if not isinstance(metadata, Mapping):
+            raise CommandError(
+                ErrorCode.TypeMismatch, "The client metadata document must be a document"
+            )
+        client.metadata = metadata
+    client.greeted = True
+
+
+def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
+    known = command.get("topologyVersion")
+    if (known is None) != (command.get("maxAwaitTimeMS") is None):
+        raise CommandError(
+            51760,
+            "A request with 'maxAwaitTimeMS' must include a 'topologyVersion'"
+            if known is None
+            else "A request with a 'topologyVersion' must include 'maxAwaitTimeMS'",
+        )
+    if known is None:
+        return None
+    if not isinstance(known, Mapping):
+        raise wrong_type("hello.topologyVersion", known, "type 'object'")
+    counter = known.get("counter")
+    if not isinstance(counter, int):
+        raise wrong_type("TopologyVersion.counter", counter, "type 'long'")
+    if counter < 0:
+        raise CommandError(51758, "topologyVersion must have a non-negative counter")
+    return dict(known)
+
+
+def _describe(name: str, command: Mapping[str, Any], node: Node, client: Client) -> dict[str, Any]:
+    primary = "isWritablePrimary" if name == "hello" else "ismaster"
+    reply: dict[str, Any] = {
+        primary: True,
+        "msg": "isdbgrid",
+        "topologyVersion": node.topology.document(),
+    }
+    if command.get("helloOk") is not None:
+        reply["helloOk"] = True
+    reply |= {
+        "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
+        "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
+        "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
+        "localTime": node.now(),
+        "logicalSessionTimeoutMinutes": SESSION_TIMEOUT_MINUTES,
+        "connectionId": client.connection_id,
+        "maxWireVersion": node.identity.max_wire_version,
+        "minWireVersion": 0,
+    }
+    offered = command.get("compression")
+    if isinstance(offered, list):
+        common = negotiate(offered, node.compressors)
+        if common:
+            reply["compression"] = common
+    return reply
+
+
+COMMANDS = (
+    Command(
+        ("hello",), hello, "the version and limits of this server", while_quiescing=True,
+        api_versions=("1",),
+    ),
+    Command(("isMaster", "ismaster"), hello, "hello, by its former name", while_quiescing=True),
+)  # fmt: skip

@@ -1,0 +1,100 @@
+"""What all commands share: the process's parts and what it knows of itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from bson.timestamp import Timestamp
+
+from router.commands.server_identity import ServerIdentity
+from router.commands.topology_version import TopologyVersion
+from shard_client.compression import AVAILABLE
+
+if TYPE_CHECKING:
+    from router.catalog.cluster import Cluster
+    from router.cursors.merged_cursor import MergedCursor
+    from router.cursors.registry import CursorRegistry
+    from router.upstream import Upstream
+    from shard_client.cluster_clock import ClusterClock
+
+_MOST_DRIFT = 365 * 24 * 60 * 60.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What serverStatus counts since the process began."""
+
+    connections: int = 0
+    connections_created: int = 0
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    passed_through: int = 0
+    awaiting_hellos: int = 0
+    user_asserts: int = 0
+    by_kind: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("insert", "query", "update", "delete", "getmore", "command"), 0
+        )
+    )
+
+
+@dataclass(slots=True)
+class Node:
+    """The router as its commands see it.
+
+    Args:
+        clock: the cluster time that replies carry.
+        cursors: the merged cursors that clients have open.
+        cluster: shards and config server.
+        upstream: the mongos that takes what is not ours; None: such commands are unknown.
+        arguments: the command line, for getCmdLineOpts.
+        options: the parsed options, nested and named as in mongos's file.
+        parameters: the start parameters by name.
+        host: this machine's name.
+        now: the wall clock.
+    """
+
+    clock: "ClusterClock"
+    cursors: "CursorRegistry"
+    cluster: "Cluster"
+    upstream: "Upstream | None" = None
+    arguments: list[str] = field(default_factory=list)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    host: str = "localhost"
+    port: int = 0
+    now: Callable[[], datetime] = _now
+    started: datetime = field(default_factory=_now)
+    identity: ServerIdentity = field(default_factory=ServerIdentity)
+    topology: TopologyVersion = field(default_factory=TopologyVersion)
+    counters: Counters = field(default_factory=Counters)
+    max_connections: int = 65536
+    compressors: tuple[str, ...] = AVAILABLE
+    api_parameters: "WeakKeyDictionary[MergedCursor, str]" = field(
+        default_factory=WeakKeyDictionary
+    )
+
+    def times(self) -> dict[str, Any]:
+        """Return $clusterTime and operationTime for a reply; nothing before any is known."""
+        document = self.clock.document
+        if document is None:
+            return {}
+        return {"$clusterTime": document, "operationTime": self.clock.time}
+
+    def gossip(self, cluster_time: object) -> None:
+        """Take note of a client's ``$clusterTime``, unless it is absurdly far ahead.
+
+        Source: MongoDB's maxAcceptableLogicalClockDriftSecs, a year.
+        """
+        if not isinstance(cluster_time, Mapping):
+            return
+        time = cluster_time.get("clusterTime")
+        if isinstance(time, Timestamp) and time.time <= self.now().timestamp() + _MOST_DRIFT:
+            self.clock.advance(cluster_time)

@@ -1,0 +1,93 @@
+"""serverStatus: what mongos counts, as far as it means something here."""
+
+import os
+import resource
+from typing import Any
+
+from bson.int64 import Int64
+
+from router.commands.answer import Answer
+from router.commands.call import Call, Command
+from router.commands.node import Node
+
+
+async def server_status(call: Call) -> Answer:
+    """Report on the process: connections, traffic, cursors, memory."""
+    node = call.node
+    reply: dict[str, Any] = {
+        "host": f"{node.host}:{node.port}",
+        "version": node.identity.version,
+        "process": "mongos",
+        "pid": Int64(os.getpid()),
+        **_uptime(node),
+        "localTime": node.now(),
+        "asserts": {
+            "regular": 0,
+            "warning": 0,
+            "msg": 0,
+            "user": node.counters.user_asserts,
+            "tripwire": 0,
+            "rollovers": 0,
+        },
+        "connections": _connections(node),
+        "extra_info": _extra_info(),
+        "network": {
+            "bytesIn": Int64(node.counters.bytes_in),
+            "bytesOut": Int64(node.counters.bytes_out),
+            "numRequests": Int64(node.counters.requests),
+        },
+        "opcounters": {name: Int64(count) for name, count in node.counters.by_kind.items()},
+        "sharding": {"configsvrConnectionString": node.options["sharding"]["configDB"]}
+        if "sharding" in node.options
+        else {},
+        "mem": {"bits": 64, "resident": _resident_mb(), "supported": True},
+        "metrics": {
+            "cursor": {
+                "open": {
+                    "multiTarget": Int64(len(node.cursors)),
+                    "total": Int64(len(node.cursors)),
+                }
+            },
+            "passedThrough": Int64(node.counters.passed_through),
+        },
+    }
+    for section, wanted in call.command.items():
+        if section in reply and wanted in (0, False):
+            del reply[section]
+    return Answer(reply)
+
+
+def _uptime(node: Node) -> dict[str, Any]:
+    seconds = (node.now() - node.started).total_seconds()
+    return {
+        "uptime": float(int(seconds)),
+        "uptimeMillis": Int64(seconds * 1000),
+        "uptimeEstimate": Int64(seconds),
+    }
+
+
+def _connections(node: Node) -> dict[str, Any]:
+    counters = node.counters
+    return {
+        "current": counters.connections,
+        "available": node.max_connections - counters.connections,
+        "totalCreated": Int64(counters.connections_created),
+        "awaitingTopologyChanges": counters.awaiting_hellos,
+    }
+
+
+def _extra_info() -> dict[str, Any]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "note": "fields vary by platform",
+        "user_time_us": Int64(usage.ru_utime * 1_000_000),
+        "system_time_us": Int64(usage.ru_stime * 1_000_000),
+        "maximum_resident_set_kb": Int64(usage.ru_maxrss),
+    }
+
+
+def _resident_mb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+COMMANDS = (Command(("serverStatus",), server_status, "counters of this process"),)

@@ -1,0 +1,69 @@
+"""Logical sessions: merged cursors die with theirs; the upstream is told as well."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from bson.binary import UUID_SUBTYPE, Binary
+
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.call import Call, Command
+from router.commands.fields import wrong_type
+from router.commands.hello import SESSION_TIMEOUT_MINUTES
+
+
+async def start_session(call: Call) -> AnyAnswer:
+    """Make a session id; the upstream makes it where there is one."""
+    if call.node.upstream is not None:
+        return PASS_THROUGH
+    session = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
+    return Answer({"id": session, "timeoutMinutes": SESSION_TIMEOUT_MINUTES})
+
+
+async def end_sessions(call: Call) -> AnyAnswer:
+    """Kill the merged cursors of the sessions named, here, then let the upstream end them.
+
+    Raises:
+        CommandError: the sessions are not a list of documents with an id.
+    """
+    call.node.cursors.end_sessions(_session_ids(call))
+    return _then_upstream(call)
+
+
+async def refresh_sessions(call: Call) -> AnyAnswer:
+    """Start the idle time of the sessions anew, here and upstream.
+
+    Raises:
+        CommandError: the sessions are not a list of documents with an id.
+    """
+    call.node.cursors.refresh_sessions(_session_ids(call))
+    return _then_upstream(call)
+
+
+def _then_upstream(call: Call) -> AnyAnswer:
+    return PASS_THROUGH if call.node.upstream is not None else Answer({})
+
+
+def _session_ids(call: Call) -> list[bytes]:
+    sessions: Any = call.command[call.name]
+    if not isinstance(sessions, list):
+        raise wrong_type(f"{call.name}.{call.name}", sessions, "type 'array'")
+    ids = []
+    for index, session in enumerate(sessions):
+        path = f"{call.name}.{call.name}.{index}"
+        if not isinstance(session, Mapping):
+            raise wrong_type(path, session, "type 'object'")
+        if not isinstance(session.get("id"), bytes):
+            raise wrong_type(f"{path}.id", session.get("id"), "type 'binData'")
+        ids.append(bytes(session["id"]))
+    return ids
+
+
+COMMANDS = (
+    Command(("startSession",), start_session, "make a session"),
+    Command(
+        ("endSessions",), end_sessions, "end sessions", while_quiescing=True, api_versions=("1",)
+    ),
+    Command(("killSessions",), end_sessions, "kill sessions", while_quiescing=True),
+    Command(("refreshSessions",), refresh_sessions, "keep sessions", api_versions=("1",)),
+)

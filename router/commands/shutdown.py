@@ -1,0 +1,22 @@
+"""What clients are told when the router's end refuses or cuts off their commands."""
+
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_STREAM_COMMANDS = frozenset({"aggregate", "getMore"})
+
+
+def shutting_down(name: str) -> CommandError:
+    """Return the refusal of a new command: retriable, elsewhere or later."""
+    return _labelled(
+        name, CommandError(ErrorCode.ShutdownInProgress, "The server is shutting down")
+    )
+
+
+def interrupted(name: str) -> CommandError:
+    """Return the end of a command that was in flight for too long."""
+    return _labelled(name, CommandError(ErrorCode.InterruptedAtShutdown, "interrupted at shutdown"))
+
+
+def _labelled(name: str, error: CommandError) -> CommandError:
+    return error.with_change_stream_label() if name in _STREAM_COMMANDS else error

@@ -1,0 +1,42 @@
+"""The registry: every command that the router answers, by each of its names."""
+
+from collections.abc import Iterable, Mapping
+
+from router.commands import aggregate, cursors, diagnostics, hello, server_status, sessions
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.call import Call, Command
+
+
+async def list_commands(call: Call) -> AnyAnswer:
+    """List the commands answered here; with an upstream its own list holds them all."""
+    if call.node.upstream is not None:
+        return PASS_THROUGH
+    listed = {
+        command.names[0]: {
+            "help": command.help,
+            "requiresAuth": not command.while_quiescing,
+            "adminOnly": command.admin_only,
+            "apiVersions": list(command.api_versions),
+        }
+        for command in sorted(_ALL, key=lambda command: command.names[0])
+    }
+    return Answer({"commands": listed})
+
+
+_ALL: tuple[Command, ...] = (
+    *hello.COMMANDS,
+    *diagnostics.COMMANDS,
+    *server_status.COMMANDS,
+    *aggregate.COMMANDS,
+    *cursors.COMMANDS,
+    *sessions.COMMANDS,
+    Command(("listCommands",), list_commands, "the commands"),
+)
+
+
+def _by_name(commands: Iterable[Command]) -> dict[str, Command]:
+    return {name: command for command in commands for name in command.names}
+
+
+COMMANDS: Mapping[str, Command] = _by_name(_ALL)
+"""The commands by name, former names included."""

@@ -1,0 +1,1 @@
+"""What the operator decides: settings, start parameters, the form of the log."""

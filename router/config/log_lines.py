@@ -1,0 +1,84 @@
+"""One JSON object per log line, in the form of mongos's structured log."""
+
+import json
+import logging
+import sys
+from collections import deque
+from collections.abc import MutableMapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import structlog
+
+_SEVERITY = {
+    "critical": "F",
+    "exception": "E",
+    "error": "E",
+    "warning": "W",
+    "warn": "W",
+    "info": "I",
+    "debug": "D1",
+}
+
+
+def as_mongos(
+    logger: object, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Order a structlog event as mongos orders a line: t, s, c, ctx, msg, attr."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line: dict[str, Any] = {
+        "t": {"$date": now},
+        "s": _SEVERITY.get(method, "I"),
+        "c": event.pop("component", "-"),
+        "ctx": event.pop("ctx", "main"),
+        "msg": event.pop("event", ""),
+    }
+    if event:
+        line["attr"] = dict(event)
+    return line
+
+
+class RecentLines:
+    """The last lines logged, for getLog; ``total`` counts all."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self.total = 0
+        self.lines: deque[str] = deque(maxlen=most)
+
+    def add(self, line: str) -> None:
+        """Keep ``line``, letting the oldest go."""
+        self.total += 1
+        self.lines.append(line)
+
+
+RECENT = RecentLines()
+
+
+def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+    line = json.dumps(event, default=str, ensure_ascii=False)
+    RECENT.add(line)
+    return line
+
+
+def configure_logging(
+    verbosity: int = 0, *, quiet: bool = False, stream: TextIO | None = None
+) -> None:
+    """Send every log line of the process to ``stream`` (stdout) as JSON.
+
+    Args:
+        verbosity: 0 hides debug lines, 1 and more shows them, as ``systemLog.verbosity``.
+        quiet: only warnings and errors, as ``systemLog.quiet``.
+        stream: where the lines go.
+    """
+    level = logging.WARNING if quiet else (logging.DEBUG if verbosity > 0 else logging.INFO)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.format_exc_info,
+            as_mongos,
+            _render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream or sys.stdout),
+        cache_logger_on_first_use=stream is None,
+    )

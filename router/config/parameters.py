@@ -1,0 +1,143 @@
+"""Start parameters (``--setParameter``): names, types, defaults; mongos's own where it has them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.cursors.limits import StreamLimits
+
+_DEFAULTS = StreamLimits()
+_MS = 0.001
+_MINUTES = 60.0
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in {"1", "true"}:
+        return True
+    if text in {"0", "false"}:
+        return False
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def _whole(value: Any) -> int:
+    return int(str(value))
+
+
+def _number(value: Any) -> float:
+    return float(str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One start parameter.
+
+    ``limit`` is the field of StreamLimits that it sets, ``unit`` the parameter's unit in the
+    field's (seconds or bytes); ``least`` and ``most`` bound the parameter's own value.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    default: Any
+    purpose: str
+    least: float = 0
+    most: float = 2**62
+    limit: str | None = None
+    unit: float = 1
+
+    def parse(self, given: Any) -> Any:
+        """Return ``given`` as this parameter's type; ValueError says what is wrong with it."""
+        try:
+            value = self.read(given)
+        except ValueError as error:
+            raise ValueError(f"bad value for parameter '{self.name}': {error}") from error
+        if not self.least <= value <= self.most:
+            raise ValueError(
+                f"bad value for parameter '{self.name}': {value} is not between "
+                f"{self.least:g} and {self.most:g}"
+            )
+        return value
+
+
+def _of_limits(
+    name: str,
+    limit: str,
+    purpose: str,
+    *,
+    unit: float = 1,
+    least: float = 0,
+) -> Parameter:
+    default = getattr(_DEFAULTS, limit)
+    read: Callable[[Any], Any] = _whole
+    if isinstance(default, bool):
+        read = _boolean
+    elif isinstance(default, float):
+        default = round(default / unit, 6)
+        read = _number
+    return Parameter(name, read, default, purpose, least=least, limit=limit, unit=unit)
+
+
+_ALL = (
+    Parameter("enableTestCommands", _boolean, False, "commands that only tests may use"),
+    Parameter(
+        "mongosShutdownTimeoutMillisForSignaledShutdown",
+        _whole,
+        3000,
+        "time for commands in flight to end after SIGTERM",
+        most=600_000,
+    ),
+    _of_limits(
+        "cursorTimeoutMillis", "cursor_timeout", "life of an idle cursor outside sessions", unit=_MS
+    ),
+    _of_limits(
+        "localLogicalSessionTimeoutMinutes",
+        "session_timeout",
+        "life of an idle session's cursors",
+        unit=_MINUTES,
+    ),
+    _of_limits("maxCursors", "max_cursors", "merged cursors open at a time", least=1),
+    _of_limits("idleShardNudge", "nudge", "whether idle members are nudged"),
+    _of_limits("idleShardNudgeMs", "nudge_delay", "wait before an idle member is nudged", unit=_MS),
+    _of_limits("idleShardNudgesPerSecond", "nudges_per_second", "most nudges of one member"),
+    _of_limits("remoteBufferBytes", "remote_buffer_bytes", "buffer of one remote", least=1),
+    _of_limits("streamBufferBytes", "stream_buffer_bytes", "buffer of one stream", least=1),
+    _of_limits("batchTargetBytes", "batch_target_bytes", "size of a shard's batch", least=1),
+    _of_limits(
+        "awaitQuietMs", "await_quiet", "a shard's getMore waits in a quiet stream", unit=_MS
+    ),
+    _of_limits("connectTimeoutMs", "connect_timeout", "one attempt to connect", unit=_MS),
+    _of_limits("openTimeoutMs", "open_timeout", "opening all remotes of a stream", unit=_MS),
+    _of_limits("replyTimeoutMs", "reply_timeout", "a member's reply", unit=_MS),
+    _of_limits("failureTimeoutMs", "failure_timeout", "retrying a failed remote", unit=_MS),
+)
+
+PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
+"""Every start parameter by name."""
+
+
+def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all parameters by name, those ``given`` parsed, the others at their defaults.
+
+    Raises:
+        ValueError: an unknown name, or a bad value.
+    """
+    for name in given:
+        if name not in PARAMETERS:
+            raise ValueError(f"Unknown --setParameter '{name}'")
+    return {
+        name: parameter.parse(given[name]) if name in given else parameter.default
+        for name, parameter in PARAMETERS.items()
+    }
+
+
+def stream_limits(values: Mapping[str, Any]) -> StreamLimits:
+    """Return the limits that parsed parameters set."""
+    chosen: dict[str, Any] = {}
+    for name, parameter in PARAMETERS.items():
+        if parameter.limit is not None:
+            value = values[name]
+            scaled = isinstance(value, float)
+            chosen[parameter.limit] = value * parameter.unit if scaled else value
+    return StreamLimits(**chosen)

@@ -1,0 +1,198 @@
+"""The router's settings: from flags, environment and a YAML file, named as mongos names them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from router.config.parameters import parse_parameters
+from router.upstream import parse_upstream
+from shard_client.compression import AVAILABLE
+from shard_client.replica_set import parse_hosts
+
+DEFAULT_PORT = 27020
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, frozen=True)
+
+
+class Sharding(_Section):
+    """``sharding``: the cluster, by its config server."""
+
+    config_db: str | None = Field(default=None, alias="configDB")
+
+    @field_validator("config_db")
+    @classmethod
+    def _is_replica_set(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_hosts(value)
+        return value
+
+
+class Compression(_Section):
+    """``net.compression``: what clients may use, ``disabled`` for none."""
+
+    compressors: str = ",".join(AVAILABLE)
+
+
+class Net(_Section):
+    """``net``: where drivers connect."""
+
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    bind_ip_all: bool = Field(default=False, alias="bindIpAll")
+    max_incoming_connections: int = Field(default=65536, alias="maxIncomingConnections", ge=1)
+    compression: Compression = Compression()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses to listen on."""
+        if self.bind_ip_all:
+            return ["0.0.0.0"]  # noqa: S104
+        return [host.strip() for host in self.bind_ip.split(",") if host.strip()]
+
+    @property
+    def compressors(self) -> tuple[str, ...]:
+        """The compressors that clients may use, best first."""
+        names = [name.strip() for name in self.compression.compressors.split(",")]
+        return tuple(name for name in names if name in AVAILABLE)
+
+
+class SystemLog(_Section):
+    """``systemLog``: how much is said on stdout."""
+
+    verbosity: int = Field(default=0, ge=0, le=5)
+    quiet: bool = False
+
+
+class Feed(_Section):
+    """``feed``: the output socket, which mongos does not have."""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    request_wait_ms: float = Field(default=200.0, alias="requestWaitMs", ge=0, le=60_000)
+    watch: dict[str, Any] = Field(default_factory=dict)
+
+
+class Settings(BaseSettings):
+    """All that an operator decides.
+
+    Flags win over environment variables (``MERGEROUTER_NET__PORT``), these over the file.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="MERGEROUTER_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        populate_by_name=True,
+        frozen=True,
+    )
+
+    sharding: Sharding = Sharding()
+    net: Net = Net()
+    system_log: SystemLog = Field(default=SystemLog(), alias="systemLog")
+    set_parameter: dict[str, Any] = Field(default_factory=dict, alias="setParameter")
+    upstream: str | None = None
+    feed: Feed = Feed()
+
+    @field_validator("upstream")
+    @classmethod
+    def _is_uri(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_upstream(value)
+        return value
+
+    @model_validator(mode="after")
+    def _parameters_are_known(self) -> Self:
+        parse_parameters(self.set_parameter)
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All start parameters by name."""
+        return parse_parameters(self.set_parameter)
+
+    def given(self) -> dict[str, Any]:
+        """Return what was set, nested and named as in the file, as getCmdLineOpts shows it."""
+        shown: dict[str, Any] = _sorted(self.model_dump(by_alias=True, exclude_unset=True))
+        return shown
+
+
+def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Settings:
+    """Read the settings from all their sources.
+
+    Args:
+        flags: nested and named as in the file; what is None counts as not given.
+        file: the YAML file.
+
+    Raises:
+        ValueError: something is unknown or wrong; the message names it.
+        OSError: the file cannot be read.
+    """
+    from_file = _read_file(file) if file is not None else {}
+
+    class WithFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file_settings = InitSettingsSource(settings_cls, init_kwargs=from_file)
+            return init_settings, env_settings, file_settings
+
+    return WithFile(**_without_none(flags))
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    content = yaml.safe_load(file.read_text())
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} does not hold settings")
+    return _nested(content)
+
+
+def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
+    # mongos's file may write a setting as ``net.port: 27020`` too.
+    result: dict[str, Any] = {}
+    for key, value in content.items():
+        *outer, last = str(key).split(".")
+        place = result
+        for name in outer:
+            place = place.setdefault(name, {})
+        if isinstance(value, Mapping) and last != "setParameter":
+            place.setdefault(last, {}).update(_nested(value))
+        else:
+            place[last] = value
+    return result
+
+
+def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in flags.items():
+        if isinstance(value, Mapping):
+            value = _without_none(value)
+            if not value:
+                continue
+        if value is not None:
+            kept[name] = value
+    return kept
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _sorted(value[name]) for name in sorted(value)}
+    return value

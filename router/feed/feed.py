@@ -1,0 +1,182 @@
+"""The feed's listening socket and what happens on each of its connections."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+from bson import json_util
+
+from router.cursors.merged_cursor import Batch
+from router.cursors.registry import CursorRegistry, Owner
+from router.feed.watch import Watch, parse_watch
+from shard_client.errors import CommandError
+from shard_client.frames import decode
+
+log = structlog.get_logger()
+
+_LONGEST_LINE = 1024 * 1024
+_EVENTS_A_BATCH = 1000
+_EVENTS_A_TURN = 50
+_AWAIT = 1.0
+_CLOSE_TIMEOUT = 2.0
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_OWNER = Owner()
+
+
+class Feed:
+    """Gives each client of a socket the events it asks for, in order, one a line.
+
+    A client that reads slowly slows only itself. The end of the stream, an error (as a last line
+    ``{"error": …}``) and the router's end close the connection after a whole line
+    (docs/design.md, section 12). Use it as an async context manager.
+
+    Args:
+        cursors: where streams are opened.
+        request_wait: seconds in which a client may send its line.
+        default: what a client gets that sends none.
+        max_clients: connections at a time.
+    """
+
+    def __init__(
+        self,
+        cursors: CursorRegistry,
+        *,
+        request_wait: float = 0.2,
+        default: Mapping[str, Any] | None = None,
+        max_clients: int = 1000,
+    ) -> None:
+        self._cursors = cursors
+        self._request_wait = request_wait
+        self._default = dict(default or {})
+        self._max_clients = max_clients
+        self._servers: list[asyncio.Server] = []
+        self._clients: set[asyncio.Task[None]] = set()
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._clients:
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def listen(self, hosts: Sequence[str], port: int) -> int:
+        """Listen on ``port`` of all ``hosts``; 0 picks one for all. Return the port.
+
+        Raises:
+            OSError: the port is taken or a host is none of ours.
+        """
+        for host in hosts:
+            server = await asyncio.start_server(self._accept, host, port, limit=_LONGEST_LINE)
+            self._servers.append(server)
+            port = server.sockets[0].getsockname()[1]
+        return port
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._clients) >= self._max_clients:
+            log.warning("Too many feeds", component="FEED", most=self._max_clients)
+            writer.transport.abort()
+            return
+        task = self._tasks.create_task(self._serve(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        try:
+            _keep_alive(writer)
+            await self._answer(reader, writer)
+        except ConnectionError as error:
+            log.info("Feed's client is gone", component="FEED", client=peer, error=str(error))
+        except Exception:  # one feed's bug must not end the others
+            log.exception("Unexpected error in a feed", component="FEED", client=peer)
+        finally:
+            await _close(writer)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            watch = parse_watch(await self._request(reader) or self._default)
+            await self._write_stream(watch, writer)
+        except ValueError as error:
+            await _write_error(
+                writer, {"errmsg": str(error), "code": 9, "codeName": "FailedToParse"}
+            )
+        except CommandError as error:
+            reply = error.to_reply()
+            del reply["ok"]
+            await _write_error(writer, reply)
+
+    async def _request(self, reader: asyncio.StreamReader) -> bytes:
+        """Return the client's line, empty if it sends none."""
+        try:
+            async with asyncio.timeout(self._request_wait):
+                return (await reader.readline()).strip()
+        except TimeoutError:
+            return b""
+
+    async def _write_stream(self, watch: Watch, writer: asyncio.StreamWriter) -> None:
+        cursor, batch = await self._cursors.open(watch.request, _OWNER)
+        try:
+            await _write_events(batch, watch, writer)
+            while batch.cursor_id:
+                async with self._cursors.checkout(cursor.cursor_id, _OWNER) as held:
+                    batch = await held.next_batch(_EVENTS_A_BATCH, _AWAIT)
+                await _write_events(batch, watch, writer)
+        finally:
+            self._cursors.kill([cursor.cursor_id], _OWNER)
+
+
+async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
+    """Write a batch a few events at a time, so that nobody waits for its encoding."""
+    if not batch.events:
+        _check_peer(writer)
+    for start in range(0, len(batch.events), _EVENTS_A_TURN):
+        lines = [
+            json_util.dumps(decode(event), json_options=watch.form)
+            for event in batch.events[start : start + _EVENTS_A_TURN]
+        ]
+        lines.append("")
+        writer.write("\n".join(lines).encode())
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
+async def _write_error(writer: asyncio.StreamWriter, error: Mapping[str, Any]) -> None:
+    writer.write(json.dumps({"error": error}, default=str).encode() + b"\n")
+    await writer.drain()
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    # A client that only ended its own side looks like one that is gone: probes tell them apart.
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+
+
+def _check_peer(writer: asyncio.StreamWriter) -> None:
+    error = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error or writer.is_closing():
+        raise ConnectionResetError(error, "the client is gone")
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
+            await writer.wait_closed()
+    except (TimeoutError, OSError):
+        writer.transport.abort()

@@ -1,0 +1,87 @@
+"""What a feed's client asks for in its one line of JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bson import json_util
+from bson.errors import BSONError
+from bson.json_util import CANONICAL_JSON_OPTIONS, RELAXED_JSON_OPTIONS, JSONOptions
+
+from router.change_stream.request import StreamRequest, parse_request
+
+_FORMS = {"relaxed": RELAXED_JSON_OPTIONS, "canonical": CANONICAL_JSON_OPTIONS}
+_STAGE_OPTIONS = (
+    "resumeAfter",
+    "startAfter",
+    "startAtOperationTime",
+    "fullDocument",
+    "fullDocumentBeforeChange",
+    "showExpandedEvents",
+)
+_OWN = ("database", "collection", "pipeline", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A feed's stream, and the form of JSON in which its events are written."""
+
+    request: StreamRequest
+    form: JSONOptions
+
+
+def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
+    """Understand a client's line, or the settings' default (docs/design.md, section 12).
+
+    Args:
+        line: extended JSON with ``database`` and ``collection`` (neither: the whole cluster),
+            ``pipeline``, a starting point and further options named as ``$changeStream`` names
+            them, and ``json``: ``relaxed`` (the default) or ``canonical``.
+
+    Raises:
+        ValueError: it is no JSON, or has something that is not known.
+        CommandError: the stream is one that mongos refuses.
+    """
+    wanted = _document(line) if isinstance(line, bytes | str) else dict(line)
+    for name in wanted:
+        if name not in _OWN and name not in _STAGE_OPTIONS:
+            raise ValueError(f"unknown field {name!r}")
+    form = _FORMS.get(wanted.get("json", "relaxed"))
+    if form is None:
+        raise ValueError("json is 'relaxed' or 'canonical'")
+    pipeline = wanted.get("pipeline", [])
+    if not isinstance(pipeline, list):
+        raise ValueError("pipeline is an array of stages")
+    options = {name: wanted[name] for name in _STAGE_OPTIONS if name in wanted}
+    database, target, options = _scope(wanted, options)
+    command: dict[str, Any] = {
+        "aggregate": target,
+        "pipeline": [{"$changeStream": options}, *pipeline],
+        "cursor": {},
+        "$db": database,
+    }
+    return Watch(parse_request(database, command), form)
+
+
+def _document(line: bytes | str) -> dict[str, Any]:
+    try:
+        wanted = json_util.loads(line)
+    except (ValueError, TypeError, BSONError) as error:
+        raise ValueError(f"not extended JSON: {error}") from error
+    if not isinstance(wanted, dict):
+        raise ValueError("not a JSON object")
+    return wanted
+
+
+def _scope(
+    wanted: Mapping[str, Any], options: dict[str, Any]
+) -> tuple[str, str | int, dict[str, Any]]:
+    database, collection = wanted.get("database"), wanted.get("collection")
+    for name, value in (("database", database), ("collection", collection)):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{name} is a string")
+    if database is None:
+        if collection is not None:
+            raise ValueError("a collection needs its database")
+        return "admin", 1, {**options, "allChangesForCluster": True}
+    return database, collection if collection is not None else 1, options

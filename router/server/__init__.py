@@ -1,0 +1,1 @@
+"""The listening side: connections of clients, their requests in order, the replies."""

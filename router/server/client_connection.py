@@ -1,0 +1,223 @@
+"""One client's connection: its requests are answered in the order in which they came."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import structlog
+
+from router.commands.answer import (
+    Answer,
+    AnyAnswer,
+    PassThrough,
+    RawAnswer,
+    error_document,
+    reply_document,
+)
+from router.commands.call import Call, Client
+from router.commands.node import Node
+from router.commands.shutdown import interrupted, shutting_down
+from router.commands.table import COMMANDS
+from router.server.replies import ReplyWriter
+from router.server.request import Request, read_request
+from shard_client.bson_slices import find
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.frame_protocol import FrameStream
+from shard_client.frames import BODY_OFFSET
+
+log = structlog.get_logger()
+
+_LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
+_LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
+_KINDS = {
+    "insert": "insert",
+    "find": "query",
+    "update": "update",
+    "delete": "delete",
+    "getMore": "getmore",
+}
+
+
+class ClientConnection:
+    """Reads a client's requests one after the other, has them answered, writes the replies.
+
+    Pipelined requests wait in the socket. A client that goes takes its running command with it;
+    its upstream connection is cut (docs/design.md, section 11).
+
+    ``idle`` is set while no command is in flight.
+
+    Args:
+        stream: the frames of the connection.
+        node: what commands work with.
+        client: what commands know of the client.
+    """
+
+    def __init__(self, stream: FrameStream, node: Node, client: Client) -> None:
+        self.client = client
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._stream = stream
+        self._node = node
+        self._replies = ReplyWriter(stream, node.counters)
+        self._scope: anyio.CancelScope | None = None
+
+    async def serve(self) -> None:
+        """Answer until the client goes or breaks the protocol; leave nothing behind."""
+        try:
+            while (frame := await self._stream.receive(bytes)) is not None:
+                self.idle.clear()
+                self._node.counters.bytes_in += len(frame)
+                await self._take(read_request(frame))
+                self.idle.set()
+        except ProtocolError as error:
+            log.warning(
+                "Client broke the protocol; closing its connection",
+                component="NETWORK",
+                client=self.client.peer,
+                error=str(error),
+            )
+        except NetworkError as error:
+            log.info(
+                "Connection ended in the middle of a command",
+                component="NETWORK",
+                client=self.client.peer,
+                error=str(error),
+            )
+        except Exception:  # one connection's bug must not end the others
+            log.exception("Unexpected error", component="NETWORK", client=self.client.peer)
+        finally:
+            self.idle.set()
+            if self.client.link is not None:
+                self.client.link.abort()
+            if self._stream.transport is not None:
+                self._stream.transport.close()
+
+    def interrupt(self) -> None:
+        """End the command in flight; the client is told that the router shuts down."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _take(self, request: Request) -> None:
+        counters = self._node.counters
+        counters.requests += 1
+        counters.by_kind[_KINDS.get(request.name, "command")] += 1
+        if request.query is not None and not self._legacy_allowed(request):
+            return
+        with anyio.CancelScope() as self._scope:
+            await self._answer(request)
+        if self._scope.cancelled_caught:
+            self._send_error(request, interrupted(request.name), request.request_id)
+        self._scope = None
+        await self._stream.drain()
+
+    async def _answer(self, request: Request) -> None:
+        """Run the command and send what it gives; errors are answers too."""
+        response_to = request.request_id
+        following: Mapping[str, Any] | None = None
+        try:
+            while True:
+                answer = await self._run(request, following)
+                if isinstance(answer, PassThrough):
+                    await self._pass_through(request)
+                    return
+                response_to = self._send(request, answer, response_to)
+                following = answer.next_command if isinstance(answer, Answer) else None
+                if following is None:
+                    return
+                await self._stream.drain()
+        except CommandError as error:
+            self._send_error(request, error, response_to)
+        except NetworkError:
+            raise
+        except ProtocolError as error:
+            refusal = CommandError(ErrorCode.ProtocolError, str(error))
+            self._send_error(request, refusal, response_to)
+            raise
+        except Exception as error:  # one command's bug must not end the others
+            log.exception("Unexpected error", component="COMMAND", command=request.name)
+            refusal = CommandError(ErrorCode.InternalError, f"unexpected error: {error!r}")
+            self._send_error(request, refusal, response_to)
+
+    async def _run(self, request: Request, again: Mapping[str, Any] | None) -> AnyAnswer:
+        """Find the command and run it, ``again`` with another document if that is given."""
+        command = COMMANDS.get(request.name)
+        if self._node.topology.quiescing and not (command and command.while_quiescing):
+            raise shutting_down(request.name)
+        if command is None:
+            return PassThrough()
+        document = again if again is not None else request.command()
+        call = Call(
+            name=request.name,
+            database=request.database(dict(document)) if again is None else "admin",
+            command=document,
+            client=self.client,
+            node=self._node,
+            exhaust=request.takes_exhaust,
+        )
+        self._node.gossip(document.get("$clusterTime"))
+        command.check(call)
+        return await command.run(call)
+
+    async def _pass_through(self, request: Request) -> None:
+        """Relay the client's message to the upstream and its replies back, byte for byte."""
+        upstream = self._node.upstream
+        if upstream is None or request.query is not None:
+            message = (
+                f"no such command: '{request.name}'"
+                if not request.name
+                else (f"no such cmd: {request.name}")
+            )
+            raise CommandError(ErrorCode.CommandNotFound, message)
+        self._node.counters.passed_through += 1
+        first = True
+        async with aclosing(self.client.upstream_link(upstream).relay(request.frame)) as replies:
+            async for reply in replies:
+                self._note_cluster_time(reply)
+                self._replies.relay(request, reply, first=first)
+                first = False
+                await self._stream.drain()
+
+    def _note_cluster_time(self, reply: bytes) -> None:
+        element = find(reply, b"$clusterTime", BODY_OFFSET)
+        if element is not None:
+            self._node.clock.advance(reply[element.start : element.end])
+
+    def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
+        if isinstance(answer, RawAnswer):
+            return self._replies.send(request, answer.parts, response_to=response_to)
+        assert isinstance(answer, Answer)
+        return self._replies.send_document(
+            request,
+            reply_document(answer.fields, self._node.times()),
+            response_to=response_to,
+            more_to_come=answer.next_command is not None,
+        )
+
+    def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
+        self._node.counters.user_asserts += 1
+        document = error_document(error, self._node.times())
+        self._replies.send_document(request, document, response_to=response_to)
+
+    def _legacy_allowed(self, request: Request) -> bool:
+        """Tell whether an OP_QUERY is one that servers still take; answer the others."""
+        assert request.query is not None
+        if not request.query.namespace.endswith(".$cmd"):
+            self._replies.refuse_query(
+                request,
+                5739101,
+                "OP_QUERY is no longer supported. The client driver may require an upgrade. "
+                f"For more details see {_LEGACY_URL}",
+            )
+            return False
+        if request.name not in _LEGACY_COMMANDS:
+            error = CommandError(
+                ErrorCode.UnsupportedOpQueryCommand,
+                f"Unsupported OP_QUERY command: {request.name}. The client driver may require an "
+                f"upgrade. For more details see {_LEGACY_URL}",
+            )
+            self._send_error(request, error, request.request_id)
+            return False
+        return True

@@ -1,0 +1,128 @@
+"""The listening socket: takes clients in, ends them in bounded time."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from router.commands.call import Client
+from router.commands.node import Node
+from router.server.client_connection import ClientConnection
+from shard_client.frame_protocol import FrameStream
+
+log = structlog.get_logger()
+
+_BACKLOG = 1024
+_INTERRUPTED_TIMEOUT = 0.5
+
+
+class _ClientStream(FrameStream):
+    """A client's frames; when the client goes, whoever serves it is cancelled."""
+
+    task: asyncio.Task[None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Listener:
+    """Listens for drivers and owns their connections; use it as an async context manager.
+
+    Args:
+        node: what commands work with.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._servers: list[asyncio.Server] = []
+        self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
+        self._ids = count(1)
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop_listening()
+        for task in self._connections.values():
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def listen(self, hosts: Sequence[str], port: int) -> int:
+        """Listen on ``port`` of all ``hosts``; 0 picks one for all. Return the port.
+
+        Raises:
+            OSError: the port is taken or a host is none of ours.
+        """
+        loop = asyncio.get_running_loop()
+        for host in hosts:
+            server = await loop.create_server(
+                lambda: _ClientStream(self._accept), host, port, backlog=_BACKLOG
+            )
+            self._servers.append(server)
+            port = server.sockets[0].getsockname()[1]
+        self._node.port = port
+        return port
+
+    def stop_listening(self) -> None:
+        """Take no more clients; those that are there stay."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new commands, let those in flight end, interrupt what lasts too long.
+
+        Args:
+            timeout: seconds that commands in flight have.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        self._node.topology.quiesce(deadline)
+        self.stop_listening()
+        await self._until_idle(timeout)
+        for connection in self._connections:
+            connection.interrupt()
+        await self._until_idle(_INTERRUPTED_TIMEOUT)
+
+    async def _until_idle(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                for connection in list(self._connections):
+                    await connection.idle.wait()
+        except TimeoutError:
+            log.info("Commands are still in flight", component="NETWORK", after=timeout)
+
+    def _accept(self, stream: FrameStream) -> None:
+        assert isinstance(stream, _ClientStream)
+        assert stream.transport is not None
+        counters = self._node.counters
+        if counters.connections >= self._node.max_connections:
+            log.warning("Too many connections", component="NETWORK", most=counters.connections)
+            stream.abort()
+            return
+        peer = stream.transport.get_extra_info("peername") or ("unknown", 0)
+        client = Client(next(self._ids), f"{peer[0]}:{peer[1]}")
+        connection = ClientConnection(stream, self._node, client)
+        counters.connections += 1
+        counters.connections_created += 1
+        log.debug("Connection accepted", component="NETWORK", client=client.peer)
+        stream.task = self._tasks.create_task(connection.serve())
+        self._connections[connection] = stream.task
+        stream.task.add_done_callback(lambda _task: self._forget(connection))
+
+    def _forget(self, connection: ClientConnection) -> None:
+        self._connections.pop(connection, None)
+        self._node.counters.connections -= 1
+        log.debug("Connection ended", component="NETWORK", client=connection.client.peer)

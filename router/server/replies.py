@@ -1,0 +1,111 @@
+"""Replies on their way to a client: framed, compressed as the client did, written in one go."""
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from router.commands.node import Counters
+from router.server.request import Request
+from shard_client.compression import NEVER_COMPRESSED
+from shard_client.frame_protocol import FrameStream
+from shard_client.frames import (
+    MORE_TO_COME,
+    build_op_reply,
+    build_reply_parts,
+    compress_frame,
+    encode,
+    with_ids,
+)
+
+_ids = count(1)
+_AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
+
+
+class ReplyWriter:
+    """Writes replies to one client (docs/protocol.md, section 1).
+
+    Args:
+        stream: the client's connection.
+        counters: where bytes are counted.
+    """
+
+    def __init__(self, stream: FrameStream, counters: Counters) -> None:
+        self._stream = stream
+        self._counters = counters
+
+    def send(
+        self,
+        request: Request,
+        parts: list[bytes],
+        *,
+        response_to: int,
+        more_to_come: bool = False,
+    ) -> int:
+        """Send a reply body given in slices and return the reply's id.
+
+        Args:
+            request: what is answered; one that wants no reply gets none.
+            parts: the body's slices, which are joined and written once.
+            response_to: the id of the message that this one follows.
+            more_to_come: another reply follows by itself.
+
+        Raises:
+            NetworkError: the client is gone.
+        """
+        reply_id = next(_ids) & 0x7FFFFFFF
+        if request.query is not None:
+            frame = build_op_reply(b"".join(parts), request_id=reply_id, response_to=response_to)
+            self._write(request, frame)
+        elif request.wants_reply:
+            flags = MORE_TO_COME if more_to_come else 0
+            framed = build_reply_parts(
+                parts, request_id=reply_id, response_to=response_to, flags=flags
+            )
+            self._write(request, b"".join(framed))
+        return reply_id
+
+    def send_document(
+        self,
+        request: Request,
+        document: Mapping[str, Any],
+        *,
+        response_to: int,
+        more_to_come: bool = False,
+    ) -> int:
+        """Encode a reply and send it as ``send`` does."""
+        return self.send(
+            request, [encode(document)], response_to=response_to, more_to_come=more_to_come
+        )
+
+    def relay(self, request: Request, reply: bytes, *, first: bool) -> None:
+        """Pass on an upstream's reply frame unchanged but for the id that it responds to.
+
+        Args:
+            request: what the client asked.
+            reply: the whole frame, not compressed.
+            first: whether it answers the client's message, not the reply before it.
+
+        Raises:
+            NetworkError: the client is gone.
+        """
+        if first:
+            own_id = int.from_bytes(reply[4:8], "little", signed=True)
+            reply = with_ids(reply, request_id=own_id, response_to=request.request_id)
+        self._write(request, reply)
+
+    def refuse_query(self, request: Request, code: int, message: str) -> None:
+        """Answer an OP_QUERY that is no command with a query failure."""
+        document = encode({"$err": message, "code": code, "ok": 0.0})
+        frame = build_op_reply(
+            document,
+            request_id=next(_ids) & 0x7FFFFFFF,
+            response_to=request.request_id,
+            flags=_AWAIT_CAPABLE | _QUERY_FAILURE,
+        )
+        self._write(request, frame)
+
+    def _write(self, request: Request, frame: bytes) -> None:
+        if request.compressor is not None and request.name not in NEVER_COMPRESSED:
+            frame = compress_frame(frame, request.compressor)
+        self._counters.bytes_out += len(frame)
+        self._stream.write(frame)
