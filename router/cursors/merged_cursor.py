@@ -1,6 +1,12 @@
 """What a client sees: one cursor id, many remote cursors behind it."""
 
+import asyncio
 from typing import NamedTuple
+
+from router.change_stream.merged_stream import Taken
+from router.cursors.upstream import Upstream
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
 
 
 class Batch(NamedTuple):
@@ -17,19 +23,64 @@ class Batch(NamedTuple):
 
 
 class MergedCursor:
-    """A client's cursor on a merged stream (docs/design.md, section 5)."""
+    """A client's cursor on a merged stream (docs/design.md, section 5).
 
-    cursor_id: int
-    namespace: str
+    ``cursor_id`` and ``namespace`` are what replies carry. One ``next_batch`` at a time.
+    """
+
+    def __init__(self, cursor_id: int, namespace: str, upstream: Upstream) -> None:
+        self.cursor_id = cursor_id
+        self.namespace = namespace
+        self._upstream = upstream
+        self._loop = asyncio.get_running_loop()
+        self._killed = False
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stream has ended, failed or been killed: nothing more comes."""
+        return self._finished or self._killed
+
+    def first_batch(self) -> Batch:
+        """Return the opening's batch: it never waits and holds no events, as mongos's.
+
+        Raises CommandError.
+        """
+        return self._batch(self._upstream.take(0))
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
-        """Return what is ready, at most ``batch_size`` events; else wait up to ``max_time`` seconds.
+        """Return what is ready, at most ``batch_size`` events; else wait ``max_time`` seconds.
 
-        Then an empty batch, with a postBatchResumeToken that may have moved. Raises CommandError
-        when the stream has failed, labelled as mongos would. Cancelling loses nothing.
+        ``batch_size`` None or 0: as many as fit. When nothing came: an empty batch, with a
+        postBatchResumeToken that may have moved. Raises CommandError when the stream has failed,
+        labelled as mongos would, or was killed (237). Cancelling loses nothing.
         """
-        raise NotImplementedError
+        deadline = self._loop.time() + max_time
+        upstream = self._upstream
+        while not (self._killed or upstream.ready):
+            left = deadline - self._loop.time()
+            if left <= 0:
+                break
+            await upstream.wait(left)
+        if self._killed:
+            raise CommandError(ErrorCode.CursorKilled, "operation was interrupted")
+        try:
+            return self._batch(upstream.take(batch_size or None))
+        except CommandError:
+            self._finished = True
+            raise
+
+    def kill(self) -> None:
+        """Have ``next_batch`` end at once, now and ever after."""
+        self._killed = True
+        self._upstream.wake()
 
     async def close(self) -> None:
         """Kill the remote cursors and close their connections; bounded in time, may be repeated."""
-        raise NotImplementedError
+        self.kill()
+        await self._upstream.close()
+
+    def _batch(self, taken: Taken) -> Batch:
+        self._finished = taken.closed
+        cursor_id = 0 if taken.closed else self.cursor_id
+        return Batch(cursor_id, taken.events, taken.size, taken.pbrt)

@@ -1,6 +1,6 @@
-"""Getting an idle member past a cluster time, so that its promise moves (docs/design.md, section 9).
+"""Getting an idle member past a cluster time, so that its promise moves.
 
-Source of the commands: docs/protocol.md, section 6.
+docs/design.md, section 9; source of the commands: docs/protocol.md, section 6.
 """
 
 import asyncio
@@ -18,6 +18,9 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 
 log = structlog.get_logger()
+
+_AFTER_FAILURE = 0.5
+"""Seconds without nudges after one that failed."""
 
 _NOT_ALLOWED = frozenset(
     {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
@@ -37,7 +40,7 @@ class Nudger:
         self._targets: dict[str, _Target] = {}
 
     def nudge(self, target: str, host: str, past: Timestamp, done: Callable[[], None]) -> None:
-        """Have ``target`` promise more than ``past``; ``done()`` is called when it can."""
+        """Have ``target`` promise more than ``past``; ``done()`` is called after the attempt."""
         if self._limits.nudge:
             if target not in self._targets:
                 self._targets[target] = _Target(self._cluster, self._limits, target, host)
@@ -94,13 +97,14 @@ class _Target:
                     await asyncio.sleep(pause)
                 self._last = loop.time()
                 waiting, self._waiting = self._waiting, []
-                await self._nudge(self._past)
+                if not await self._nudge(self._past):
+                    self._last = loop.time() + _AFTER_FAILURE
                 for done in waiting:
                     done()
         finally:
             self._task = None
 
-    async def _nudge(self, past: Timestamp) -> None:
+    async def _nudge(self, past: Timestamp) -> bool:
         self.made += 1
         try:
             if self._connection is None or self._connection.closed:
@@ -109,9 +113,10 @@ class _Target:
                 "admin", self._command(past), timeout=self._limits.connect_timeout
             )
             self._cluster.clock.advance(reply.get("$clusterTime"))
+            return True
         except CommandError as error:
             if error.code == ErrorCode.StaleClusterTime:
-                return
+                return True
             if error.code in _NOT_ALLOWED:
                 self._by_note = False
             self._drop_connection()
@@ -119,6 +124,7 @@ class _Target:
         except NetworkError as error:
             self._drop_connection()
             log.info("nudge failed", target=self._name, error=str(error))
+        return False
 
     def _command(self, past: Timestamp) -> dict[str, Any]:
         clock = self._cluster.clock

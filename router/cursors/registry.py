@@ -1,15 +1,24 @@
 """All merged cursors of the process: opened, checked out, killed, timed out."""
 
+import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from uuid import UUID
+
+import structlog
 
 from router.catalog.cluster import Cluster
+from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.merged_cursor import Batch, MergedCursor
+from router.cursors.nudge import Nudger
+from router.cursors.opening import Closing, open_upstream
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
 
-if TYPE_CHECKING:
-    from router.change_stream.request import StreamRequest
+log = structlog.get_logger()
 
 
 class Owner(NamedTuple):
@@ -28,53 +37,212 @@ class KillResult(NamedTuple):
     unknown: list[int]
 
 
+class _Entry:
+    """A cursor, whose it is, and whether a getMore has it."""
+
+    __slots__ = ("busy", "cursor", "last_used", "owner")
+
+    def __init__(self, cursor: MergedCursor, owner: Owner, now: float) -> None:
+        self.cursor = cursor
+        self.owner = owner
+        self.last_used = now
+        self.busy = False
+
+
 class CursorRegistry:
-    """The merged cursors of a process. ``await close()`` ends them all."""
+    """The merged cursors of a process. ``await close()`` ends them all.
+
+    Must be made in a running loop. What a client no longer wants is taken down in the background,
+    by tasks that ``close`` waits for.
+    """
 
     def __init__(self, cluster: Cluster, limits: StreamLimits | None = None) -> None:
-        raise NotImplementedError
+        self._cluster = cluster
+        self._limits = limits or StreamLimits()
+        self._nudger = Nudger(cluster, self._limits)
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[int, _Entry] = {}
+        self._opening = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reaper: asyncio.TimerHandle | None = None
+        self._closed = False
 
-    async def open(self, request: "StreamRequest", owner: Owner) -> tuple[MergedCursor, Batch]:
+    async def open(self, request: StreamRequest, owner: Owner) -> tuple[MergedCursor, Batch]:
         """Open a merged cursor for ``request``; its first batch never waits for events.
 
         Raises CommandError: the shards' opening errors as mongos gives them, or 133 (labelled
         resumable) when shards or the config server stay unreachable.
         """
-        raise NotImplementedError
+        if self._closed:
+            raise CommandError(
+                ErrorCode.ShutdownInProgress, "The server is in quiesce mode and will shut down"
+            ).with_change_stream_label()
+        if len(self._entries) + self._opening >= self._limits.max_cursors:
+            raise CommandError(
+                ErrorCode.InternalError, f"more than {self._limits.max_cursors} cursors are open"
+            )
+        self._opening += 1
+        cursor: MergedCursor | None = None
+        try:
+            upstream = await open_upstream(
+                request, self._cluster, self._nudger, self._limits, self._background
+            )
+            cursor = MergedCursor(self._new_id(), request.namespace, upstream)
+            first = cursor.first_batch()
+            if self._closed:
+                raise CommandError(ErrorCode.CursorKilled, "operation was interrupted")
+        except BaseException:
+            if cursor is not None:
+                self._background(cursor)
+            raise
+        finally:
+            self._opening -= 1
+        if first.cursor_id:
+            self._entries[cursor.cursor_id] = _Entry(cursor, owner, self._loop.time())
+            self._schedule_reaping()
+        else:
+            self._background(cursor)
+        return cursor, first
 
     @asynccontextmanager
     async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[MergedCursor]:
         """Hold the cursor for one getMore.
 
         Raises CommandError: 43 CursorNotFound, 143 CursorInUse, another's session or user. A cursor
-        that has ended, failed or been cancelled inside is gone afterwards.
+        that has ended or failed, or whose getMore is cancelled, is gone afterwards.
         """
-        raise NotImplementedError
-        yield
+        entry = self._entries.get(cursor_id)
+        if entry is None:
+            raise CommandError(ErrorCode.CursorNotFound, f"Cursor not found (id: {cursor_id}).")
+        _check_user(cursor_id, entry.owner, owner)
+        if entry.busy:
+            raise CommandError(ErrorCode.CursorInUse, f"Cursor already in use (id: {cursor_id}).")
+        _check_session(cursor_id, entry.owner, owner)
+        entry.busy = True
+        try:
+            yield entry.cursor
+        except asyncio.CancelledError:
+            self._remove(cursor_id)
+            raise
+        finally:
+            entry.busy = False
+            entry.last_used = self._loop.time()
+            if entry.cursor.finished:
+                self._remove(cursor_id)
 
     def __contains__(self, cursor_id: int) -> bool:
         """Tell whether the cursor is one of ours."""
-        raise NotImplementedError
+        return cursor_id in self._entries
 
     def __len__(self) -> int:
         """Return the number of open merged cursors."""
-        raise NotImplementedError
+        return len(self._entries)
+
+    @property
+    def nudges(self) -> dict[str, int]:
+        """Nudges of idle members so far, by target."""
+        return self._nudger.counts
 
     def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
         """Kill cursors by id; the shards' cursors are killed in the background.
 
-        A getMore in flight gets 237 CursorKilled.
+        A getMore in flight gets 237 CursorKilled. Raises CommandError (13 Unauthorized) for another
+        user's cursor.
         """
-        raise NotImplementedError
+        result = KillResult([], [], [], [])
+        for cursor_id in cursor_ids:
+            entry = self._entries.get(cursor_id)
+            if entry is None:
+                result.not_found.append(cursor_id)
+                continue
+            _check_user(cursor_id, entry.owner, owner)
+            self._remove(cursor_id)
+            result.killed.append(cursor_id)
+        return result
 
     def end_sessions(self, lsids: Iterable[bytes]) -> None:
         """Kill the cursors of these sessions."""
-        raise NotImplementedError
+        ended = set(lsids)
+        for cursor_id, entry in list(self._entries.items()):
+            if entry.owner.lsid in ended:
+                self._remove(cursor_id)
 
     def refresh_sessions(self, lsids: Iterable[bytes]) -> None:
         """Start the idle time of these sessions' cursors anew."""
-        raise NotImplementedError
+        refreshed = set(lsids)
+        now = self._loop.time()
+        for entry in self._entries.values():
+            if entry.owner.lsid in refreshed:
+                entry.last_used = now
 
     async def close(self) -> None:
         """Kill all cursors and wait, bounded, until their remotes are gone."""
-        raise NotImplementedError
+        self._closed = True
+        if self._reaper is not None:
+            self._reaper.cancel()
+        for cursor_id in list(self._entries):
+            self._remove(cursor_id)
+        await self._nudger.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _new_id(self) -> int:
+        while True:
+            cursor_id = secrets.randbits(63)
+            if cursor_id and cursor_id not in self._entries:
+                return cursor_id
+
+    def _remove(self, cursor_id: int) -> None:
+        entry = self._entries.pop(cursor_id, None)
+        if entry is not None:
+            entry.cursor.kill()
+            self._background(entry.cursor)
+
+    def _background(self, closing: Closing) -> None:
+        task = self._loop.create_task(closing.close(), name="close merged cursor")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _schedule_reaping(self) -> None:
+        if self._reaper is None and self._entries and not self._closed:
+            shortest = min(self._limits.cursor_timeout, self._limits.session_timeout)
+            self._reaper = self._loop.call_later(min(5.0, shortest / 4), self._reap)
+
+    def _reap(self) -> None:
+        self._reaper = None
+        now = self._loop.time()
+        for cursor_id, entry in list(self._entries.items()):
+            in_session = entry.owner.lsid is not None
+            limit = self._limits.session_timeout if in_session else self._limits.cursor_timeout
+            if not entry.busy and now - entry.last_used > limit:
+                log.info("idle cursor timed out", cursor=cursor_id)
+                self._remove(cursor_id)
+        self._schedule_reaping()
+
+
+def _check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
+    if cursor_owner.user != asking.user:
+        raise CommandError(
+            ErrorCode.Unauthorized,
+            f"cursor id {cursor_id} was not created by the authenticated user",
+        )
+
+
+def _check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
+    """Refuse a getMore in another session, with the codes of mongos."""
+    created, used = cursor_owner.lsid, asking.lsid
+    if created == used:
+        return
+    text = f"Cannot run getMore on cursor {cursor_id}, which was "
+    if created is None and used is not None:
+        raise CommandError(50799, f"{text}not created in a session, in session {_text(used)}")
+    if created is not None and used is None:
+        raise CommandError(50800, f"{text}created in session {_text(created)}, without an lsid")
+    if created is not None and used is not None:
+        raise CommandError(
+            50801, f"{text}created in session {_text(created)}, in session {_text(used)}"
+        )
+
+
+def _text(lsid: bytes) -> str:
+    return str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()

@@ -1,0 +1,330 @@
+"""The remotes behind a merged stream: opened, fed into the stream, kept within budget."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+import structlog
+
+from router.catalog.cluster import Cluster
+from router.change_stream.merged_stream import (
+    Action,
+    CloseRemote,
+    MergedStream,
+    OpenRemote,
+    ReopenRemote,
+    Taken,
+)
+from router.change_stream.plan import shard_command, topology_command
+from router.change_stream.request import StreamRequest
+from router.cursors.await_policy import AwaitPolicy
+from router.cursors.limits import StreamLimits
+from router.cursors.nudge import Nudger
+from router.merge.merger import MergeOrderError
+from shard_client.connection import Connection
+from shard_client.cursor_reply import CursorBatch
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.remote_cursor import Opening, RemoteCursor
+
+log = structlog.get_logger()
+
+
+class _Remote:
+    """One remote: where it is, its cursor, and how it is being asked."""
+
+    __slots__ = ("cursor", "host", "nudged", "opened", "policy", "target", "topology")
+
+    def __init__(self, action: OpenRemote, policy: AwaitPolicy) -> None:
+        self.target = action.target
+        self.host = action.host
+        self.topology = action.topology
+        self.policy = policy
+        self.cursor: RemoteCursor | None = None
+        self.opened = False
+        self.nudged = False
+
+
+class Upstream:
+    """Executes a MergedStream: its remote cursors, their budgets and waiting times, the nudges.
+
+    Knows nothing of clients: who reads calls ``ready``, ``take`` and ``wait``.
+    """
+
+    def __init__(
+        self,
+        stream: MergedStream,
+        request: StreamRequest,
+        cluster: Cluster,
+        nudger: Nudger,
+        limits: StreamLimits,
+    ) -> None:
+        self._stream = stream
+        self._request = request
+        self._cluster = cluster
+        self._nudger = nudger
+        self._limits = limits
+        self._settings = limits.remote_settings()
+        self._loop = asyncio.get_running_loop()
+        self._remotes: dict[int, _Remote] = {}
+        self._connections: dict[str, Connection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._waiter: asyncio.Future[None] | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._nudge_timer: asyncio.TimerHandle | None = None
+        self._read_until = 0.0
+        self._lingering = False
+        self._last_event = float("-inf")
+        self._closed = False
+        self._mode = read_mode(request)
+
+    async def open(self, connections: Mapping[str, Connection]) -> None:
+        """Open the remotes and wait until each shard has answered its opening.
+
+        ``connections`` may hold open ones by target; they are taken over. Raises CommandError, the
+        first failure of a remote; call ``close`` then.
+        """
+        self._connections = dict(connections)
+        self._touch()
+        opening = self._opening = self._loop.create_future()
+        self._execute(self._stream.start())
+        try:
+            async with asyncio.timeout(self._limits.open_timeout):
+                await opening
+        except TimeoutError:
+            late = sorted(remote.target for remote in self._remotes.values() if not remote.opened)
+            raise CommandError(
+                ErrorCode.FailedToSatisfyReadPreference,
+                f"no answer from {', '.join(late)} within {self._limits.open_timeout} s",
+            ).with_change_stream_label() from None
+        finally:
+            self._opening = None
+            self._drop_connections()
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``take`` has something to say at once: events, the end, or an error."""
+        return self._stream.ready
+
+    def take(self, max_events: int | None) -> Taken:
+        """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
+        self._touch()
+        taken = self._stream.take(max_events, self._limits.reply_bytes)
+        if taken.events:
+            for number, remote in self._remotes.items():
+                if remote.cursor is not None and remote.cursor.paused and self._may_read(number):
+                    remote.cursor.resume()
+        return taken
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until something is ready, ``wake`` is called, or ``timeout`` seconds have passed."""
+        if self._stream.ready or timeout <= 0:
+            return
+        self._touch()
+        waiter = self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(timeout, _release, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+            self._touch()
+
+    def wake(self) -> None:
+        """End ``wait``."""
+        if self._waiter is not None:
+            _release(self._waiter)
+
+    async def close(self) -> None:
+        """Kill all remote cursors; bounded by twice ``close_timeout`` and a connection's time."""
+        if not self._closed:
+            self._closed = True
+            if self._nudge_timer is not None:
+                self._nudge_timer.cancel()
+            self._drop_connections()
+            for number in list(self._remotes):
+                self._close_remote(number)
+            self.wake()
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    # What the stream wants done.
+
+    def _execute(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, OpenRemote):
+                self._open_remote(action)
+            elif isinstance(action, ReopenRemote):
+                self._reopen_remote(action)
+            elif isinstance(action, CloseRemote):
+                self._close_remote(action.remote)
+
+    def _open_remote(self, action: OpenRemote) -> None:
+        log.debug("open remote", target=action.target, start_at=action.start_at)
+        remote = self._remotes[action.remote] = _Remote(action, AwaitPolicy(self._limits))
+
+        def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
+            if action.topology:
+                if pbrt is None:
+                    return topology_command(action.start_at)
+                return topology_command(resume_after=pbrt)
+            if pbrt is None:
+                return shard_command(self._request, start_at=action.start_at)
+            return shard_command(self._request, resume_after=pbrt)
+
+        self._start(action.remote, remote, opening)
+
+    def _reopen_remote(self, action: ReopenRemote) -> None:
+        remote = self._remotes[action.remote]
+
+        def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
+            if pbrt is None:
+                return shard_command(self._request, start_after=action.start_after)
+            return shard_command(self._request, resume_after=pbrt)
+
+        self._end(remote)
+        self._start(action.remote, remote, opening)
+
+    def _start(self, number: int, remote: _Remote, opening: Opening) -> None:
+        mode = "primary" if remote.topology else self._mode
+        remote.cursor = RemoteCursor(
+            remote.target,
+            dialer=self._cluster.dialer(remote.target, remote.host or None, mode=mode),
+            opening=opening,
+            on_batch=lambda batch: self._batch_arrived(number, batch),
+            on_failure=lambda error, address: self._remote_failed(number, error, address),
+            clock=self._cluster.clock,
+            settings=self._settings,
+        )
+        remote.cursor.start(self._connections.pop(remote.target, None))
+
+    def _close_remote(self, number: int) -> None:
+        remote = self._remotes.pop(number, None)
+        if remote is not None:
+            self._end(remote)
+
+    def _end(self, remote: _Remote) -> None:
+        if remote.cursor is not None:
+            task = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            remote.cursor = None
+
+    # What the remotes bring.
+
+    def _batch_arrived(self, number: int, batch: CursorBatch) -> None:
+        remote = self._remotes.get(number)
+        if remote is None or self._closed:
+            return
+        try:
+            actions = self._stream.batch_arrived(number, batch)
+        except (MergeOrderError, ProtocolError) as error:
+            failure = CommandError(ErrorCode.InternalError, str(error))
+            self._remote_failed(number, failure, None)
+            return
+        if batch.events:
+            self._last_event = self._loop.time()
+        if actions:
+            self._execute(actions)
+        if not remote.opened:
+            self._has_opened(remote)
+        self._steer(number, remote)
+        if self._waiter is not None and self._stream.ready:
+            _release(self._waiter)
+
+    def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
+        remote = self._remotes.get(number)
+        if remote is None or self._closed:
+            return
+        log.warning("stream failed", target=remote.target, address=address, error=str(error))
+        self._stream.remote_failed(number, error, address)
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_exception(error.with_change_stream_label())
+        self.wake()
+
+    def _has_opened(self, remote: _Remote) -> None:
+        remote.opened = True
+        if (
+            self._opening is not None
+            and not self._opening.done()
+            and all(each.opened for each in self._remotes.values())
+        ):
+            self._opening.set_result(None)
+
+    # Budgets and waiting times.
+
+    def _steer(self, number: int, remote: _Remote) -> None:
+        """Decide whether and how the remote's next getMore is sent."""
+        cursor = remote.cursor
+        if cursor is None:
+            return
+        now = self._loop.time()
+        waiting = self._stream.waiting_for
+        promise = self._stream.promise(number)
+        lags = waiting is not None and (promise is None or promise < waiting.sort_key)
+        cursor.set_await(remote.policy.next_await(lags=lags, quiet_for=now - self._last_event))
+        if waiting is not None and self._nudge_timer is None and self._limits.nudge:
+            self._nudge_timer = self._loop.call_later(self._limits.nudge_delay, self._nudge)
+        if now > self._read_until and self._waiter is None and self._opening is None:
+            self._lingering = True
+            cursor.pause()
+        elif not self._may_read(number):
+            cursor.pause()
+
+    def _may_read(self, number: int) -> bool:
+        """Tell whether the byte budgets allow another batch.
+
+        A remote with nothing buffered may always read: the gate holder has nothing buffered once
+        what is ready has been taken, so the gate never stands still for want of budget.
+        """
+        buffered = self._stream.buffered_bytes(number)
+        if not buffered:
+            return True
+        ahead = self._limits.batch_target_bytes
+        if buffered + ahead > self._limits.remote_buffer_bytes:
+            return False
+        total = sum(map(self._stream.buffered_bytes, self._remotes))
+        return total + ahead * len(self._remotes) <= self._limits.stream_buffer_bytes
+
+    def _touch(self) -> None:
+        """Somebody reads: keep the remotes going for a while."""
+        self._read_until = self._loop.time() + self._limits.linger
+        if self._lingering:
+            self._lingering = False
+            for number, remote in self._remotes.items():
+                if remote.cursor is not None and self._may_read(number):
+                    remote.cursor.resume()
+
+    def _nudge(self) -> None:
+        """Nudge the members whose promises events have been waiting for."""
+        self._nudge_timer = None
+        if self._closed or self._lingering:
+            return
+        for waiting in self._stream.lagging:
+            remote = self._remotes.get(waiting.remote)
+            if remote is None or remote.nudged or not remote.opened:
+                continue
+            remote.nudged = True
+            done = partial(self._nudged, remote)
+            self._nudger.nudge(remote.target, remote.host, waiting.latest, done)
+
+    def _nudged(self, remote: _Remote) -> None:
+        remote.nudged = False
+        remote.policy.nudged()
+        if remote.cursor is not None:
+            remote.cursor.set_await(self._limits.await_gate)
+
+    def _drop_connections(self) -> None:
+        for connection in self._connections.values():
+            connection.abort()
+        self._connections.clear()
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def read_mode(request: StreamRequest) -> str:
+    """Return the request's read preference mode."""
+    return str((request.read_preference or {}).get("mode", "primary"))
