@@ -3,6 +3,7 @@
 Only what a router needs: the simple values at the front, and where the values after them end.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -34,7 +35,14 @@ class Kind(IntEnum):
 
 _ZERO: Final = 0x29
 _INTS: Final = range(0x20, 0x33)  # 8-byte negative .. zero .. 8-byte positive
-_NO_CONTENT: Final = frozenset({0x0A, 0x0F, Kind.NULL, Kind.FALSE, Kind.TRUE, _ZERO, 0x1E, 0xF0})
+# How many bytes of content some types have: minKey, undefined, NaN, maxKey and others have none.
+_FIXED: Final[Mapping[int, int]] = {
+    **dict.fromkeys((0x0A, 0x0F, Kind.NULL, Kind.FALSE, Kind.TRUE, _ZERO, 0x1E, 0xF0), 0),
+    Kind.OBJECT_ID: 12,
+    Kind.DATE: 8,
+    Kind.TIMESTAMP: 8,
+}
+_TEXTS: Final[Mapping[int, int]] = {Kind.STRING: 1, Kind.CODE: 1, Kind.REGEX: 2}
 
 
 class OpaqueValueError(Exception):
@@ -109,35 +117,27 @@ class Reader:
     def _skip_content(self, kind: int, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise CommandError(_OVERFLOW, "KeyString nests too deeply", code_name="Overflow")
-        if kind in _NO_CONTENT:
-            return
-        match kind:
-            case Kind.STRING | Kind.CODE:
+        if kind in _FIXED:
+            self._take(_FIXED[kind])
+        elif kind in _TEXTS:
+            for _ in range(_TEXTS[kind]):
                 self._take_text()
-            case Kind.OBJECT_ID:
-                self._take(12)
-            case Kind.DATE | Kind.TIMESTAMP:
-                self._take(8)
-            case Kind.BINARY:
-                size = self._take(1)[0]
-                if size == 0xFF:
-                    size = int.from_bytes(self._take(4), "big")
-                self._take(size + 1)
-            case Kind.OBJECT:
-                self._skip_object(depth)
-            case Kind.ARRAY:
-                while (inner := self._take(1)[0]) != 0:
-                    self._skip_content(inner, depth + 1)
-            case Kind.REGEX:
+        elif kind == Kind.BINARY:
+            size = self._take(1)[0]
+            if size == 0xFF:
+                size = int.from_bytes(self._take(4), "big")
+            self._take(size + 1)
+        elif kind == Kind.DB_REF:
+            self._take(int.from_bytes(self._take(4), "big") + 12)
+        elif kind == Kind.ARRAY:
+            while (inner := self._take(1)[0]) != 0:
+                self._skip_content(inner, depth + 1)
+        elif kind in (Kind.OBJECT, Kind.CODE_WITH_SCOPE):
+            if kind == Kind.CODE_WITH_SCOPE:
                 self._take_text()
-                self._take_text()
-            case Kind.DB_REF:
-                self._take(int.from_bytes(self._take(4), "big") + 12)
-            case Kind.CODE_WITH_SCOPE:
-                self._take_text()
-                self._skip_object(depth)
-            case _:
-                self._skip_number(kind)
+            self._skip_object(depth)
+        else:
+            self._skip_number(kind)
 
     def _skip_object(self, depth: int) -> None:
         while self._take(1)[0] != 0:

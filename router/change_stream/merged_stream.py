@@ -1,84 +1,81 @@
 """One change stream over all shards, as a state machine without I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Final
 
+from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
-from router.change_stream.request import StreamRequest
+from router.change_stream.actions import (
+    Action,
+    CloseRemote,
+    OpenRemote,
+    ReopenRemote,
+    Taken,
+    Waiting,
+)
+from router.change_stream.request import AfterToken, StreamRequest
+from router.change_stream.resume_point import ResumePoint
+from router.change_stream.resume_token import (
+    AFTER_ANY_DIGIT,
+    TIME_DIGITS,
+    ResumeToken,
+    cluster_time_of,
+    first_key,
+    high_water_mark,
+    token_of,
+)
+from router.change_stream.topology import (
+    ShardAdded,
+    ShardRemoved,
+    one_tick_after,
+    topology_changes,
+)
+from router.merge.merger import Block, Event, MergeOrderError, Merger
+from router.merge.outbox import ELEMENT_OVERHEAD, Outbox
+from shard_client.cursor_reply import CursorBatch, token_data
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
-if TYPE_CHECKING:
-    from shard_client.cursor_reply import CursorBatch
+__all__ = [
+    "Action",
+    "CloseRemote",
+    "MergedStream",
+    "OpenRemote",
+    "ReopenRemote",
+    "Taken",
+    "Waiting",
+]
+
+CONFIG: Final = "config"
+MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
+
+_BSON: Final = itemgetter(1)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRemote:
-    """Open a cursor on ``target`` (a shard's id, or "config") from ``start_at``, inclusive.
+@dataclass(slots=True)
+class _Remote:
+    """A remote cursor as the stream sees it."""
 
-    ``topology`` marks the cursor on ``config.shards``: open it with ``topology_command``.
-    """
-
-    remote: int
-    target: str
-    host: str
-    start_at: Timestamp
-    topology: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReopenRemote:
-    """Open the remote again with ``startAfter`` its invalidate's token (raw BSON)."""
-
-    remote: int
-    start_after: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRemote:
-    """Kill the remote's cursor: nothing more is wanted from it."""
-
-    remote: int
-
-
-Action = OpenRemote | ReopenRemote | CloseRemote
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One batch for a client: ``pbrt`` is the raw token document; ``closed`` ends the cursor."""
-
-    events: list[bytes]
-    size: int
-    pbrt: bytes
-    closed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A remote whose promise keeps buffered events back until it passes ``sort_key``.
-
-    ``cluster_time`` is the time of ``sort_key``, the first event kept back; ``latest`` that of the
-    last one: past it, nothing that is buffered now waits any more.
-    """
-
-    remote: int
-    target: str
-    sort_key: bytes
-    cluster_time: Timestamp
-    latest: Timestamp
+    opening: OpenRemote
+    heard: bool = False
+    invalidated: bool = False
+    removed_at: bytes | None = None
+    swallows: bool = False
 
 
 class MergedStream:
     """The merged stream of one request (docs/design.md, sections 5, 7 and 8).
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
-    after ``topology_from``; ``start_at`` is where every shard starts; ``token_version`` that of the
-    tokens which the shards make (1 or 2).
+    after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
+    token's cluster time); ``token_version`` that of the tokens which the shards make (1 or 2).
 
     Feed it with ``batch_arrived`` and ``remote_failed``, execute the actions that it returns, and
-    ``take`` what is ready.
+    ``take`` what is ready. Raises CommandError ShardNotFound when the request is for one shard that
+    does not exist.
     """
 
     def __init__(
@@ -90,69 +87,308 @@ class MergedStream:
         topology_from: Timestamp,
         token_version: int,
     ) -> None:
-        raise NotImplementedError
+        self._start_at = start_at
+        version = 2 if request.splits_large_events else token_version
+        mark, floor = _starting_mark(request, start_at, version)
+        self._merger = Merger(mark.raw, mark.data, mark_floor=floor)
+        self._outbox = Outbox()
+        self._resume: ResumePoint | None = None
+        swallows = False
+        if isinstance(request.start, AfterToken) and not mark.is_high_water_mark:
+            self._resume = ResumePoint(mark)
+            swallows = request.start.start_after and mark.from_invalidate
+        self._remotes: dict[int, _Remote] = {}
+        self._next = 0
+        self._error: CommandError | None = None
+        self._refused = False
+        self._started = False
+        self._openings: list[Action] = []
+        only = request.passthrough_to_shard
+        if only is None:
+            self._openings.append(self._open(CONFIG, "", topology_from, topology=True))
+        else:
+            shards = _only(shards, only)
+        for shard, host in shards.items():
+            opening = self._open(shard, host, start_at)
+            self._remotes[opening.remote].swallows = swallows
+            self._openings.append(opening)
+        self._started = True
 
     def start(self) -> list[Action]:
         """Return the cursors to open: the config server's and one per shard."""
-        raise NotImplementedError
+        return list(self._openings)
 
-    def batch_arrived(self, remote: int, batch: "CursorBatch") -> list[Action]:
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
         """Take in one reply of a remote's cursor; the first reply of an opening included.
 
-        A batch for a remote that has been closed meanwhile is ignored.
+        A batch for a remote that has been closed meanwhile is ignored. The batch's list of events
+        belongs to the stream from now on.
         """
-        raise NotImplementedError
+        state = self._remotes.get(remote)
+        if state is None or self._error is not None:
+            return []
+        if not batch.pbrt:
+            return self._broken(remote, "a batch came without a postBatchResumeToken")
+        state.heard = True
+        key = token_data(batch.pbrt)
+        events, size = batch.events, batch.size
+        actions: list[Action] = []
+        if batch.cursor_id == 0:
+            if not (batch.invalidated or ResumeToken.decode(key.decode("ascii")).from_invalidate):
+                return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
+            if state.swallows:
+                state.swallows = False
+                events, size = self._swallow(events, size, key)
+                actions.append(ReopenRemote(remote, batch.pbrt))
+            else:
+                state.invalidated = True
+        if state.opening.topology:
+            if state.invalidated:
+                return self._broken(remote, "config.shards was dropped or renamed")
+            # New shards hold the gate before the config server's promise lets it move past them.
+            try:
+                actions += self._change_topology(events)
+            except (KeyError, InvalidBSON) as error:
+                return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
+        try:
+            self._merger.add_batch(remote, events, batch.pbrt, key, size)
+        except MergeOrderError as error:
+            return [*actions, *self._broken(remote, str(error))]
+        return actions + self._close_removed()
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """The remote has failed for good: ``take`` raises ``error`` after what is ready.
 
-        ``address`` is the "host:port" that failed, for the message that mongos gives.
+        ``address`` is the "host:port" that failed, for the message that mongos gives (default: the
+        first of the host string). Errors at a cursor's opening keep the shard's message; those of a
+        later getMore say where they come from.
         """
-        raise NotImplementedError
+        state = self._remotes.get(remote)
+        if state is None or self._error is not None:
+            return
+        if state.heard:
+            where = address or state.opening.host.rpartition("/")[2].partition(",")[0]
+            message = f"Error on remote shard {where} :: caused by :: {error.message}"
+            error = CommandError(
+                error.code,
+                message,
+                code_name=error.code_name,
+                labels=error.labels,
+                extra=error.extra,
+            )
+        self._refused = not state.heard
+        self._error = error
 
     @property
     def ready(self) -> bool:
         """Whether ``take`` has something to say at once: events, the end, or an error."""
-        raise NotImplementedError
+        return self._fill() or self._error is not None or self._ended
 
-    def take(self, max_events: int | None, max_bytes: int = 16 * 1024 * 1024) -> Taken:
+    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Taken:
         """Hand out the next batch, without waiting; it may be empty.
 
-        ``max_events``: None for as many as fit, 0 for none (an opening's first batch);
-        ``max_bytes`` bounds the events' BSON, save that the first event always goes.
-        Raises CommandError as mongos would, labels included.
+        ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which fails
+        only if a cursor could not be opened);
+        ``max_bytes`` bounds the events' BSON, save that the first event always goes
+        (docs/protocol.md, section 2). Raises CommandError as mongos would, labels included, once
+        everything that was ready has been handed out.
         """
-        raise NotImplementedError
+        taken: list[Event] = []
+        size = 0
+        while (max_events is None or len(taken) < max_events) and self._fill():
+            wanted = None if max_events is None else max_events - len(taken)
+            space = max_bytes - size - ELEMENT_OVERHEAD * len(taken)
+            part, part_size = self._outbox.take(wanted, space, first=not taken)
+            if not part:
+                break
+            taken = taken + part if taken else part
+            size += part_size
+        more = self._fill()
+        if taken:
+            last_key, last = taken[-1]
+            self._merger.delivered(last_key, token_of(last))
+        elif not more:
+            if self._error is not None and (max_events != 0 or self._refused):
+                raise self._error.with_change_stream_label()
+            if self._ended and max_events != 0:
+                self._merger.advance_mark()
+                return Taken([], 0, self._merger.mark, closed=True)
+        if not more:
+            self._merger.advance_mark()
+        return Taken(list(map(_BSON, taken)), size, self._merger.mark, closed=False)
 
     @property
     def waiting_for(self) -> Waiting | None:
         """The gate holder, when events are buffered that it keeps back, and nothing is ready."""
-        raise NotImplementedError
+        holder = self._merger.gate_holder
+        lagging = self.lagging
+        return lagging[0] if lagging and lagging[0].remote == holder else None
 
     @property
     def lagging(self) -> Sequence[Waiting]:
-        """All remotes that keep back the first buffered event, the gate holder first."""
-        raise NotImplementedError
+        """All remotes that keep back the first buffered event, the gate holder first.
+
+        Empty while something is ready. Remotes that have not answered yet, or never will because
+        their streams have ended, are not among them.
+        """
+        head, tail = self._merger.head, self._merger.tail
+        if head is None or tail is None or self._outbox or self._error is not None:
+            return []
+        at, latest = cluster_time_of(head), cluster_time_of(tail)
+        return [
+            Waiting(remote, self._remotes[remote].opening.target, head, at, latest)
+            for remote in self._merger.behind(head)
+            if self._remotes[remote].heard and not self._remotes[remote].invalidated
+        ]
 
     def buffered_bytes(self, remote: int) -> int:
         """Bytes of events that came from ``remote`` and were not handed out yet."""
-        raise NotImplementedError
+        if remote not in self._remotes:
+            return 0
+        return self._merger.buffered_bytes(remote) + self._outbox.share(remote)
 
     @property
     def remotes(self) -> Mapping[int, str]:
         """Open remotes: number to target."""
-        raise NotImplementedError
+        return {number: state.opening.target for number, state in self._remotes.items()}
 
     @property
     def gate_holder(self) -> int | None:
         """The remote with the smallest promise; one that has not promised yet comes first."""
-        raise NotImplementedError
+        return self._merger.gate_holder
 
     def promise(self, remote: int) -> bytes | None:
         """The remote's promised min sort key, None before its first batch."""
-        raise NotImplementedError
+        return self._merger.promise(remote) if remote in self._remotes else None
 
     @property
     def high_water_mark(self) -> bytes:
-        """The raw token document that a client may resume from now."""
-        raise NotImplementedError
+        """The raw token document that the client may resume from, given what it has been given."""
+        return self._merger.mark
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the gate stands at an invalidate: nothing more will ever be ready."""
+        gate = self._merger.gate
+        return (
+            gate is not None
+            and not self._outbox
+            and not self._merger.ready
+            and any(self._remotes[remote].invalidated for remote in self._merger.holding(gate))
+        )
+
+    def _fill(self) -> bool:
+        """Put the next block into the empty outbox; False when there is nothing ready."""
+        while not self._outbox:
+            block = self._merger.next_block()
+            if block is None:
+                return False
+            if self._resume is not None:
+                block = self._beyond_resume_point(self._resume, block)
+                if block is None:
+                    continue
+            self._outbox.put(block)
+        return True
+
+    def _beyond_resume_point(self, resume: ResumePoint, block: Block) -> Block | None:
+        try:
+            events = resume.drop_seen(block.events)
+        except CommandError as error:
+            # Nothing beyond a point that was not found is ever handed out.
+            self._error = self._error or error
+            return None
+        if resume.passed:
+            self._resume = None
+        if not events:
+            return None
+        return Block(events, sum(map(len, map(_BSON, events))), block.shares)
+
+    def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
+        """Take the invalidate off the end of a batch; a user's $match may have done so before."""
+        if self._resume is not None:
+            self._resume.swallowed(key)
+        if events and events[-1][0] == key:
+            return events[:-1], size - len(events[-1][1])
+        return events, size
+
+    def _open(
+        self, target: str, host: str, start_at: Timestamp, *, topology: bool = False
+    ) -> OpenRemote:
+        remote = self._next
+        self._next += 1
+        opening = OpenRemote(remote, target, host, start_at, topology)
+        self._remotes[remote] = _Remote(opening)
+        # Whoever joins later promises nothing below its start, and so holds nothing else back.
+        promise = first_key(start_at) if self._started else None
+        self._merger.add_remote(remote, promise=promise, topology=topology)
+        return opening
+
+    def _change_topology(self, events: list[Event]) -> list[Action]:
+        actions: list[Action] = []
+        for change in topology_changes(events):
+            known = self._shard_remote(change.shard)
+            match change:
+                case ShardRemoved():
+                    if known is not None:
+                        known.removed_at = first_key(one_tick_after(change.at))
+                case ShardAdded() if known is not None and known.opening.host == change.host:
+                    known.removed_at = None
+                case ShardAdded() if known is None or known.removed_at is not None:
+                    after = one_tick_after(change.at)
+                    start_at = max(after, self._start_at)
+                    actions.append(self._open(change.shard, change.host, start_at))
+                case ShardAdded():
+                    # The same shard elsewhere: whoever follows replica sets finds it.
+                    assert known is not None
+                    known.opening = replace(known.opening, host=change.host)
+        return actions
+
+    def _shard_remote(self, shard: str) -> _Remote | None:
+        """The newest remote on a shard."""
+        for state in reversed(self._remotes.values()):
+            if state.opening.target == shard and not state.opening.topology:
+                return state
+        return None
+
+    def _close_removed(self) -> list[Action]:
+        """Close the removed shards' remotes that have promised and handed over all they had."""
+        actions: list[Action] = []
+        for remote, state in list(self._remotes.items()):
+            promise = self._merger.promise(remote)
+            if (
+                state.removed_at is not None
+                and promise is not None
+                and promise >= state.removed_at
+                and not self._merger.buffered_bytes(remote)
+            ):
+                del self._remotes[remote]
+                self._merger.remove_remote(remote)
+                actions.append(CloseRemote(remote))
+        return actions
+
+    def _broken(
+        self, remote: int, reason: str, code: ErrorCode = ErrorCode.InternalError
+    ) -> list[Action]:
+        target = self._remotes[remote].opening.target
+        self._error = CommandError(code, f"The change stream of {target} broke its rules: {reason}")
+        return [CloseRemote(remote)]
+
+
+def _starting_mark(
+    request: StreamRequest, start_at: Timestamp, version: int
+) -> tuple[ResumeToken, bytes]:
+    """Return the first high water mark, and the sort key below which no promise replaces it."""
+    if not isinstance(request.start, AfterToken):
+        mark = high_water_mark(start_at, version)
+        return mark, mark.data
+    token = request.start.token
+    if token.version == version or token.is_high_water_mark:
+        return token, token.data
+    # Keys of different versions at one cluster time do not compare.
+    return token, token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
+
+
+def _only(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:
+    if shard not in shards:
+        raise CommandError(ErrorCode.ShardNotFound, f"Shard {shard} not found")
+    return {shard: shards[shard]}

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from bson.timestamp import Timestamp
+
 from router.change_stream.aggregate_fields import check_aggregate, check_transaction_and_concern
 from router.change_stream.options import (
     STARTS,
@@ -74,6 +76,16 @@ class StreamRequest:
     extras: Mapping[str, Any] = field(default_factory=dict)
     explain: bool = False
     passthrough_to_shard: str | None = None
+
+    @property
+    def start_time(self) -> Timestamp | None:
+        """The cluster time that every shard starts at; None for a stream that starts now."""
+        match self.start:
+            case AtTime(time):
+                return time
+            case AfterToken(token):
+                return token.cluster_time
+        return None
 
     @property
     def splits_large_events(self) -> bool:

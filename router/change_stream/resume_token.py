@@ -137,6 +137,11 @@ def cluster_time_of(key: bytes) -> Timestamp:
     return Timestamp(int(key[2:10], 16), int(key[10:TIME_DIGITS], 16))
 
 
+def first_key(time: Timestamp) -> bytes:
+    """Return what every sort key of ``time`` begins with, and none of an earlier time exceeds."""
+    return f"82{time.time:08X}{time.inc:08X}".encode("ascii")
+
+
 def version_of(key: bytes) -> int | None:
     """Return the version of a sort key's token, None if it is one that nobody knows."""
     version = _VERSION_DIGITS.get(key[TIME_DIGITS : TIME_DIGITS + 4])

@@ -1,5 +1,6 @@
 """The merge of sorted runs behind a gate (docs/design.md, section 5)."""
 
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -213,7 +214,7 @@ class Merger:
 
     def holding(self, key: bytes) -> Sequence[int]:
         """The remotes whose promise is exactly ``key``."""
-        return [remote for promise, remote in self._promises.irange((key, -1)) if promise == key]
+        return [remote for _, remote in self._promises.irange((key, -1), (key, sys.maxsize))]
 
     def buffered_bytes(self, remote: int) -> int:
         """Bytes of the remote's events that no block has released yet."""

@@ -1,0 +1,72 @@
+"""Finding the event that a stream resumes after (docs/design.md, section 7)."""
+
+from bisect import bisect_left
+from operator import itemgetter
+from typing import Final
+
+import bson
+
+from router.change_stream.bson_text import render
+from router.change_stream.resume_token import (
+    AFTER_ANY_DIGIT,
+    TIME_DIGITS,
+    ResumeToken,
+    as_version,
+    token_of,
+    version_of,
+)
+from router.merge.merger import Event
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_KEY: Final = itemgetter(0)
+
+
+class ResumePoint:
+    """Drops a merged stream's events up to and including one token's, which must be among them.
+
+    Every shard starts at the token's cluster time, so only that time's events need looking at.
+    Once an event beyond the token has come the point is passed, and nothing is looked at any more.
+    """
+
+    def __init__(self, token: ResumeToken) -> None:
+        self._token = token
+        self._found = False
+        self.passed = False
+
+    def swallowed(self, key: bytes) -> None:
+        """Note an invalidate that is swallowed at once: it may be the token's own event."""
+        self._found = self._found or self._order(key) == 0
+
+    def drop_seen(self, events: list[Event]) -> list[Event]:
+        """Return the events that lie beyond the token; ``events`` are merged and in order.
+
+        Raises CommandError 280 when the stream goes on beyond the token without having had it.
+        """
+        same_time = self._token.data[:TIME_DIGITS]
+        end = bisect_left(events, same_time + AFTER_ANY_DIGIT, key=_KEY)
+        beyond: list[Event] = []
+        for event in events[:end]:
+            order = self._order(event[0])
+            self._found = self._found or order == 0
+            if order > 0:
+                beyond.append(event)
+        beyond += events[end:]
+        if beyond:
+            if not self._found:
+                surpassing = bson.decode(token_of(beyond[0][1]))
+                raise CommandError(
+                    ErrorCode.ChangeStreamFatalError,
+                    "cannot resume stream; the resume token was not found. " + render(surpassing),
+                )
+            self.passed = True
+        return beyond
+
+    def _order(self, key: bytes) -> int:
+        """Compare an event's key with the token: negative before, 0 the token's own, positive."""
+        own = self._token.data
+        version = version_of(key)
+        if version is not None and version != self._token.version:
+            oldest = min(version, self._token.version)
+            key, own = as_version(key, oldest), as_version(own, oldest)
+        return (key > own) - (key < own)

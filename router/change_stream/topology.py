@@ -1,0 +1,57 @@
+"""What the change stream on ``config.shards`` says (docs/design.md, section 8)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+from bson.timestamp import Timestamp
+
+from router.change_stream.resume_token import cluster_time_of
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAdded:
+    """Shard ``shard`` at ``host`` ("rs/h1:p,h2:p") belongs to the cluster from ``at`` on."""
+
+    shard: str
+    host: str
+    at: Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRemoved:
+    """Shard ``shard`` belongs to the cluster no more from ``at`` on."""
+
+    shard: str
+    at: Timestamp
+
+
+TopologyChange = ShardAdded | ShardRemoved
+
+
+def topology_changes(events: Iterable[tuple[bytes, bytes]]) -> list[TopologyChange]:
+    """Read the config server's events, given as (sort key, BSON).
+
+    Replacements count as additions: the shard may be at another host now. Updates in place
+    (draining, states, members that come and go) change nothing for a stream: members and primaries
+    are followed elsewhere.
+    """
+    changes: list[TopologyChange] = []
+    for key, raw in events:
+        event: dict[str, Any] = bson.decode(raw)
+        at = cluster_time_of(key)
+        match event["operationType"]:
+            case "insert" | "replace":
+                document = event["fullDocument"]
+                changes.append(ShardAdded(document["_id"], document["host"], at))
+            case "delete":
+                changes.append(ShardRemoved(event["documentKey"]["_id"], at))
+    return changes
+
+
+def one_tick_after(time: Timestamp) -> Timestamp:
+    """Return the smallest cluster time after ``time``."""
+    if time.inc == 0xFFFFFFFF:
+        return Timestamp(time.time + 1, 0)
+    return Timestamp(time.time, time.inc + 1)
