@@ -1,0 +1,209 @@
+"""What real shards sent, cut and ordered at random, merges into exactly what mongos sent."""
+
+from collections import Counter
+from random import Random
+
+import bson
+import pytest
+
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.request import parse_request
+from router.change_stream.resume_token import ResumeToken, cluster_time_of, token_of
+from shard_client.cursor_reply import token_data
+from shard_client.errors import CommandError
+from tests.recordings.recorded import Reply, events, header, of, shards, streams
+from tests.unit.router.scripted import Driver, Script, batch, error_of, keyed
+
+FAILING = {"coll-big", "bad-id"}
+WHOLE = [name for name in streams() if name not in FAILING]
+
+
+def script(recorded: list[Reply]) -> Script:
+    last = recorded[-1]
+    assert last.pbrt is not None
+    version = ResumeToken.parse(bson.decode(recorded[0].pbrt)).version
+    return Script(keyed(events(recorded)), last.pbrt, last.invalidated, version)
+
+
+def scripts(stream: str) -> dict[str, Script]:
+    found = {shard: script(of(stream, shard)) for shard in shards(stream)}
+    return {**found, "config": script(of("config.shards", "config"))}
+
+
+def hosts(*, known: int = 4) -> dict[str, str]:
+    return dict(bson.decode(header().raw)["shards"][:known])
+
+
+def command_of(stream: str) -> tuple[str, dict]:
+    reply = of(stream, "mongos")[0]
+    namespace = bson.decode(reply.raw)["cursor"]["ns"]
+    return namespace.partition(".")[0], dict(reply.command)
+
+
+def open_stream(stream: str, *, known: int = 4, options: dict | None = None) -> MergedStream:
+    database, command = command_of(stream)
+    if options is not None:
+        spec = command["pipeline"][0]["$changeStream"]
+        kept = {k: v for k, v in spec.items() if k != "startAtOperationTime"}
+        stages = command["pipeline"][1:]
+        command["pipeline"] = [{"$changeStream": {**kept, **options}}, *stages]
+    request = parse_request(database, command)
+    start = request.start_time
+    assert start is not None
+    return MergedStream(
+        request,
+        hosts(known=known),
+        start_at=start,
+        topology_from=header()["start"],
+        token_version=1,
+    )
+
+
+def tokens(raw: list[bytes]) -> list[bytes]:
+    return [token_of(event) for event in raw]
+
+
+def assert_same_events(actual: list[bytes], expected: list[bytes]) -> None:
+    """Same tokens in the same order; equal tokens of several shards in any order, byte for byte."""
+    assert tokens(actual) == tokens(expected)
+    assert Counter(actual) == Counter(expected)
+    repeated = {token for token, count in Counter(tokens(expected)).items() if count > 1}
+    for one, other in zip(actual, expected, strict=True):
+        assert one == other or token_of(one) in repeated
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("known", [3, 4], ids=["shard3-joins", "shard3-known"])
+@pytest.mark.parametrize("stream", WHOLE)
+def test_recorded_batches_merge_into_what_mongos_gave(stream, known, seed):
+    recorded = of(stream, "mongos")
+    rnd = Random(f"{stream}-{known}-{seed}")
+    driver = Driver(open_stream(stream, known=known), scripts(stream), rnd).run()
+
+    assert_same_events(driver.events, list(events(recorded)))
+    assert driver.taken[-1].closed == (recorded[-1].cursor_id == 0)
+    if driver.taken[-1].closed:
+        assert driver.taken[-1].pbrt == recorded[-1].pbrt
+        assert not driver.taken[-1].events
+    assert ("shard3" in driver.targets.values()) or driver.taken[-1].closed
+
+
+@pytest.mark.parametrize("stream", WHOLE)
+def test_the_first_batch_is_that_of_mongos(stream):
+    merged = open_stream(stream)
+    rnd = Random(stream)
+    pending = {
+        action.remote: scripts(stream)[action.target].batches(action.start_at, rnd)
+        for action in merged.start()
+    }
+    for remote, batches in pending.items():
+        merged.batch_arrived(remote, batches.popleft())
+    first = merged.take(0)
+    assert (first.events, first.closed) == ([], False)
+    assert first.pbrt == of(stream, "mongos")[0].pbrt
+
+
+@pytest.mark.parametrize("stream", sorted(FAILING))
+def test_a_shards_error_reaches_the_client_as_from_mongos(stream):
+    merged = open_stream(stream)
+    rnd = Random(stream)
+    found = {s: script(of(stream, s)) for s in shards(stream) if of(stream, s)[0].pbrt}
+    found["config"] = script(of("config.shards", "config"))
+    failed = bson.decode(of(stream, "shard0")[0].raw)
+    for action in merged.start():
+        if action.target != "shard0":
+            for one in found[action.target].batches(action.start_at, rnd):
+                merged.batch_arrived(action.remote, one)
+    remote = next(action.remote for action in merged.start() if action.target == "shard0")
+    merged.batch_arrived(remote, batch([], of(stream, "mongos")[0].pbrt))
+    assert merged.take(0).events == []
+    # The recorded shards failed while they opened; mongos's fail on the getMore after that.
+    message = failed["errmsg"].replace(
+        "PlanExecutor error during aggregation", "Executor error during getMore"
+    )
+    labels = failed.get("errorLabels", ())
+    merged.remote_failed(remote, CommandError(failed["code"], message, labels=labels))
+
+    assert merged.ready
+    with pytest.raises(CommandError) as caught:
+        merged.take(None)
+    expected = of(stream, "mongos")[1].document
+    assert caught.value.code == expected["code"]
+    assert caught.value.code_name == expected["codeName"]
+    assert caught.value.labels == frozenset(expected.get("errorLabels", ()))
+    # mongos's internal fields make its oversized event a little larger than the shard's.
+    assert _without_sizes(caught.value.message) == _without_sizes(expected["errmsg"])
+
+
+def _without_sizes(message: str) -> str:
+    before, found, after = message.partition("BSONObj size: ")
+    return before + found + after.partition("is invalid")[2]
+
+
+@pytest.mark.parametrize("stream", WHOLE)
+def test_resuming_after_any_event_gives_the_rest(stream):
+    rnd = Random(stream)
+    recorded = list(events(of(stream, "mongos")))
+    for _ in range(12):
+        token = rnd.choice(tokens(recorded))
+        key = token_data(token)
+        if ResumeToken.parse(bson.decode(token)).from_invalidate:
+            continue
+        merged = open_stream(stream, options={"resumeAfter": bson.decode(token)})
+        driver = Driver(merged, scripts(stream), rnd).run()
+        rest = [event for event in recorded if token_data(token_of(event)) > key]
+        assert_same_events(driver.events, rest)
+        assert token_data(driver.taken[0].pbrt) >= key
+
+
+def test_resuming_from_any_mark_gives_the_rest():
+    rnd = Random(5)
+    recorded = list(events(of("cluster", "mongos")))
+    for _ in range(15):
+        driver = Driver(open_stream("cluster"), scripts("cluster"), rnd).run()
+        cut = rnd.randrange(len(driver.taken))
+        seen = [event for taken in driver.taken[: cut + 1] for event in taken.events]
+        pbrt = bson.decode(driver.taken[cut].pbrt)
+        merged = open_stream("cluster", options={"resumeAfter": pbrt})
+        resumed = Driver(merged, scripts("cluster"), rnd).run()
+        # Of equal tokens, resuming after one skips all: mongos does so too.
+        key = token_data(driver.taken[cut].pbrt)
+        skipped = [e for e in recorded[len(seen) :] if token_data(token_of(e)) == key]
+        assert_same_events(seen + skipped + resumed.events, recorded)
+
+
+def test_a_token_that_the_stream_does_not_have():
+    stream = "coll-img"
+    elsewhere = next(events(of("coll-orders", "mongos")))
+    merged = open_stream(stream, options={"resumeAfter": bson.decode(token_of(elsewhere))})
+    error = error_of(Driver(merged, scripts(stream), Random(1)))
+    first = bson.decode(next(events(of(stream, "mongos"))))["_id"]
+    assert error.code == 280
+    assert error.labels == {"NonResumableChangeStreamError"}
+    assert error.message == (
+        f'cannot resume stream; the resume token was not found. {{_data: "{first["_data"]}"}}'
+    )
+
+
+def test_starting_after_the_invalidate_swallows_one_per_shard():
+    """The drop of rec.orders came at one time on three shards and later on the fourth."""
+    stream = "coll-orders"
+    invalidate = token_of(list(events(of(stream, "mongos")))[-1])
+    later = [
+        event
+        for event in events(of("db", "shard0"))
+        if bson.decode(event).get("fullDocument", {}).get("_id") == "recreated"
+    ]
+
+    def reopened(target: str, token: bytes) -> Script:
+        beyond = keyed(later) if target == "shard0" else []
+        return Script(beyond, of("db", target)[-1].pbrt)
+
+    for seed in range(20):
+        merged = open_stream(stream, options={"startAfter": bson.decode(invalidate)})
+        driver = Driver(merged, scripts(stream), Random(seed), reopened).run()
+        kinds = [bson.decode(event)["operationType"] for event in driver.events]
+        assert kinds == ["drop", "insert"]
+        assert not driver.taken[-1].closed
+        at = cluster_time_of(token_data(token_of(driver.events[0])))
+        assert at > cluster_time_of(token_data(invalidate))

@@ -1,0 +1,155 @@
+"""Scripted shards: what each would send, cut into batches at random, in any order of arrival."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+
+import bson
+from bson.timestamp import Timestamp
+
+from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.resume_token import cluster_time_of, high_water_mark, token_of
+from shard_client.cursor_reply import CursorBatch, token_data
+from shard_client.errors import CommandError
+
+Event = tuple[bytes, bytes]
+
+
+def keyed(events: Iterable[bytes]) -> list[Event]:
+    """Pair raw events with their sort keys."""
+    return [(token_data(token_of(event)), event) for event in events]
+
+
+@dataclass
+class Script:
+    """What one shard has: events in order, its last promise, and whether it ends invalidated."""
+
+    events: Sequence[Event]
+    last_pbrt: bytes
+    invalidated: bool = False
+    version: int = 1
+
+    def batches(self, start_at: Timestamp, rnd: Random) -> deque[CursorBatch]:
+        """Cut what lies at or after ``start_at`` into batches, the first of them empty."""
+        first = high_water_mark(start_at, self.version)
+        events = [event for event in self.events if event[0] >= first.data]
+        cuts = sorted(rnd.choices(range(len(events) + 1), k=rnd.randrange(7)))
+        result = deque([batch([], first.raw)])
+        bounds = [0, *cuts, len(events)]
+        for start, end in pairwise(bounds):
+            part = events[start:end]
+            if part and end < len(events):
+                result.append(batch(part, token_of(part[-1][1])))
+                if rnd.random() < 0.3:
+                    result.append(self._silence(events, end, part[-1][0]))
+            elif part and not self.invalidated and rnd.random() < 0.5:
+                result.append(batch(part, token_of(part[-1][1])))
+                result.append(batch([], self.last_pbrt))
+            elif part:
+                result.append(batch(part, self.last_pbrt, invalidated=self.invalidated))
+        if token_data(self.last_pbrt) > token_data(result[-1].pbrt):
+            result.append(batch([], self.last_pbrt))
+        return result
+
+    def _silence(self, events: Sequence[Event], end: int, last: bytes) -> CursorBatch:
+        """Return an empty batch whose promise lies between two events, if there is room."""
+        mark = high_water_mark(cluster_time_of(events[end][0]), self.version)
+        return batch([], mark.raw if mark.data > last else token_of(events[end - 1][1]))
+
+
+def batch(events: list[Event], pbrt: bytes, *, invalidated: bool = False) -> CursorBatch:
+    size = sum(len(raw) for _, raw in events)
+    return CursorBatch(0 if invalidated else 7, list(events), pbrt, size, invalidated=invalidated)
+
+
+@dataclass
+class Driver:
+    """Runs a MergedStream against scripts, with every choice left to ``rnd``.
+
+    ``reopened`` gives the script of a shard that is opened again after an invalidate.
+    """
+
+    stream: MergedStream
+    scripts: Mapping[str, Script]
+    rnd: Random
+    reopened: Callable[[str, bytes], Script] | None = None
+    max_events: int = 400
+    pending: dict[int, deque[CursorBatch]] = field(default_factory=dict)
+    targets: dict[int, str] = field(default_factory=dict)
+    taken: list[Taken] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[bytes]:
+        return [event for taken in self.taken for event in taken.events]
+
+    def act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case OpenRemote(remote, target, _, start_at):
+                    self.targets[remote] = target
+                    self.pending[remote] = self.scripts[target].batches(start_at, self.rnd)
+                case ReopenRemote(remote, token):
+                    assert self.reopened is not None
+                    script = self.reopened(self.targets[remote], token)
+                    at = cluster_time_of(token_data(token))
+                    batches = script.batches(at, self.rnd)
+                    batches[0] = batch([], token)
+                    self.pending[remote] = batches
+                case CloseRemote(remote):
+                    del self.pending[remote]
+
+    def run(self) -> "Driver":
+        """Let everything arrive and take everything, until the end or until nothing is left."""
+        self.act(self.stream.start())
+        while True:
+            waiting = [remote for remote, batches in self.pending.items() if batches]
+            if waiting and self.rnd.random() < 0.7:
+                remote = self.rnd.choice(waiting)
+                self.arrived.append(remote)
+                self.act(self.stream.batch_arrived(remote, self.pending[remote].popleft()))
+            elif self.stream.ready or self.rnd.random() < 0.2:
+                taken = self.take()
+                if taken.closed:
+                    return self
+            if not any(self.pending.values()) and not self.stream.ready:
+                self.taken.append(self.stream.take(None))
+                return self
+
+    def take(self) -> Taken:
+        limit = self.rnd.choice([None, 1, self.rnd.randrange(1, self.max_events)])
+        space = self.rnd.choice([16 << 20, 5000])
+        was_ready = self.stream.ready
+        taken = self.stream.take(limit, space)
+        if was_ready:
+            assert taken.events or taken.closed
+        assert taken.size == sum(map(len, taken.events))
+        assert limit is None or len(taken.events) <= limit
+        assert len(taken.events) <= 1 or taken.size <= space
+        if self.taken:
+            assert token_data(taken.pbrt) >= token_data(self.taken[-1].pbrt)
+        if taken.events:
+            assert token_data(taken.pbrt) >= token_data(token_of(taken.events[-1]))
+        self.taken.append(taken)
+        return taken
+
+
+def error_of(driver: Driver) -> CommandError:
+    """Run to the error that ends the stream."""
+    try:
+        driver.run()
+    except CommandError as error:
+        return error
+    raise AssertionError("the stream did not fail")
+
+
+def hwm(time: int, inc: int = 0, version: int = 1) -> bytes:
+    """The raw token document of a high water mark."""
+    return high_water_mark(Timestamp(time, inc), version).raw
+
+
+def decoded(raw: bytes) -> dict:
+    return bson.decode(raw)
