@@ -17,7 +17,7 @@ from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
 from router.server.listener import Listener
-from router.upstream import Upstream, parse_upstream
+from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 
 log = structlog.get_logger()
@@ -53,7 +53,9 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
             clock=cluster.clock,
             cursors=cursors,
             cluster=cluster,
-            upstream=Upstream(parse_upstream(settings.upstream)) if settings.upstream else None,
+            upstream=UpstreamMongos(parse_upstream(settings.upstream))
+            if settings.upstream
+            else None,
             arguments=list(arguments),
             options=settings.given(),
             parameters=parameters,

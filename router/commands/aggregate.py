@@ -20,7 +20,7 @@ async def aggregate(call: Call) -> AnyAnswer:
         return PASS_THROUGH
     node = call.node
     request = parse_request(call.database, call.command)
-    if request.explain is not None:
+    if request.explain:
         if node.upstream is not None:
             return PASS_THROUGH
         raise CommandError(

@@ -11,7 +11,7 @@ from shard_client.errors import CommandError
 
 if TYPE_CHECKING:
     from router.commands.node import Node
-    from router.upstream import Upstream, UpstreamLink
+    from router.upstream_mongos import UpstreamLink, UpstreamMongos
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Client:
     greeted: bool = False
     link: "UpstreamLink | None" = None
 
-    def upstream_link(self, upstream: "Upstream") -> "UpstreamLink":
+    def upstream_link(self, upstream: "UpstreamMongos") -> "UpstreamLink":
         """Return this client's own connection to the upstream, not yet opened at first."""
         if self.link is None:
             self.link = upstream.link()

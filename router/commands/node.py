@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from router.catalog.cluster import Cluster
     from router.cursors.merged_cursor import MergedCursor
     from router.cursors.registry import CursorRegistry
-    from router.upstream import Upstream
+    from router.upstream_mongos import UpstreamMongos
     from shard_client.cluster_clock import ClusterClock
 
 _MOST_DRIFT = 365 * 24 * 60 * 60.0
@@ -64,7 +64,7 @@ class Node:
     clock: "ClusterClock"
     cursors: "CursorRegistry"
     cluster: "Cluster"
-    upstream: "Upstream | None" = None
+    upstream: "UpstreamMongos | None" = None
     arguments: list[str] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from pydantic_settings import (
 )
 
 from router.config.parameters import parse_parameters
-from router.upstream import parse_upstream
+from router.upstream_mongos import parse_upstream
 from shard_client.compression import AVAILABLE
 from shard_client.replica_set import parse_hosts
 

@@ -13,6 +13,7 @@ from bson import json_util
 from router.cursors.merged_cursor import Batch
 from router.cursors.registry import CursorRegistry, Owner
 from router.feed.watch import Watch, parse_watch
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.frames import decode
 
@@ -111,13 +112,9 @@ class Feed:
             watch = parse_watch(await self._request(reader) or self._default)
             await self._write_stream(watch, writer)
         except ValueError as error:
-            await _write_error(
-                writer, {"errmsg": str(error), "code": 9, "codeName": "FailedToParse"}
-            )
+            await _write_error(writer, CommandError(ErrorCode.FailedToParse, str(error)))
         except CommandError as error:
-            reply = error.to_reply()
-            del reply["ok"]
-            await _write_error(writer, reply)
+            await _write_error(writer, error)
 
     async def _request(self, reader: asyncio.StreamReader) -> bytes:
         """Return the client's line, empty if it sends none."""
@@ -154,8 +151,10 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
         await asyncio.sleep(0)
 
 
-async def _write_error(writer: asyncio.StreamWriter, error: Mapping[str, Any]) -> None:
-    writer.write(json.dumps({"error": error}, default=str).encode() + b"\n")
+async def _write_error(writer: asyncio.StreamWriter, error: CommandError) -> None:
+    reply = error.to_reply()
+    del reply["ok"]
+    writer.write(json.dumps({"error": reply}, default=str).encode() + b"\n")
     await writer.drain()
 
 

@@ -30,7 +30,7 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
     return tuple(parse_address(host) for host in hosts.split(","))
 
 
-class Upstream:
+class UpstreamMongos:
     """Where commands go that the router does not answer (docs/design.md, section 11).
 
     Args:
@@ -65,7 +65,7 @@ class Upstream:
             except (NetworkError, CommandError) as error:
                 failures.append(f"{address[0]}:{address[1]}: {error}")
                 self._next += 1
-        log.warning("Upstream is unreachable", component="NETWORK", failures=failures)
+        log.warning("Upstream mongos is unreachable", component="NETWORK", failures=failures)
         raise CommandError(
             ErrorCode.HostUnreachable, "the upstream mongos is unreachable: " + "; ".join(failures)
         )
@@ -74,7 +74,7 @@ class Upstream:
 class UpstreamLink:
     """One client's connection to the upstream, opened when first needed, one request at a time."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: UpstreamMongos) -> None:
         self._upstream = upstream
         self._connection: Connection | None = None
         self._in_use = asyncio.Lock()

@@ -1,0 +1,36 @@
+"""The facade in the test's own loop: a listener before fake cursors."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from router.commands.node import Node
+from router.server.listener import Listener
+from router.upstream_mongos import UpstreamMongos
+from tests.harness.fake_cursors import FakeCursors
+from tests.harness.raw_client import RawClient
+
+
+@dataclass
+class Facade:
+    """A listening facade and what is behind it."""
+
+    node: Node
+    listener: Listener
+    cursors: FakeCursors
+    port: int
+
+    async def client(self) -> RawClient:
+        return await RawClient.connect(self.port)
+
+
+@asynccontextmanager
+async def facade(upstream: UpstreamMongos | None = None, **fields: Any) -> AsyncIterator[Facade]:
+    """Listen on a free port until the block ends; ``fields`` are the Node's."""
+    cursors = FakeCursors()
+    untyped = cast(Any, cursors)
+    node = Node(clock=cursors.clock, cursors=untyped, cluster=untyped, upstream=upstream, **fields)
+    async with Listener(node) as listener:
+        port = await listener.listen(["127.0.0.1"], 0)
+        yield Facade(node, listener, cursors, port)

@@ -1,0 +1,128 @@
+"""Merged cursors without a cluster, for tests of what stands before them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import bson
+from bson.timestamp import Timestamp
+
+from router.change_stream.request import StreamRequest
+from router.cursors.merged_cursor import Batch
+from router.cursors.registry import KillResult, Owner
+from shard_client.cluster_clock import ClusterClock
+from shard_client.errors import CommandError
+
+TOKEN = bson.encode({"_data": "826B00045C000000012B0229296E04"})
+
+
+def event(number: int, size: int = 10) -> bytes:
+    token = {"_data": f"826B00045C{number:08X}2B022C0100296E04"}
+    return bson.encode({"_id": token, "n": number, "pad": "x" * size})
+
+
+class FakeCursor:
+    """A cursor whose events a test puts into it."""
+
+    def __init__(self, cursor_id: int, namespace: str, owner: Owner) -> None:
+        self.cursor_id, self.namespace, self.owner = cursor_id, namespace, owner
+        self.events: list[bytes] = []
+        self.failure: CommandError | None = None
+        self.ended = False
+        self.in_use = False
+        self.waiting = asyncio.Event()
+        self._more = asyncio.Event()
+
+    def put(self, *events: bytes) -> None:
+        self.events.extend(events)
+        self._more.set()
+
+    def fail(self, error: CommandError) -> None:
+        self.failure = error
+        self._more.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._more.set()
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        if not self.events and not self.failure and not self.ended:
+            self.waiting.set()
+            try:
+                async with asyncio.timeout(max_time):
+                    await self._more.wait()
+            except TimeoutError:
+                pass
+        self._more.clear()
+        if self.failure is not None:
+            raise self.failure
+        count = batch_size or len(self.events)
+        events, self.events = self.events[:count], self.events[count:]
+        closed = self.ended and not self.events
+        return Batch(0 if closed else self.cursor_id, events, sum(map(len, events)), TOKEN)
+
+
+class FakeCursors:
+    """Stands for CursorRegistry: ``opened`` are the requests, ``cursors`` what is open."""
+
+    def __init__(self) -> None:
+        self.clock = ClusterClock()
+        self.clock.advance(
+            {
+                "clusterTime": Timestamp(1795163230, 127),
+                "signature": {"hash": b"\0" * 20, "keyId": bson.Int64(0)},
+            }
+        )
+        self.opened: list[StreamRequest] = []
+        self.cursors: dict[int, FakeCursor] = {}
+        self.ended_sessions: list[bytes] = []
+        self.refreshed_sessions: list[bytes] = []
+        self.failure: CommandError | None = None
+        self.first: list[bytes] = []
+        self._next = 2**62
+
+    async def open(self, request: StreamRequest, owner: Owner) -> tuple[FakeCursor, Batch]:
+        self.opened.append(request)
+        if self.failure is not None:
+            raise self.failure
+        self._next += 1
+        cursor = FakeCursor(self._next, request.namespace, owner)
+        self.cursors[cursor.cursor_id] = cursor
+        return cursor, Batch(cursor.cursor_id, self.first, sum(map(len, self.first)), TOKEN)
+
+    @asynccontextmanager
+    async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[FakeCursor]:
+        cursor = self.cursors.get(cursor_id)
+        if cursor is None:
+            raise CommandError(43, f"Cursor not found (id: {cursor_id}).")
+        if cursor.in_use:
+            raise CommandError(143, f"Cursor already in use (id: {cursor_id}).")
+        cursor.in_use = True
+        try:
+            yield cursor
+        except BaseException:
+            self.cursors.pop(cursor_id, None)
+            raise
+        finally:
+            cursor.in_use = False
+        if cursor.ended and not cursor.events:
+            self.cursors.pop(cursor_id, None)
+
+    def __contains__(self, cursor_id: int) -> bool:
+        return cursor_id in self.cursors
+
+    def __len__(self) -> int:
+        return len(self.cursors)
+
+    def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
+        result = KillResult([], [], [], [])
+        for cursor_id in cursor_ids:
+            gone = self.cursors.pop(cursor_id, None)
+            (result.not_found if gone is None else result.killed).append(cursor_id)
+        return result
+
+    def end_sessions(self, lsids: Iterable[bytes]) -> None:
+        self.ended_sessions.extend(lsids)
+
+    def refresh_sessions(self, lsids: Iterable[bytes]) -> None:
+        self.refreshed_sessions.extend(lsids)

@@ -1,0 +1,113 @@
+"""A client that frames its messages by itself, so that it can also send what no driver would."""
+
+import asyncio
+import struct
+import zlib
+from typing import Any, Self
+
+import bson
+from bson.codec_options import CodecOptions
+
+_HEADER = struct.Struct("<iiii")
+_OP_REPLY, _OP_QUERY, _OP_COMPRESSED, _OP_MSG = 1, 2004, 2012, 2013
+_ZLIB = 2
+MORE_TO_COME, EXHAUST_ALLOWED = 2, 1 << 16
+_TIMEOUT = 10.0
+
+
+class Reply(dict[str, Any]):
+    """A decoded reply, with what its frame says."""
+
+    request_id: int
+    response_to: int
+    flags: int
+    op_code: int
+    compressed: bool
+
+
+class RawClient:
+    """One connection to a server. ``async with await RawClient.connect(port) as client``."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._id = 100
+
+    @classmethod
+    async def connect(cls, port: int) -> Self:
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**26))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def send_bytes(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def send(
+        self,
+        database: str,
+        command: dict[str, Any],
+        *,
+        flags: int = 0,
+        sequences: dict[str, list[dict[str, Any]]] | None = None,
+        compressed: bool = False,
+    ) -> int:
+        """Send an OP_MSG and return its id."""
+        body = struct.pack("<I", flags) + b"\0" + bson.encode({**command, "$db": database})
+        for name, documents in (sequences or {}).items():
+            content = name.encode() + b"\0" + b"".join(map(bson.encode, documents))
+            body += b"\1" + struct.pack("<i", len(content) + 4) + content
+        return self._frame(_OP_MSG, body, compressed)
+
+    def send_query(self, namespace: str, query: dict[str, Any]) -> int:
+        """Send an OP_QUERY, as old drivers do."""
+        body = struct.pack("<i", 0) + namespace.encode() + b"\0" + struct.pack("<ii", 0, -1)
+        return self._frame(_OP_QUERY, body + bson.encode(query), False)
+
+    def _frame(self, op_code: int, body: bytes, compressed: bool) -> int:
+        self._id += 1
+        if compressed:
+            body = struct.pack("<iiB", op_code, len(body), _ZLIB) + zlib.compress(body)
+            op_code = _OP_COMPRESSED
+        self.writer.write(_HEADER.pack(16 + len(body), self._id, 0, op_code) + body)
+        return self._id
+
+    async def receive(self) -> Reply:
+        """Return the next reply; EOFError when the server has closed the connection."""
+        async with asyncio.timeout(_TIMEOUT):
+            try:
+                header = await self.reader.readexactly(16)
+                length, request_id, response_to, op_code = _HEADER.unpack(header)
+                body = await self.reader.readexactly(length - 16)
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                raise EOFError("the server closed the connection") from error
+        compressed = op_code == _OP_COMPRESSED
+        if compressed:
+            op_code, _size, compressor = struct.unpack_from("<iiB", body)
+            assert compressor == _ZLIB
+            body = zlib.decompress(body[9:])
+        start = 20 if op_code == _OP_REPLY else 5
+        reply = Reply(bson.decode(body[start:], CodecOptions()))
+        reply.request_id, reply.response_to, reply.op_code = request_id, response_to, op_code
+        reply.flags = struct.unpack_from("<I", body)[0]
+        reply.compressed = compressed
+        return reply
+
+    async def command(self, database: str, command: dict[str, Any], **how: Any) -> Reply:
+        """Send a command and return its reply, which must be the answer to it."""
+        request_id = self.send(database, command, **how)
+        reply = await self.receive()
+        assert reply.response_to == request_id
+        return reply
+
+    async def closed(self) -> bool:
+        """Wait until the server has closed the connection; whatever it still says is dropped."""
+        async with asyncio.timeout(_TIMEOUT):
+            try:
+                while await self.reader.read(65536):
+                    pass
+            except ConnectionError:
+                pass
+        return True
