@@ -1,0 +1,23 @@
+"""How the embedded mongod turns its oplog into change streams.
+
+``open_change_stream`` gives a cursor; ``next_batch`` its batches (docs/protocol.md, sections 2 to
+5). A stream reads the oplog (``oplog_filter``, ``transactions``), makes events and tokens
+(``events``, ``update_description``, ``resume_token``), looks documents up (``images``) and runs
+the client's stages (``user_stages``, ``splitting``).
+"""
+
+from embedded.change_streams.cursor import (
+    Batch,
+    ChangeStreamCursor,
+    first_batch_size,
+    is_change_stream,
+    open_change_stream,
+)
+
+__all__ = [
+    "Batch",
+    "ChangeStreamCursor",
+    "first_batch_size",
+    "is_change_stream",
+    "open_change_stream",
+]

@@ -64,13 +64,17 @@ class ResumeToken:
         """Return the KeyString that orders the token in its stream."""
         return self._encode()[0]
 
-    def document(self) -> dict[str, Any]:
-        """Return the token as clients see it: ``{_data: HEX}``, with ``_typeBits`` where needed."""
+    def encoded(self) -> tuple[bytes, dict[str, Any]]:
+        """Return ``key()`` and ``document()``, at the price of one."""
         key, type_bits = self._encode()
         token: dict[str, Any] = {"_data": key.hex().upper()}
         if type_bits:
             token["_typeBits"] = Binary(type_bits, 0)
-        return token
+        return key, token
+
+    def document(self) -> dict[str, Any]:
+        """Return the token as clients see it: ``{_data: HEX}``, with ``_typeBits`` where needed."""
+        return self.encoded()[1]
 
     def of_invalidate(self) -> Self:
         """Return the token of the invalidate that this token's event causes."""

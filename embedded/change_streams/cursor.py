@@ -1,0 +1,251 @@
+"""A change stream's cursor: batches, waiting for data, and the token that each batch promises."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import anyio
+import anyio.lowlevel
+from bson.raw_bson import RawBSONDocument
+
+from embedded.change_streams.host import StreamHost
+from embedded.change_streams.request import StreamRequest, parse_request
+from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.shell_text import type_name
+from embedded.change_streams.stream import ChangeStream
+from embedded.change_streams.user_stages import SPLIT, UserStages, check_stages
+from embedded.logical_clock import as_ordinal, as_timestamp
+from shard_client.errors import CommandError
+
+DEFAULT_FIRST_BATCH: Final = 101
+"""Events of a first batch when the client names no number."""
+
+MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
+_ENTRIES_AT_A_TIME: Final = 256
+"""Oplog entries read before others get their turn."""
+
+_ELEMENT_OVERHEAD: Final = 8
+_IN_GET_MORE: Final = "Executor error during getMore"
+
+
+class Batch(NamedTuple):
+    """One reply's part of a cursor: ``closed`` ends it, ``invalidated`` says why."""
+
+    events: list[RawBSONDocument]
+    pbrt: dict[str, Any]
+    closed: bool
+    invalidated: bool
+
+
+class ChangeStreamCursor:
+    """A tailable, waiting cursor over a change stream (docs/protocol.md, section 2).
+
+    One ``next_batch`` at a time. ``close`` ends a waiting one with error 237.
+    """
+
+    def __init__(self, host: StreamHost, request: StreamRequest, stream: ChangeStream) -> None:
+        self._host = host
+        self._stream = stream
+        self._first = True
+        self._held_back: tuple[RawBSONDocument, dict[str, Any]] | None = None
+        self._closed = False
+        self._scope: anyio.CancelScope | None = None
+        self.namespace = request.namespace
+
+    async def next_batch(self, batch_size: int | None = None, max_time: float = 0.0) -> Batch:
+        """Return up to ``batch_size`` events, as many as fit into 16 MiB.
+
+        The first batch never waits, and holds at most 101 events when ``batch_size`` is None.
+        Later ones wait up to ``max_time`` seconds for a first event. Raises CommandError, worded
+        and labelled as servers do; the cursor is then at its end.
+        """
+        if self._closed:
+            raise _killed()
+        first, self._first = self._first, False
+        limit = batch_size if batch_size is not None else (DEFAULT_FIRST_BATCH if first else None)
+        try:
+            return await self._batch(limit, 0.0 if first else max_time)
+        except CommandError as error:
+            self._closed = True
+            where = (
+                "PlanExecutor error during aggregation"
+                if first
+                else "Executor error during getMore"
+            )
+            raise CommandError(
+                error.code,
+                error.message if error.code == 237 else f"{where} :: caused by :: {error.message}",
+                code_name=error.code_name,
+                labels=error.labels,
+            ).with_change_stream_label() from error
+
+    async def _batch(self, limit: int | None, max_time: float) -> Batch:
+        events: list[RawBSONDocument] = []
+        stream = self._stream
+        size = 0
+        pbrt = stream.resume_token
+        if limit == 0 and not stream.invalidated:
+            return Batch([], pbrt if self._held_back is None else self._promise, False, False)
+        deadline = asyncio.get_running_loop().time() + max_time
+        while limit is None or len(events) < limit:
+            before = stream.resume_token
+            event = await self._next_event(0.0 if events else deadline)
+            if event is None:
+                if stream.invalidated:
+                    self._closed = True
+                    return Batch(events, stream.resume_token, True, True)
+                break
+            size += len(event.raw) + _ELEMENT_OVERHEAD
+            if events and size > MAX_BATCH_BYTES:
+                self._held_back = (event, before)
+                break
+            events.append(event)
+        return Batch(events, self._promise, False, False)
+
+    @property
+    def _promise(self) -> dict[str, Any]:
+        """The token that the batch promises: that of its last event while one is held back."""
+        return self._stream.resume_token if self._held_back is None else self._held_back[1]
+
+    async def _next_event(self, deadline: float) -> RawBSONDocument | None:
+        """Return the next event; wait for one until ``deadline`` on the loop's clock."""
+        if self._held_back is not None:
+            event, _ = self._held_back
+            self._held_back = None
+            return event
+        stream = self._stream
+        while not stream.invalidated:
+            found = stream.next_event(_ENTRIES_AT_A_TIME)
+            if found is not None:
+                return found
+            if not stream.at_end:
+                await anyio.lowlevel.checkpoint()
+                if self._closed:
+                    raise _killed()
+            elif not stream.invalidated and not await self._wait(deadline):
+                return None
+        return None
+
+    async def _wait(self, deadline: float) -> bool:
+        """Wait for the oplog to grow; whether it did before ``deadline``."""
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            return False
+        with anyio.CancelScope() as self._scope:
+            grown = await self._host.oplog.wait_beyond(self._stream.scanned, left)
+        self._scope = None
+        if self._closed:
+            raise _killed()
+        return grown
+
+    def close(self) -> None:
+        """End the cursor; calling it again does nothing."""
+        self._closed = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+def _killed() -> CommandError:
+    return CommandError(
+        237,
+        "operation was interrupted because a client killed the cursor",
+        code_name="CursorKilled",
+    )
+
+
+def is_change_stream(command: Mapping[str, Any]) -> bool:
+    """Whether an aggregate command has a stage that only change streams may have."""
+    pipeline = command.get("pipeline")
+    return isinstance(pipeline, list) and any(
+        isinstance(stage, Mapping) and ("$changeStream" in stage or SPLIT in stage)
+        for stage in pipeline
+    )
+
+
+def open_change_stream(
+    host: StreamHost, database: str, command: Mapping[str, Any]
+) -> ChangeStreamCursor:
+    """Open the cursor of an aggregate command for which ``is_change_stream`` holds.
+
+    Raises CommandError as mongod does (docs/protocol.md, section 4). No event is looked for
+    before ``next_batch``.
+    """
+    target = command.get("aggregate")
+    collection = target if isinstance(target, str) else None
+    pipeline = command["pipeline"]
+    check_stages(pipeline)
+    _check_command(host, database, collection, command)
+    version = 2 if host.token_version >= 2 or SPLIT in pipeline[-1] else 1
+    request = parse_request(database, collection, pipeline[0], version)
+    start = request.token
+    if start is None:
+        start = ResumeToken.high_water_mark(_after_last(host), version)
+    stages = UserStages(pipeline[1:])
+    return ChangeStreamCursor(host, request, ChangeStream(host, request, stages, start, version))
+
+
+def _after_last(host: StreamHost) -> Any:
+    last = host.oplog.last_ts
+    return as_timestamp(1 if last is None else as_ordinal(last) + 1)
+
+
+def _check_command(
+    host: StreamHost, database: str, collection: str | None, command: Mapping[str, Any]
+) -> None:
+    level = (command.get("readConcern") or {}).get("level", "majority")
+    if level != "majority":
+        raise CommandError(
+            72,
+            f'Command aggregate does not support {{ readConcern: {{ level: "{level}", provenance: '
+            '"clientSupplied" } } :: caused by :: Aggregation stage $changeStream cannot run with '
+            f"a readConcern other than 'majority'. Current readConcern: {level}",
+            code_name="InvalidOptions",
+        )
+    if "startTransaction" in command or command.get("autocommit") is False:
+        raise CommandError(
+            263,
+            "Operation not permitted in transaction :: caused by :: Aggregation stage "
+            "$changeStream cannot run within a multi-document transaction.",
+            code_name="OperationNotSupportedInTransaction",
+        )
+    if collection is not None and host.catalog.view(f"{database}.{collection}") is not None:
+        raise CommandError(
+            166,
+            f"Namespace {database}.{collection} is a view, not a collection",
+            code_name="CommandNotSupportedOnView",
+        )
+
+
+def first_batch_size(command: Mapping[str, Any]) -> int | None:
+    """Return ``cursor.batchSize`` of an aggregate command, None when it names none.
+
+    Raises CommandError when ``cursor`` is missing or cannot be read.
+    """
+    cursor = command.get("cursor")
+    if cursor is None:
+        raise CommandError(
+            9,
+            "The 'cursor' option is required, except for aggregate with the explain argument",
+            code_name="FailedToParse",
+        )
+    if not isinstance(cursor, Mapping):
+        raise CommandError(
+            14,
+            f"BSON field 'cursor' is the wrong type '{type_name(cursor)}', expected type 'object'",
+            code_name="TypeMismatch",
+        )
+    for name in cursor:
+        if name != "batchSize":
+            raise CommandError(
+                40415,
+                f"BSON field 'cursor.{name}' is an unknown field.",
+                code_name="Location40415",
+            )
+    size = cursor.get("batchSize")
+    if size is None:
+        return None
+    if size < 0:
+        raise CommandError(
+            51024, f"BSON field 'batchSize' value must be >= 0, actual value '{size}'"
+        )
+    return int(size)

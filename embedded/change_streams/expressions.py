@@ -1,0 +1,163 @@
+"""Aggregation expressions over one document: mongomock's, with BSON's comparisons."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mongomock import aggregate as mongomock_aggregate
+
+from embedded.change_streams.shell_text import type_name
+from embedded.storage.bson_values import MISSING
+from embedded.storage.ordering import sort_key
+from embedded.storage.queries import library_errors
+
+DESCEND: Final = "DESCEND"
+PRUNE: Final = "PRUNE"
+KEEP: Final = "KEEP"
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "$eq": lambda a, b: a == b,
+    "$ne": lambda a, b: a != b,
+    "$gt": lambda a, b: a > b,
+    "$gte": lambda a, b: a >= b,
+    "$lt": lambda a, b: a < b,
+    "$lte": lambda a, b: a <= b,
+    "$cmp": lambda a, b: (a > b) - (a < b),
+}
+_BELOW_ALL: Final = (-2, 0)
+
+
+class Expression:
+    """An expression, read once and evaluated for many documents."""
+
+    def __init__(self, expression: Any) -> None:
+        self._expression = expression
+
+    def evaluate(self, document: Mapping[str, Any], **variables: Any) -> Any:
+        """Return the value for ``document``, ``MISSING`` when there is none.
+
+        ``variables`` are known as ``$$NAME``. Raises CommandError for what makes no sense.
+        """
+        if self._expression == "$$REMOVE":
+            return MISSING
+        with library_errors():
+            try:
+                evaluation = _Evaluation(document, variables, True)  # type: ignore[no-untyped-call]
+                return evaluation.parse(self._expression)
+            except KeyError:
+                return MISSING
+
+    def true_for(self, document: Mapping[str, Any]) -> bool:
+        """Whether the value for ``document`` counts as true: not false, null, zero or missing."""
+        return _truth(self.evaluate(document))
+
+
+def _truth(value: Any) -> bool:
+    return value is not MISSING and value is not None and value is not False and value != 0
+
+
+class _Evaluation(mongomock_aggregate._Parser):
+    """mongomock's evaluation; operators that it lacks or compares wrongly are here."""
+
+    def parse(self, expression: Any) -> Any:
+        if isinstance(expression, list):
+            return [None if item is MISSING else item for item in map(self._or_missing, expression)]
+        if isinstance(expression, Mapping) and len(expression) == 1:
+            [(name, argument)] = expression.items()
+            if name in _COMPARE:
+                left, right = (self._or_missing(item) for item in argument)
+                return _COMPARE[name](_key(left), _key(right))
+            own = _OPERATORS.get(name)
+            if own is not None:
+                return own(self, argument)
+        return super().parse(expression)  # type: ignore[no-untyped-call]
+
+    def _or_missing(self, expression: Any) -> Any:
+        try:
+            return self.parse(expression)
+        except KeyError:
+            return MISSING
+
+    def _in(self, argument: Any) -> bool:
+        wanted, options = (self._or_missing(item) for item in argument)
+        return isinstance(options, list) and _key(wanted) in [_key(item) for item in options]
+
+    def _merge(self, argument: Any) -> dict[str, Any]:
+        values = argument if isinstance(argument, list) else [argument]
+        merged: dict[str, Any] = {}
+        for value in map(self._or_missing, values):
+            if isinstance(value, Mapping):
+                merged.update(value)
+        return merged
+
+    def _and(self, argument: Any) -> bool:
+        return all(_truth(self._or_missing(item)) for item in _as_list(argument))
+
+    def _or(self, argument: Any) -> bool:
+        return any(_truth(self._or_missing(item)) for item in _as_list(argument))
+
+    def _not(self, argument: Any) -> bool:
+        return not _truth(self._or_missing(_as_list(argument)[0]))
+
+    def _if_null(self, argument: Any) -> Any:
+        value: Any = MISSING
+        for item in argument:
+            value = self._or_missing(item)
+            if value is not MISSING and value is not None:
+                break
+        return _or_raise(value)
+
+    def _cond(self, argument: Any) -> Any:
+        if isinstance(argument, Mapping):
+            parts = (argument["if"], argument["then"], argument["else"])
+        else:
+            parts = tuple(argument)
+        chosen = parts[1] if _truth(self._or_missing(parts[0])) else parts[2]
+        return _or_raise(self._or_missing(chosen))
+
+    def _get_field(self, argument: Any) -> Any:
+        if isinstance(argument, Mapping):
+            name, holder = argument["field"], self._or_missing(argument.get("input", "$$CURRENT"))
+        else:
+            name, holder = argument, self._doc_dict
+        if isinstance(name, Mapping):
+            name = self.parse(name)
+        return _or_raise(holder.get(name, MISSING) if isinstance(holder, Mapping) else MISSING)
+
+    def _object_to_array(self, argument: Any) -> Any:
+        value = self._or_missing(argument)
+        if not isinstance(value, Mapping):
+            return None
+        return [{"k": name, "v": item} for name, item in value.items()]
+
+    def _type(self, argument: Any) -> str:
+        value = self._or_missing(argument)
+        return "missing" if value is MISSING else type_name(value)
+
+
+_OPERATORS: Final[dict[str, Callable[[_Evaluation, Any], Any]]] = {
+    "$literal": lambda _, argument: argument,
+    "$const": lambda _, argument: argument,
+    "$in": _Evaluation._in,
+    "$and": _Evaluation._and,
+    "$or": _Evaluation._or,
+    "$not": _Evaluation._not,
+    "$cond": _Evaluation._cond,
+    "$ifNull": _Evaluation._if_null,
+    "$mergeObjects": _Evaluation._merge,
+    "$getField": _Evaluation._get_field,
+    "$objectToArray": _Evaluation._object_to_array,
+    "$type": _Evaluation._type,
+}
+
+
+def _as_list(argument: Any) -> list[Any]:
+    return argument if isinstance(argument, list) else [argument]
+
+
+def _or_raise(value: Any) -> Any:
+    if value is MISSING:
+        raise KeyError
+    return value
+
+
+def _key(value: Any) -> Any:
+    return _BELOW_ALL if value is MISSING else sort_key(value)

@@ -1,0 +1,103 @@
+"""Which oplog entries a change stream looks at."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from embedded.change_streams.request import StreamRequest
+
+INTERNAL_DATABASES: Final = frozenset({"admin", "config", "local"})
+CLASSIC_COMMANDS: Final = ("drop", "renameCollection", "dropDatabase")
+_EXPANDED_COMMANDS: Final = (
+    "create",
+    "createIndexes",
+    "commitIndexBuild",
+    "dropIndexes",
+    "collMod",
+)
+NOOP_EVENTS: Final = ("shardCollection", "refineCollectionShardKey", "reshardCollection")
+SYSTEM_NOOP_EVENTS: Final = ("migrateLastChunkFromShard",)
+_SHOWN_SYSTEM: Final = ("system.js", "system.views")
+_SHOWN_SYSTEM_PREFIXES: Final = ("system.resharding.", "system.buckets.")
+
+
+class OplogFilter:
+    """Tell a stream's entries from others (docs/protocol.md, section 5).
+
+    Chunk migrations are left out, and so are operations on other namespaces and kinds of
+    operations that the stream's options do not ask for.
+    """
+
+    def __init__(self, request: StreamRequest) -> None:
+        self._request = request
+        self._system = "showSystemEvents" in request.flags
+        self._migrations = "showMigrationEvents" in request.flags
+
+    def accepts(self, entry: Mapping[str, Any]) -> bool:
+        """Whether ``entry``, of the oplog or of a transaction, makes an event of the stream."""
+        if entry.get("fromMigrate") and not self._migrations and not self._migrated_system(entry):
+            return False
+        kind = entry["op"]
+        if kind == "c":
+            return self._command(entry["ns"], entry["o"])
+        if kind == "n":
+            return self._noop(entry)
+        database, _, collection = entry["ns"].partition(".")
+        return self._collection(database, collection) or self._view(database, collection)
+
+    def _migrated_system(self, entry: Mapping[str, Any]) -> bool:
+        """With showSystemEvents, a migration's creation of collection and indexes is shown."""
+        return (
+            self._system
+            and entry["op"] == "c"
+            and bool({"create", "createIndexes"} & entry["o"].keys())
+        )
+
+    def _database(self, database: str) -> bool:
+        if self._request.cluster:
+            return database not in INTERNAL_DATABASES
+        return database == self._request.database
+
+    def _collection(self, database: str, collection: str) -> bool:
+        if not self._database(database):
+            return False
+        if self._request.collection is not None:
+            return collection == self._request.collection
+        if collection.startswith("system."):
+            shown = collection in _SHOWN_SYSTEM or collection.startswith(_SHOWN_SYSTEM_PREFIXES)
+            return self._system and shown
+        return not collection.startswith("$")
+
+    def _view(self, database: str, collection: str) -> bool:
+        return (
+            collection == "system.views"
+            and self._request.expanded
+            and self._request.collection is None
+            and self._database(database)
+        )
+
+    def _command(self, ns: str, command: Mapping[str, Any]) -> bool:
+        database = ns.partition(".")[0]
+        if not self._database(database):
+            return False
+        name = next(iter(command), "")
+        if name == "dropDatabase":
+            return self._request.collection is None
+        if name == "renameCollection":
+            return any(
+                self._collection(*_split(command[side])) for side in ("renameCollection", "to")
+            )
+        if name == "drop" or (name in _EXPANDED_COMMANDS and self._request.expanded):
+            return self._collection(database, command[name])
+        return False
+
+    def _noop(self, entry: Mapping[str, Any]) -> bool:
+        what = entry.get("o2")
+        if not what or not self._request.expanded:
+            return False
+        names = NOOP_EVENTS + (SYSTEM_NOOP_EVENTS if self._system else ())
+        return any(name in what for name in names) and self._collection(*_split(entry["ns"]))
+
+
+def _split(ns: str) -> tuple[str, str]:
+    database, _, collection = ns.partition(".")
+    return database, collection

@@ -1,0 +1,87 @@
+"""``$changeStreamSplitLargeEvent``: an event that is too large becomes several."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import bson
+
+from embedded.change_streams.events import ChangeEvent
+from embedded.change_streams.resume_token import ResumeToken
+from shard_client.errors import CommandError
+
+MAX_INTERNAL_SIZE: Final = 16 * 1024 * 1024 + 16 * 1024
+"""The largest document that a server builds, in bytes."""
+
+MAX_EVENT_SIZE: Final = MAX_INTERNAL_SIZE - 8 * 1024
+_ELEMENT_OF_EMPTY: Final = len(bson.encode({}))
+
+
+class Splitter:
+    """Split the large events of one stream (docs/protocol.md, section 5).
+
+    ``resume`` is the client's token when it names a fragment: of its event the fragments before
+    it are left out.
+    """
+
+    def __init__(self, resume: ResumeToken | None) -> None:
+        self._resume = resume if resume is not None and resume.fragment is not None else None
+
+    def split(self, event: ChangeEvent) -> list[ChangeEvent]:
+        """Return the event, or its fragments. Raises CommandError 280 when resuming cannot be."""
+        resume, self._resume = self._resume, None
+        resumed = resume is not None and resume.of_fragment(None).key() == event.key
+        skip = (resume.fragment or 0) if resume is not None and resumed else 0
+        if len(bson.encode(event.document)) <= MAX_EVENT_SIZE:
+            if resumed:
+                raise _fatal(
+                    "Attempted to resume from a split event fragment, but the event in the resumed "
+                    "stream was not large enough to be split"
+                )
+            return [event]
+        fragments = _fragments(event)
+        if skip and skip >= len(fragments):
+            raise _fatal(
+                "Attempted to resume from a split event, but the resumed stream produced a "
+                "different split. Ensure that the pipeline used to resume is the same as the "
+                "original"
+            )
+        return fragments[skip:]
+
+
+def _fatal(message: str) -> CommandError:
+    return CommandError(280, message, code_name="ChangeStreamFatalError")
+
+
+def _fragments(event: ChangeEvent) -> list[ChangeEvent]:
+    """Fill fragments with the event's fields, the small ones first."""
+    fields = sorted(
+        (len(bson.encode({name: value})) - _ELEMENT_OF_EMPTY, name)
+        for name, value in event.document.items()
+        if name != "_id"
+    )
+    if not fields:
+        raise CommandError(
+            7182502, "Cannot split an empty event or an event containing solely '_id' field"
+        )
+    limit = MAX_EVENT_SIZE - len(bson.encode(event.token_document))
+    parts: list[tuple[ResumeToken, dict[str, Any]]] = []
+    size = limit
+    for field_size, name in fields:
+        if not parts or size + field_size > limit:
+            token = event.token.of_fragment(len(parts))
+            head = {"_id": token.document(), "splitEvent": {"fragment": len(parts) + 1, "of": 0}}
+            parts.append((token, head))
+            size = len(bson.encode(head))
+        parts[-1][1][name] = event.document[name]
+        size += field_size
+        if size > limit:
+            raise CommandError(
+                7182500,
+                f"Splitting change event failed: fragment size {size} is greater than maximum "
+                f"allowed fragment size {limit}",
+            )
+    for _, document in parts:
+        document["splitEvent"]["of"] = len(parts)
+    return [
+        replace(event, document=document, token=token, key=token.key()) for token, document in parts
+    ]

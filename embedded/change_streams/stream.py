@@ -1,0 +1,258 @@
+"""One change stream: a position in the oplog, and the events from there on. No waiting."""
+
+from collections import deque
+from typing import Any, Final
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from embedded.change_streams.events import ChangeEvent, EventMaker, invalidate_after
+from embedded.change_streams.host import StreamHost
+from embedded.change_streams.images import ImageLookup
+from embedded.change_streams.oplog_filter import OplogFilter
+from embedded.change_streams.request import StreamRequest
+from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.shell_text import bson_text, document_text
+from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
+from embedded.change_streams.transactions import operations
+from embedded.change_streams.user_stages import UserStages
+from embedded.logical_clock import as_ordinal, as_timestamp
+from embedded.oplog import OplogEntry
+from shard_client.errors import CommandError
+
+_INITIATING: Final = {"msg": "initiating set"}
+_INVALIDATING: Final = {
+    "collection": frozenset({"drop", "rename", "dropDatabase"}),
+    "database": frozenset({"dropDatabase"}),
+    "cluster": frozenset[str](),
+}
+
+
+class ChangeStream:
+    """The events of one request, in order (docs/protocol.md, sections 2, 4 and 5).
+
+    ``start`` is a high water mark or the token to go on after; ``version`` the version of new
+    tokens. ``next_event`` returns one event at a time and None when the oplog has no more.
+    ``resume_token`` is what a batch that ends here promises.
+    """
+
+    def __init__(
+        self,
+        host: StreamHost,
+        request: StreamRequest,
+        stages: UserStages,
+        start: ResumeToken,
+        version: int,
+    ) -> None:
+        self._host = host
+        self._stages = stages
+        self._version = version
+        self._filter = OplogFilter(request)
+        self._maker = EventMaker(request, start, version)
+        self._images = ImageLookup(host, request)
+        self._splitter = Splitter(start) if stages.splits else None
+        self._invalidating = _INVALIDATING[_kind(request)]
+        self._start_key: bytes | None = start.key()
+        self._unsplit_start_key = start.of_fragment(None).key()
+        self._start_after_invalidate = start.from_invalidate
+        self._resume_key = None if start.is_high_water_mark else start.key()
+        self._resume_seen = False
+        self._started = False
+        self._start_ts = start.cluster_time
+        self._scanned = as_timestamp(max(0, as_ordinal(start.cluster_time) - 1))
+        self._found: deque[ChangeEvent] = deque()
+        self._ready: deque[ChangeEvent] = deque()
+        self._end: dict[str, Any] | None = None
+        self._promised = as_ordinal(start.cluster_time)
+        self.resume_token: dict[str, Any] = start.document()
+
+    @property
+    def invalidated(self) -> bool:
+        """Whether an invalidate ended the stream, and all events before it have been returned."""
+        return self._end is not None and not self._ready
+
+    @property
+    def scanned(self) -> Timestamp:
+        """The ``ts`` up to which the oplog has been read."""
+        return self._scanned
+
+    def next_event(self, max_entries: int) -> RawBSONDocument | None:
+        """Return the next event, None when ``max_entries`` of the oplog held none.
+
+        Raises CommandError when the stream cannot go on; see ``at_end`` for why it was None.
+        """
+        event = self._next(max_entries)
+        if event is None:
+            if self._end is not None:
+                self.resume_token = self._end
+            elif self.at_end:
+                self._promise_scanned()
+            return None
+        self._check_id(event)
+        raw = bson.encode(event.document)
+        if len(raw) > MAX_INTERNAL_SIZE:
+            raise _too_large(len(raw), event)
+        self.resume_token = event.token_document
+        self._promised = max(self._promised, as_ordinal(event.operation.ts))
+        return RawBSONDocument(raw)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything in the oplog has been looked at."""
+        last = self._host.oplog.last_ts
+        return not self._found and not self._ready and (last is None or last <= self._scanned)
+
+    def _promise_scanned(self) -> None:
+        if as_ordinal(self._scanned) > self._promised:
+            self._promised = as_ordinal(self._scanned)
+            mark = ResumeToken.high_water_mark(self._scanned, self._version)
+            self.resume_token = mark.document()
+
+    def _next(self, max_entries: int) -> ChangeEvent | None:
+        if self._ready:
+            return self._ready.popleft()
+        if self._end is not None:
+            return None
+        left = max_entries
+        while True:
+            while self._found and self._end is None:
+                if self._pass_on(self._found.popleft()):
+                    return self._ready.popleft()
+            if self._end is not None:
+                return None
+            if left <= 0 or not (left := self._scan(left)):
+                if self._found:
+                    continue
+                return None
+
+    def _scan(self, max_entries: int) -> int:
+        """Read the oplog up to the next events; return how many more entries may be read."""
+        self._check_history()
+        left = max_entries
+        for entry in self._host.oplog.since(self._scanned):
+            self._scanned = entry["ts"]
+            left -= 1
+            self._find(entry)
+            if self._found or not left:
+                return left
+        return 0
+
+    def _check_history(self) -> None:
+        """Make sure that the oplog still reaches back to where the stream stands."""
+        oplog = self._host.oplog
+        truncated = oplog.truncated_through
+        if not self._started:
+            self._started = True
+            first = oplog.first_ts
+            if truncated is not None and (first is None or self._start_ts < first):
+                raise CommandError(
+                    286,
+                    "Resume of change stream was not possible, as the resume point may no longer "
+                    "be in the oplog.",
+                    code_name="ChangeStreamHistoryLost",
+                )
+        elif truncated is not None and truncated > self._scanned:
+            raise CommandError(
+                136,
+                "CollectionScan died due to position in capped collection being deleted. Last "
+                f"seen record id: RecordId({as_ordinal(self._scanned)})",
+                code_name="CappedPositionLost",
+            )
+
+    def _find(self, entry: OplogEntry) -> None:
+        for operation in operations(self._host.oplog, entry):
+            if self._filter.accepts(operation.entry):
+                self._found.append(self._maker.event(operation))
+
+    def _pass_on(self, event: ChangeEvent) -> bool:
+        """Take one event through all that follows; whether something became ready."""
+        for following in self._with_invalidate(event):
+            if not self._before_start(following):
+                self._finish(following)
+        return bool(self._ready)
+
+    def _with_invalidate(self, event: ChangeEvent) -> list[ChangeEvent]:
+        """Return the event and, when it ends the stream, the invalidate after it."""
+        swallow, self._start_after_invalidate = self._start_after_invalidate, False
+        if event.operation_type not in self._invalidating:
+            return [event]
+        invalidate = invalidate_after(event)
+        if swallow:
+            if invalidate.key == self._resume_key:
+                self._resume_seen = True
+                return []
+            return [event]
+        self._end = invalidate.token_document
+        return [event, invalidate]
+
+    def _before_start(self, event: ChangeEvent) -> bool:
+        """Whether the event sorts before the client's token, and is therefore left out."""
+        if self._start_key is None:
+            return False
+        if event.key < self._unsplit_start_key:
+            return True
+        if event.key > self._start_key:
+            self._start_key = None
+        return False
+
+    def _finish(self, event: ChangeEvent) -> None:
+        if not self._stages.wants(event.document):
+            return
+        if self._images.needed:
+            self._images.fill(event)
+        changed = self._stages.apply(event.document)
+        if changed is None:
+            return
+        event.document = changed
+        parts = [event] if self._splitter is None else self._splitter.split(event)
+        self._ready.extend(part for part in parts if not self._is_resume_point(part))
+
+    def _is_resume_point(self, event: ChangeEvent) -> bool:
+        """Swallow the event that the client has; insist on having seen it."""
+        if self._resume_key is None:
+            return False
+        if event.key <= self._resume_key:
+            self._resume_seen = self._resume_seen or event.key == self._resume_key
+            return True
+        if not self._resume_seen:
+            raise CommandError(
+                280,
+                "cannot resume stream; the resume token was not found. "
+                + document_text(event.document.get("_id", {})),
+                code_name="ChangeStreamFatalError",
+            )
+        self._resume_key = None
+        return False
+
+    def _check_id(self, event: ChangeEvent) -> None:
+        found = event.document.get("_id")
+        expected = event.token_document
+        if found == expected:
+            return
+        shown = {"_id": found} if "_id" in event.document else {}
+        raise CommandError(
+            280,
+            "Encountered an event whose _id field, which contains the resume token, was modified "
+            "by the pipeline. Modifying the _id field of an event makes it impossible to resume "
+            "the stream from that point. Only transformations that retain the unmodified _id "
+            f"field are allowed. Expected: {bson_text({'_id': expected})} but found: "
+            f"{bson_text(shown)}",
+            code_name="ChangeStreamFatalError",
+        )
+
+
+def _kind(request: StreamRequest) -> str:
+    if request.cluster:
+        return "cluster"
+    return "database" if request.collection is None else "collection"
+
+
+def _too_large(size: int, event: ChangeEvent) -> CommandError:
+    [(name, value)] = list(event.document.items())[:1]
+    return CommandError(
+        10334,
+        f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
+        f"{MAX_INTERNAL_SIZE}(16MB) First element: {name}: {bson_text(value)}",
+        code_name="BSONObjectTooLarge",
+    )

@@ -1,0 +1,72 @@
+"""Transactions in the oplog, taken apart into the operations that they hold."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from embedded.oplog import Oplog, OplogEntry
+
+_APPLIED_SEPARATELY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that may become an event.
+
+    ``entry`` is the oplog entry or the entry inside a transaction; ``ts`` the cluster time of the
+    event, ``txn_op_index`` its place in the transaction (None outside of one). ``image_ts`` and
+    ``image_index`` name the pre-image.
+    """
+
+    entry: Mapping[str, Any]
+    ts: Timestamp
+    wall: Any
+    image_ts: Timestamp
+    image_index: int = 0
+    txn_op_index: int | None = None
+    lsid: Mapping[str, Any] | None = None
+    txn_number: int | None = None
+
+
+def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
+    """Yield what ``entry`` did: itself, or the operations of the transaction that it commits.
+
+    All operations of a transaction count for their index, whether a stream wants them or not
+    (docs/protocol.md, section 5).
+    """
+    command = entry["o"] if entry["op"] == "c" else {}
+    if "applyOps" not in command and "commitTransaction" not in command:
+        if "abortTransaction" not in command:
+            yield Operation(entry, entry["ts"], entry.get("wall"), entry["ts"])
+        return
+    if command.get("prepare") or command.get("partialTxn"):
+        return
+    separate = entry.get("multiOpType") == _APPLIED_SEPARATELY
+    chain = [entry] if separate else _chain(oplog, entry)
+    index = 0
+    for link in chain:
+        for place, operation in enumerate(link["o"].get("applyOps", ())):
+            yield Operation(
+                operation,
+                entry["ts"],
+                entry.get("wall"),
+                link["ts"],
+                place,
+                index,
+                None if separate else entry.get("lsid"),
+                None if separate else entry.get("txnNumber"),
+            )
+            index += 1
+
+
+def _chain(oplog: Oplog, last: OplogEntry) -> list[OplogEntry]:
+    """Return the entries of one transaction, oldest first."""
+    links = [last]
+    while (before := links[-1].get("prevOpTime")) and before["ts"] != Timestamp(0, 0):
+        link = oplog.at(before["ts"])
+        if link is None:
+            break
+        links.append(link)
+    return links[::-1]

@@ -1,0 +1,228 @@
+"""The client's own stages after ``$changeStream``, applied to one event at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from embedded.change_streams.expressions import DESCEND, KEEP, PRUNE, Expression
+from embedded.change_streams.projection import add_fields, project, unset
+from embedded.storage.queries import Matcher
+from shard_client.errors import CommandError
+
+Stage = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""Returns the changed event, or None for one that is filtered out."""
+
+SPLIT: Final = "$changeStreamSplitLargeEvent"
+_BANNED: Final = frozenset(
+    {
+        "$bucket",
+        "$bucketAuto",
+        "$collStats",
+        "$count",
+        "$currentOp",
+        "$densify",
+        "$documents",
+        "$facet",
+        "$fill",
+        "$geoNear",
+        "$graphLookup",
+        "$group",
+        "$indexStats",
+        "$limit",
+        "$listLocalSessions",
+        "$listSessions",
+        "$lookup",
+        "$merge",
+        "$out",
+        "$planCacheStats",
+        "$sample",
+        "$search",
+        "$searchMeta",
+        "$setWindowFields",
+        "$shardedDataDistribution",
+        "$skip",
+        "$sort",
+        "$sortByCount",
+        "$unionWith",
+        "$unwind",
+        "$vectorSearch",
+    }
+)
+
+
+class UserStages:
+    """The stages of one stream, read once (docs/protocol.md, section 4).
+
+    ``early`` are the leading ``$match`` stages that look at no image: they run before images are
+    looked up, so that a required image of an event that nobody wants is not missed.
+    """
+
+    def __init__(self, stages: Sequence[Any]) -> None:
+        self.splits = bool(stages) and SPLIT in stages[-1]
+        own = stages[:-1] if self.splits else stages
+        early = 0
+        while (
+            early < len(own) and "$match" in own[early] and "fullDocument" not in repr(own[early])
+        ):
+            early += 1
+        self._early = [_compiled(stage) for stage in own[:early]]
+        self._late = [_compiled(stage) for stage in own[early:]]
+
+    def wants(self, document: dict[str, Any]) -> bool:
+        """Whether the event passes the stages that run before images are looked up."""
+        return all(stage(document) is not None for stage in self._early)
+
+    def apply(self, document: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the event after the other stages; None when it is filtered out."""
+        current: dict[str, Any] | None = document
+        for stage in self._late:
+            if current is None:
+                break
+            current = stage(current)
+        return current
+
+
+def check_stages(pipeline: Any) -> None:
+    """Check what servers check before they read single stages. Raises CommandError."""
+    if not isinstance(pipeline, list):
+        raise CommandError(14, "A pipeline must be an array of objects", code_name="TypeMismatch")
+    for stage in pipeline:
+        if not isinstance(stage, Mapping):
+            raise CommandError(
+                14,
+                "Each element of the 'pipeline' array must be an object",
+                code_name="TypeMismatch",
+            )
+        if len(stage) != 1:
+            raise CommandError(
+                40323, "A pipeline stage specification object must contain exactly one field."
+            )
+        name = next(iter(stage))
+        if name not in _STAGES and name not in _BANNED and name not in (SPLIT, "$changeStream"):
+            raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
+    if "$changeStream" not in pipeline[0] or any("$changeStream" in s for s in pipeline[1:]):
+        _refuse_elsewhere(pipeline)
+    for stage in pipeline[1:]:
+        name = next(iter(stage))
+        if name in _BANNED:
+            raise CommandError(
+                20,
+                f"{name} is not permitted in a $changeStream pipeline",
+                code_name="IllegalOperation",
+            )
+    _check_split(pipeline)
+
+
+def _refuse_elsewhere(pipeline: Sequence[Mapping[str, Any]]) -> None:
+    if any("$changeStream" in stage for stage in pipeline):
+        raise CommandError(
+            40602,
+            "$_internalChangeStreamOplogMatch is only valid as the first stage in a pipeline",
+        )
+    raise CommandError(
+        20, f"{SPLIT} can only be used in a $changeStream pipeline", code_name="IllegalOperation"
+    )
+
+
+def _check_split(pipeline: Sequence[Mapping[str, Any]]) -> None:
+    for place, stage in enumerate(pipeline):
+        if SPLIT not in stage:
+            continue
+        if not isinstance(stage[SPLIT], Mapping) or stage[SPLIT]:
+            raise CommandError(7182800, f"{SPLIT} spec should be an empty object")
+        if place != len(pipeline) - 1:
+            raise CommandError(7182802, f"{SPLIT} must be the last stage in the pipeline")
+
+
+def _compiled(stage: Mapping[str, Any]) -> Stage:
+    [(name, argument)] = stage.items()
+    return _STAGES[name](argument)
+
+
+def _match(condition: Any) -> Stage:
+    if not isinstance(condition, Mapping):
+        raise CommandError(15959, "the match filter must be an expression in an object")
+    for name in condition:
+        if name.startswith("$") and name not in _TOP_LEVEL:
+            raise CommandError(
+                2,
+                f"unknown top level operator: {name}. If you have a field name that starts with a "
+                "'$' symbol, consider using $getField or $setField.",
+                code_name="BadValue",
+            )
+    plain = {name: value for name, value in condition.items() if name != "$expr"}
+    matcher = Matcher(plain)
+    expression = Expression(condition["$expr"]) if "$expr" in condition else None
+
+    def stage(document: dict[str, Any]) -> dict[str, Any] | None:
+        wanted = matcher(document) and (expression is None or expression.true_for(document))
+        return document if wanted else None
+
+    return stage
+
+
+_TOP_LEVEL: Final = frozenset(
+    {"$and", "$or", "$nor", "$expr", "$comment", "$jsonSchema", "$alwaysTrue", "$alwaysFalse"}
+)
+
+
+def _replace_with(new_root: Any) -> Stage:
+    expression = Expression(new_root)
+
+    def stage(document: dict[str, Any]) -> dict[str, Any] | None:
+        root = expression.evaluate(document)
+        if not isinstance(root, Mapping):
+            raise CommandError(
+                40228,
+                "PlanExecutor error during aggregation :: caused by :: 'newRoot' expression must "
+                "evaluate to an object",
+            )
+        return dict(root)
+
+    return stage
+
+
+def _replace_root(argument: Any) -> Stage:
+    if not isinstance(argument, Mapping) or "newRoot" not in argument:
+        raise CommandError(40231, "no newRoot specified for the $replaceRoot stage")
+    return _replace_with(argument["newRoot"])
+
+
+def _redact(argument: Any) -> Stage:
+    expression = Expression(argument)
+
+    def redacted(document: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
+        verdict = expression.evaluate(document, DESCEND=DESCEND, PRUNE=PRUNE, KEEP=KEEP)
+        if verdict == KEEP:
+            return dict(document)
+        if verdict == PRUNE:
+            return None
+        if verdict != DESCEND:
+            raise CommandError(
+                17053,
+                "$redact's expression should not return anything aside from "
+                "the variables $$KEEP, $$DESCEND, and $$PRUNE",
+            )
+        return {name: kept for name, value in document.items() for kept in _descend(value, root)}
+
+    def _descend(value: Any, root: Mapping[str, Any]) -> list[Any]:
+        """Return what is left of a value: a list of it, or of nothing."""
+        if isinstance(value, Mapping):
+            inner = redacted(value, root)
+            return [] if inner is None else [inner]
+        if isinstance(value, list):
+            return [[kept for item in value for kept in _descend(item, root)]]
+        return [value]
+
+    return lambda document: redacted(document, document)
+
+
+_STAGES: Final[dict[str, Callable[[Any], Stage]]] = {
+    "$match": _match,
+    "$project": project,
+    "$addFields": add_fields,
+    "$set": add_fields,
+    "$unset": unset,
+    "$replaceRoot": _replace_root,
+    "$replaceWith": _replace_with,
+    "$redact": _redact,
+}
