@@ -41,8 +41,7 @@ def measure(shards: int, size: int, events: int, runs: int) -> Row:
     with replayed_cluster(shards, events, size) as cluster:
         direct = _median(runs, lambda: _drain(cluster.ports, cluster.events))
         merged = _median(runs, lambda: _through_router(cluster))
-        few = cluster.events // 8
-        application = _median(1, lambda: _application(cluster.ports, few))
+        application = _median(1, lambda: _application(cluster.ports, cluster.events))
     return Row(
         shards=shards,
         size=size,
