@@ -1,0 +1,140 @@
+"""A sharded cluster in one process: config server, shards and a mongos endpoint."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from embedded.mongod import Mongod
+from embedded.mongos.catalog import ClusterCatalog
+from embedded.mongos.cursors import CursorTable
+from embedded.mongos.endpoint import Mongos
+from embedded.mongos.members import ClusterTime, Member
+from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.mongos.request import ClusterState, Identity
+from embedded.mongos.transactions import TransactionTable
+from embedded.server import Server
+
+log = structlog.get_logger()
+
+
+class EmbeddedCluster:
+    """Servers that each listen on a loopback port of their own, and keep their data in memory.
+
+    Use as an asynchronous context manager, or call ``start`` and ``stop``.
+
+    Args:
+        shards: how many shards to start with, called shard0, shard1, …
+        port: the mongos endpoint's port; 0 picks a free one.
+        token_version: 1 behaves like MongoDB 6.0, 2 like 7.0 and newer.
+        noop_interval: seconds between an idle server's no-ops.
+        oplog_size: how many entries each oplog keeps.
+        wall: the wall clock, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        shards: int = 3,
+        *,
+        port: int = 0,
+        token_version: int = 1,
+        noop_interval: float = 10.0,
+        oplog_size: int = 200_000,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._port = port
+        self._names = [f"shard{index}" for index in range(shards)]
+        self._token_version = token_version
+        self._noop_interval = noop_interval
+        self._oplog_size = oplog_size
+        self._running: dict[str, Mongod] = {}
+        self.config_server = self._make("cfg", is_config=True)
+        gossip = ClusterTime()
+        locks = NamespaceLocks()
+        self._state = ClusterState(
+            catalog=ClusterCatalog(Member("config", self.config_server, gossip), gossip),
+            servers=self,
+            locks=locks,
+            transactions=TransactionTable(locks),
+            cursors=CursorTable(),
+            identity=Identity(token_version),
+            wall=wall,
+        )
+        self.mongos = Mongos(self._state)
+        self._server = Server(self.mongos)
+
+    async def start(self) -> None:
+        """Start all servers and make the shards a cluster."""
+        await self.config_server.start()
+        for name in self._names:
+            mongod = await self.start_shard(name)
+            member = Member(name, mongod, self._state.catalog.gossip)
+            await self._state.catalog.add_shard(member)
+        await self._server.start(self._port)
+
+    async def stop(self) -> None:
+        """End all servers."""
+        await self._server.stop()
+        self._state.cursors.close()
+        self._state.transactions.close()
+        for mongod in self._running.values():
+            await mongod.stop()
+        await self.config_server.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def mongos_address(self) -> str:
+        """``host:port`` of the mongos endpoint."""
+        host, port = self._server.address
+        return f"{host}:{port}"
+
+    @property
+    def configdb(self) -> str:
+        """The config server's host string, as ``--configdb`` takes it."""
+        return self.config_server.host_string
+
+    @property
+    def shards(self) -> dict[str, str]:
+        """The cluster's shards: id to host string."""
+        return {shard.id: shard.host for shard in self._state.catalog.shards}
+
+    def shard(self, name: str) -> Mongod:
+        """Return a running shard server; KeyError when there is none of that name."""
+        return self._running[name]
+
+    async def start_shard(self, name: str) -> Mongod:
+        """Start a shard server that is no part of the cluster yet (see ``addShard``)."""
+        mongod = self._make(name, is_config=False)
+        await mongod.start()
+        self._running[name] = mongod
+        log.info("shard server started", shard=name, host=mongod.host_string)
+        return mongod
+
+    def find(self, host: str) -> Mongod | None:
+        """Return the running shard server with this host string or address."""
+        for mongod in self._running.values():
+            if host in (mongod.host_string, mongod.host_string.partition("/")[2]):
+                return mongod
+        return None
+
+    def _make(self, name: str, *, is_config: bool) -> Mongod:
+        return Mongod(
+            name,
+            "configsvr" if is_config else "shardsvr",
+            token_version=self._token_version,
+            oplog_size=self._oplog_size,
+            noop_interval=self._noop_interval,
+        )

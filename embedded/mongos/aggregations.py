@@ -1,0 +1,133 @@
+"""aggregate: on one shard as a whole, or gathered from the shards and run here."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from embedded.errors import bad_value, failed_to_parse
+from embedded.mongos.reads import all_documents, members_for, open_cursor
+from embedded.mongos.request import Placement, Request
+from embedded.storage.aggregation import aggregate as run_pipeline
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+Pipeline = Sequence[Mapping[str, Any]]
+
+_NOT_SUPPORTED = 115
+_PER_SHARD_STAGES = frozenset({"$collStats", "$indexStats", "$planCacheStats"})
+
+
+async def aggregate(request: Request) -> Document:
+    """Run a pipeline.
+
+    Raises:
+        CommandError: 115 for a change stream, which is the router's to open; 238 for a pipeline
+            that writes the result of a sharded collection; what pipelines raise.
+    """
+    pipeline = _checked_pipeline(request)
+    cursor = request.command.get("cursor", {})
+    size = cursor.get("batchSize") if isinstance(cursor, Mapping) else None
+    target = request.command["aggregate"]
+    if not isinstance(target, str):
+        documents = await _on_primary(request, request.database, target, pipeline)
+        return open_cursor(request, f"{request.database}.$cmd.aggregate", documents, size)
+    documents = await run(request, request.namespace, pipeline)
+    return open_cursor(request, request.namespace, documents, size)
+
+
+async def run(request: Request, namespace: str, pipeline: Pipeline) -> list[Document]:
+    """Return the results of a pipeline over a collection or view, sharded or not."""
+    placement = request.placement(namespace)
+    if placement is None:
+        return []
+    view = placement.primary.mongod.catalog.view(namespace)
+    if view is not None:
+        source = f"{request.database}.{view['viewOn']}"
+        return await run(request, source, [*view["pipeline"], *pipeline])
+    foreign = sorted(set(_foreign_collections(pipeline)))
+    sharded = request.catalog.collections
+    if placement.sharded is None and not any(
+        f"{request.database}.{name}" in sharded for name in foreign
+    ):
+        async with request.hold(namespace):
+            name = namespace.partition(".")[2]
+            return await _on_primary(request, request.database, name, pipeline)
+    if pipeline and next(iter(pipeline[-1])) in ("$out", "$merge"):
+        raise CommandError(
+            238, f"{next(iter(pipeline[-1]))} from a sharded collection is not built in here",
+            code_name="NotImplemented",
+        )  # fmt: skip
+    others = {name: await run(request, f"{request.database}.{name}", []) for name in foreign}
+    documents, rest = await _gathered(request, placement, pipeline)
+    return run_pipeline(documents, rest, read=lambda name: others.get(name, []))
+
+
+async def _gathered(
+    request: Request, placement: Placement, pipeline: Pipeline
+) -> tuple[list[Document], Pipeline]:
+    """Return the documents that a pipeline starts from, and the stages left to run on them."""
+    name = placement.namespace.partition(".")[2]
+    first = pipeline[0] if pipeline else {}
+    filter_ = first.get("$match", {})
+    async with request.hold(placement.namespace):
+        members = members_for(request, placement, filter_)
+        if _PER_SHARD_STAGES & first.keys():
+            inner: Document = {"aggregate": name, "pipeline": [first], "cursor": {}}
+        else:
+            inner = {"find": name, "filter": filter_}
+        outcomes = await request.send_all(dict.fromkeys(members, inner))
+    used = bool(first.keys() & (_PER_SHARD_STAGES | {"$match"}))
+    return all_documents(outcomes), pipeline[1:] if used else pipeline
+
+
+async def _on_primary(
+    request: Request, database: str, target: Any, pipeline: Pipeline
+) -> list[Document]:
+    primary = request.catalog.primary_of(database)
+    if primary is None:
+        return []
+    options = ("collation", "hint", "allowDiskUse")
+    inner = {"aggregate": target, "pipeline": list(pipeline), "cursor": {}}
+    inner |= {name: request.command[name] for name in options if name in request.command}
+    writes = bool(pipeline) and next(iter(pipeline[-1])) in ("$out", "$merge")
+    reply = await request.send(primary, inner, write=writes)
+    return list(reply["cursor"]["firstBatch"])
+
+
+def _checked_pipeline(request: Request) -> Pipeline:
+    pipeline = request.command.get("pipeline")
+    if not isinstance(pipeline, list):
+        raise bad_value("'pipeline' option must be specified as an array")
+    if "cursor" not in request.command and "explain" not in request.command:
+        raise failed_to_parse(
+            "The 'cursor' option is required, except for aggregate with the explain argument"
+        )
+    for stage in pipeline:
+        if not isinstance(stage, Mapping) or len(stage) != 1:
+            raise CommandError(
+                40323, "A pipeline stage specification object must contain exactly one field."
+            )
+    if pipeline and "$changeStream" in pipeline[0]:
+        raise CommandError(
+            _NOT_SUPPORTED, "this endpoint serves everything but change streams: open them through "
+            "mergerouter, or on a shard", code_name="CommandNotSupported",
+        )  # fmt: skip
+    return pipeline
+
+
+def _foreign_collections(pipeline: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for stage in pipeline:
+        [(name, argument)] = stage.items()
+        if name == "$unionWith" and isinstance(argument, str):
+            yield argument
+        elif name in ("$lookup", "$graphLookup", "$unionWith") and isinstance(argument, Mapping):
+            source = argument.get("from", argument.get("coll"))
+            if isinstance(source, str):
+                yield source
+            yield from _foreign_collections(argument.get("pipeline", ()))
+        elif name == "$facet" and isinstance(argument, Mapping):
+            for branch in argument.values():
+                yield from _foreign_collections(_as_pipeline(branch))
+
+
+def _as_pipeline(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,281 @@
+"""What the cluster consists of: shards, databases, sharded collections and their chunks."""
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from bson import Binary, ObjectId, Timestamp
+
+from embedded.mongos.chunk_map import Chunk, ChunkMap
+from embedded.mongos.members import ClusterTime, Member
+from embedded.mongos.shard_key import ShardKey
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+CONFIG_DATABASES = frozenset({"admin", "config"})
+"""Databases that live on the config server."""
+
+
+@dataclass
+class ShardedCollection:
+    """One sharded collection, as config.collections and config.chunks describe it."""
+
+    namespace: str
+    uuid: Binary
+    chunks: ChunkMap
+    unique: bool
+    timestamp: Timestamp
+    epoch: ObjectId = field(default_factory=ObjectId)
+
+    @property
+    def key(self) -> ShardKey:
+        """Its shard key."""
+        return self.chunks.key
+
+
+@dataclass
+class Database:
+    """One database: where its unsharded collections live."""
+
+    name: str
+    primary: str
+    uuid: Binary
+    timestamp: Timestamp
+
+
+class ClusterCatalog:
+    """The cluster's metadata: kept in memory, written through to the config server's collections.
+
+    Args:
+        config: the config server.
+        gossip: the mongos's cluster time.
+    """
+
+    def __init__(self, config: Member, gossip: ClusterTime) -> None:
+        self.config = config
+        self.gossip = gossip
+        self.databases: dict[str, Database] = {}
+        self.collections: dict[str, ShardedCollection] = {}
+        self._shards: dict[str, Member] = {}
+        self._draining: set[str] = set()
+
+    # shards
+
+    @property
+    def shards(self) -> list[Member]:
+        """All shards, in the order in which they were added."""
+        return list(self._shards.values())
+
+    def shard(self, name: str) -> Member:
+        """Return a shard by id, by host string or by one of its addresses.
+
+        Raises:
+            CommandError: 70 ShardNotFound.
+        """
+        found = self._shards.get(name)
+        if found is None:
+            found = next((m for m in self.shards if name in (m.host, m.host.split("/")[1])), None)
+        if found is None:
+            raise CommandError(70, f"Shard {name} not found", code_name="ShardNotFound")
+        return found
+
+    def has_shard(self, name: str) -> bool:
+        """Tell whether a shard has this id."""
+        return name in self._shards
+
+    def is_draining(self, name: str) -> bool:
+        """Tell whether a shard is being removed."""
+        return name in self._draining
+
+    async def add_shard(self, member: Member) -> None:
+        """Make ``member`` a shard of the cluster: a document in config.shards."""
+        entry = {
+            "_id": member.id,
+            "host": member.host,
+            "state": 1,
+            "topologyTime": self.gossip.time,
+        }
+        await self._insert("shards", [entry])
+        self._shards[member.id] = member
+
+    async def set_draining(self, member: Member) -> None:
+        """Mark a shard as about to be removed."""
+        self._draining.add(member.id)
+        await self._update("shards", {"_id": member.id}, {"$set": {"draining": True}})
+
+    async def remove_shard(self, member: Member) -> None:
+        """Take a drained shard out of the cluster."""
+        await self._delete("shards", {"_id": member.id})
+        del self._shards[member.id]
+        self._draining.discard(member.id)
+
+    # databases
+
+    def primary_of(self, database: str) -> Member | None:
+        """Return the primary shard of a database, ``None`` when there is no such database.
+
+        admin and config live on the config server.
+        """
+        if database in CONFIG_DATABASES:
+            return self.config
+        entry = self.databases.get(database)
+        return self._shards[entry.primary] if entry else None
+
+    async def create_database(self, name: str, primary: Member | None = None) -> Member:
+        """Return the primary shard of ``name``, which is created if need be.
+
+        Args:
+            primary: where to create it; default: the shard with the fewest databases.
+
+        Raises:
+            CommandError: 70 when the cluster has no shard; 48 NamespaceExists when it exists
+                elsewhere than on ``primary``, or in another case.
+        """
+        existing = self.primary_of(name)
+        if existing is not None:
+            if primary is not None and existing is not primary:
+                raise CommandError(
+                    48, f"database already created on a primary which is different from "
+                    f"{primary.id}", code_name="NamespaceExists",
+                )  # fmt: skip
+            return existing
+        self._check_case(name)
+        chosen = primary or self._emptiest_shard()
+        entry = Database(name, chosen.id, new_uuid(), self.gossip.time)
+        self.databases[name] = entry
+        version = {"uuid": entry.uuid, "timestamp": entry.timestamp, "lastMod": 1}
+        await self._insert(
+            "databases", [{"_id": name, "primary": chosen.id, "partitioned": False,
+                           "version": version}],
+        )  # fmt: skip
+        return chosen
+
+    async def move_primary(self, name: str, to: Member) -> None:
+        """Make ``to`` the primary shard of a database."""
+        self.databases[name].primary = to.id
+        await self._update(
+            "databases", {"_id": name}, {"$set": {"primary": to.id}, "$inc": {"version.lastMod": 1}}
+        )
+
+    async def forget_database(self, name: str) -> None:
+        """Take a dropped database out."""
+        if self.databases.pop(name, None) is not None:
+            await self._delete("databases", {"_id": name})
+
+    def _check_case(self, name: str) -> None:
+        for other in self.databases:
+            if other.lower() == name.lower():
+                raise CommandError(
+                    13297, f"db already exists with different case already have: [{other}] trying "
+                    f"to create [{name}]", code_name="DatabaseDifferCase",
+                )  # fmt: skip
+
+    def _emptiest_shard(self) -> Member:
+        candidates = [shard for shard in self.shards if shard.id not in self._draining]
+        if not candidates:
+            raise CommandError(70, "Couldn't find a shard: the cluster has none")
+        held = [entry.primary for entry in self.databases.values()]
+        return min(candidates, key=lambda shard: held.count(shard.id))
+
+    # sharded collections
+
+    def sharded_in(self, database: str) -> list[ShardedCollection]:
+        """Return the sharded collections of a database, by name."""
+        prefix = f"{database}."
+        return [self.collections[ns] for ns in sorted(self.collections) if ns.startswith(prefix)]
+
+    def holders(self, collection: ShardedCollection) -> list[Member]:
+        """Return the shards that own chunks of a collection, in the order of shards."""
+        owners = collection.chunks.shards
+        return [shard for shard in self.shards if shard.id in owners]
+
+    async def add_collection(self, collection: ShardedCollection, now: datetime) -> None:
+        """Record a newly sharded collection and its chunks."""
+        self.collections[collection.namespace] = collection
+        await self._insert("chunks", [_chunk_document(collection, c) for c in collection.chunks])
+        await self._insert(
+            "collections",
+            [
+                {
+                    "_id": collection.namespace,
+                    "lastmodEpoch": collection.epoch,
+                    "lastmod": now,
+                    "timestamp": collection.timestamp,
+                    "uuid": collection.uuid,
+                    "key": dict(collection.key.pattern),
+                    "unique": collection.unique,
+                    "noBalance": False,
+                }
+            ],
+        )
+
+    async def forget_collection(self, collection: ShardedCollection) -> None:
+        """Take a dropped collection and its chunks out."""
+        del self.collections[collection.namespace]
+        await self._delete("collections", {"_id": collection.namespace})
+        await self._delete("chunks", {"uuid": collection.uuid}, many=True)
+
+    async def rename_collection(self, collection: ShardedCollection, to: str) -> None:
+        """Record a sharded collection under another name."""
+        [entry] = await self.read("collections", {"_id": collection.namespace})
+        await self._delete("collections", {"_id": collection.namespace})
+        await self._insert("collections", [{**entry, "_id": to}])
+        del self.collections[collection.namespace]
+        collection.namespace = to
+        self.collections[to] = collection
+
+    async def replace_chunks(
+        self, collection: ShardedCollection, gone: Iterable[Chunk], new: Iterable[Chunk]
+    ) -> None:
+        """Record chunks that were split or moved."""
+        kept = {chunk.id: chunk for chunk in new}
+        for chunk in gone:
+            if chunk.id not in kept:
+                await self._delete("chunks", {"_id": chunk.id})
+        for chunk in kept.values():
+            await self._update(
+                "chunks", {"_id": chunk.id}, _chunk_document(collection, chunk), upsert=True
+            )
+
+    # the config server's collections
+
+    async def read(self, name: str, filter_: Document) -> list[Document]:
+        """Return documents of ``config.<name>``."""
+        reply = await self.config.execute("config", {"find": name, "filter": filter_})
+        return list(reply["cursor"]["firstBatch"])
+
+    async def _insert(self, name: str, documents: list[Document]) -> None:
+        await self._write({"insert": name, "documents": documents})
+
+    async def _update(
+        self, name: str, query: Document, update: Document, *, upsert: bool = False
+    ) -> None:
+        await self._write(
+            {"update": name, "updates": [{"q": query, "u": update, "upsert": upsert}]}
+        )
+
+    async def _delete(self, name: str, query: Document, *, many: bool = False) -> None:
+        await self._write({"delete": name, "deletes": [{"q": query, "limit": 0 if many else 1}]})
+
+    async def _write(self, command: Document) -> None:
+        reply = await self.config.execute("config", command)
+        for failure in reply.get("writeErrors", ()):
+            raise CommandError(failure["code"], failure["errmsg"])
+
+
+def new_uuid() -> Binary:
+    """Return a random UUID, as collections and databases have one."""
+    return Binary.from_uuid(uuid.uuid4())
+
+
+def _chunk_document(collection: ShardedCollection, chunk: Chunk) -> dict[str, Any]:
+    return {
+        "_id": chunk.id,
+        "uuid": collection.uuid,
+        "min": collection.key.document(chunk.low),
+        "max": collection.key.document(chunk.high),
+        "shard": chunk.shard,
+        "lastmod": Timestamp(*chunk.version),
+    }

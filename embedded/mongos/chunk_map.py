@@ -1,0 +1,115 @@
+"""Who owns which range of a sharded collection's keys."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bson import ObjectId
+
+from embedded.mongos.key_ranges import KeyRange
+from embedded.mongos.shard_key import KeyValues, ShardKey
+from embedded.storage.ordering import SortKey, sort_key
+from shard_client.errors import CommandError
+
+
+def order(key: KeyValues) -> tuple[SortKey, ...]:
+    """Return what compares as shard keys do, in BSON order."""
+    return tuple(sort_key(value) for value in key)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A range of keys, ``low`` included and ``high`` not, that one shard owns."""
+
+    low: KeyValues
+    high: KeyValues
+    shard: str
+    id: ObjectId = field(default_factory=ObjectId)
+    version: tuple[int, int] = (1, 0)
+
+
+class ChunkMap:
+    """The chunks of one collection: always the whole key space, without gaps or overlaps.
+
+    Ranges compare as BSON does, MinKey and MaxKey and mixed types included.
+
+    Args:
+        key: the collection's shard key.
+        chunks: in any order; together they cover every key.
+    """
+
+    def __init__(self, key: ShardKey, chunks: Iterable[Chunk]) -> None:
+        self.key = key
+        self._chunks = sorted(chunks, key=lambda chunk: order(chunk.low))
+        self._lows = [order(chunk.low) for chunk in self._chunks]
+        ends = [(chunk.low, chunk.high) for chunk in self._chunks]
+        edges = [key.lowest, *(high for _, high in ends)]
+        if [*(low for low, _ in ends), key.highest] != edges:
+            raise ValueError(f"chunks of {key.pattern} do not tile the key space: {ends}")
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._chunks)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def shards(self) -> set[str]:
+        """The shards that own at least one chunk."""
+        return {chunk.shard for chunk in self._chunks}
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The highest chunk version."""
+        return max(chunk.version for chunk in self._chunks)
+
+    def chunk_of(self, key: KeyValues) -> Chunk:
+        """Return the chunk that holds ``key``; the last one also holds the highest key."""
+        return self._chunks[max(0, bisect_right(self._lows, order(key)) - 1)]
+
+    def owner_of_document(self, document: Mapping[str, Any]) -> str:
+        """Return the shard that a document belongs to.
+
+        Raises:
+            CommandError: 61 when a key field holds an array.
+        """
+        return self.chunk_of(self.key.of_document(document)).shard
+
+    def owners(self, ranges: Iterable[KeyRange] | None) -> set[str]:
+        """Return the shards that own any key of ``ranges``; all owners for ``None``."""
+        if ranges is None:
+            return self.shards
+        found: set[str] = set()
+        for span in ranges:
+            first = max(0, bisect_right(self._lows, order(span.low)) - 1)
+            last = bisect_right(self._lows, order(span.high))
+            found.update(chunk.shard for chunk in self._chunks[first : max(last, first + 1)])
+        return found
+
+    def split(self, at: KeyValues) -> tuple[Chunk, Chunk]:
+        """Cut the chunk that holds ``at`` in two, the second starting with ``at``.
+
+        Raises:
+            CommandError: 2 BadValue when ``at`` is a bound already.
+        """
+        chunk = self.chunk_of(at)
+        if order(at) in (order(chunk.low), order(chunk.high)):
+            raise CommandError(
+                2, f"new split key {self.key.document(at)} is a boundary key of existing chunk "
+                f"[{self.key.document(chunk.low)},{self.key.document(chunk.high)})",
+            )  # fmt: skip
+        major, minor = self.version
+        left = replace(chunk, high=at, version=(major, minor + 1))
+        right = Chunk(at, chunk.high, chunk.shard, version=(major, minor + 2))
+        index = self._chunks.index(chunk)
+        self._chunks[index : index + 1] = [left, right]
+        self._lows[index : index + 1] = [order(left.low), order(right.low)]
+        return left, right
+
+    def move(self, chunk: Chunk, to: str) -> Chunk:
+        """Give ``chunk`` to the shard ``to`` and return it as it is now."""
+        major, _ = self.version
+        moved = replace(chunk, shard=to, version=(major + 1, 0))
+        self._chunks[self._chunks.index(chunk)] = moved
+        return moved

@@ -1,0 +1,135 @@
+"""Results that clients fetch batch by batch."""
+
+import asyncio
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import bson
+
+from embedded.errors import cursor_not_found
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+from shard_client.frames import MAX_DOCUMENT_SIZE
+
+FIRST_BATCH = 101
+_MOST_CURSORS = 10_000
+
+
+@dataclass
+class _Cursor:
+    namespace: str
+    documents: deque[Document]
+    session: bytes | None
+    expiry: asyncio.TimerHandle | None = None
+
+
+class CursorTable:
+    """The cursors that the embedded mongos holds, each with the rest of its result.
+
+    Args:
+        idle_seconds: how long an unused cursor lives.
+        seed: makes cursor ids repeatable.
+    """
+
+    def __init__(self, idle_seconds: float = 600.0, seed: int | None = None) -> None:
+        self._idle_seconds = idle_seconds
+        self._random = random.Random(seed)
+        self._cursors: OrderedDict[int, _Cursor] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+    def open(
+        self,
+        namespace: str,
+        documents: Iterable[Document],
+        *,
+        batch_size: int | None,
+        session: bytes | None,
+        single_batch: bool = False,
+    ) -> Document:
+        """Return the first reply, ``{cursor: {firstBatch, id, ns}}``.
+
+        Args:
+            batch_size: how many documents at most; ``None`` is the server's default of 101.
+            session: the id of the session it belongs to.
+            single_batch: whether the client wants no more than the first batch.
+        """
+        rest = deque(documents)
+        batch = _take(rest, FIRST_BATCH if batch_size is None else batch_size)
+        cursor_id = 0
+        if rest and not single_batch:
+            cursor_id = self._random.getrandbits(62) + 1
+            self._cursors[cursor_id] = _Cursor(namespace, rest, session)
+            self._arm(cursor_id)
+            if len(self._cursors) > _MOST_CURSORS:
+                self._close(next(iter(self._cursors)))
+        return {"cursor": {"firstBatch": batch, "id": bson.Int64(cursor_id), "ns": namespace}}
+
+    def more(self, cursor_id: int, database: str, collection: str, size: int | None) -> Document:
+        """Return the next reply, ``{cursor: {nextBatch, id, ns}}``.
+
+        Raises:
+            CommandError: 43 CursorNotFound; 13 Unauthorized for another namespace's cursor.
+        """
+        cursor = self._cursors.get(cursor_id)
+        if cursor is None:
+            raise cursor_not_found(cursor_id)
+        if f"{database}.{collection}" != cursor.namespace:
+            raise CommandError(
+                13, f"Requested getMore on namespace '{database}.{collection}', but cursor belongs "
+                f"to a different namespace {cursor.namespace}", code_name="Unauthorized",
+            )  # fmt: skip
+        batch = _take(cursor.documents, size or len(cursor.documents))
+        left = cursor_id if cursor.documents else 0
+        if left:
+            self._arm(cursor_id)
+        else:
+            self._close(cursor_id)
+        return {"cursor": {"nextBatch": batch, "id": bson.Int64(left), "ns": cursor.namespace}}
+
+    def kill(self, cursor_ids: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Close cursors; return the ids that were there, and those that were not."""
+        killed: list[int] = []
+        unknown: list[int] = []
+        for cursor_id in cursor_ids:
+            (killed if cursor_id in self._cursors else unknown).append(cursor_id)
+            self._close(cursor_id)
+        return killed, unknown
+
+    def end_session(self, session: bytes) -> None:
+        """Close the cursors of a session."""
+        for cursor_id, cursor in list(self._cursors.items()):
+            if cursor.session == session:
+                self._close(cursor_id)
+
+    def close(self) -> None:
+        """Close all cursors."""
+        for cursor_id in list(self._cursors):
+            self._close(cursor_id)
+
+    def _arm(self, cursor_id: int) -> None:
+        cursor = self._cursors[cursor_id]
+        if cursor.expiry is not None:
+            cursor.expiry.cancel()
+        loop = asyncio.get_running_loop()
+        cursor.expiry = loop.call_later(self._idle_seconds, self._close, cursor_id)
+
+    def _close(self, cursor_id: int) -> None:
+        cursor = self._cursors.pop(cursor_id, None)
+        if cursor is not None and cursor.expiry is not None:
+            cursor.expiry.cancel()
+
+
+def _take(documents: deque[Document], count: int) -> list[Document]:
+    """Take up to ``count`` documents off, no more than fit in one reply."""
+    batch: list[Document] = []
+    size = 0
+    while documents and len(batch) < count:
+        size += len(bson.encode(documents[0]))
+        if batch and size > MAX_DOCUMENT_SIZE:
+            break
+        batch.append(documents.popleft())
+    return batch

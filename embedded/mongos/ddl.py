@@ -1,0 +1,154 @@
+"""Creating, changing and dropping collections and databases, on every shard that holds them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from embedded.errors import namespace_exists, namespace_not_found
+from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.members import Member, replies_of
+from embedded.mongos.request import Placement, Request
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+_SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransaction", "readConcern"})
+
+
+async def create(request: Request) -> Document:
+    """Create a collection or view on its database's primary shard."""
+    if request.namespace in request.catalog.collections:
+        raise namespace_exists(request.namespace)
+    placement = await request.placement_for_write(request.namespace)
+    async with request.hold(request.namespace):
+        return await request.send(placement.primary, as_sent(request), write=True)
+
+
+async def drop(request: Request) -> Document:
+    """Drop a collection: on all other shards at once, then on the primary shard.
+
+    Raises:
+        CommandError: 26 NamespaceNotFound.
+    """
+    namespace = request.namespace
+    async with request.state.locks.exclusive(namespace):
+        placement = request.placement(namespace)
+        if placement is None:
+            raise namespace_not_found()
+        if placement.sharded is None:
+            return await request.send(placement.primary, {"drop": request.collection})
+        await drop_sharded(request, placement.sharded)
+        return {}
+
+
+async def drop_database(request: Request) -> Document:
+    """Drop a database: its sharded collections, then it on the primary shard, then elsewhere."""
+    database, primary = request.database, request.catalog.primary_of(request.database)
+    if primary is None:
+        return {"dropped": database}
+    if primary is request.catalog.config:
+        raise CommandError(20, f"Cannot drop '{database}' database", code_name="IllegalOperation")
+    held = {
+        collection.ns
+        for shard in request.catalog.shards
+        for collection in shard.mongod.catalog.collections(database)
+    }
+    async with request.state.locks.exclusive(database, *held):
+        others = [
+            shard
+            for shard in request.catalog.shards
+            if shard is not primary and shard.mongod.catalog.collections(database)
+        ]
+        for collection in request.catalog.sharded_in(database):
+            await drop_sharded(request, collection)
+        await request.send(primary, {"dropDatabase": 1})
+        replies_of(await request.send_all({other: {"dropDatabase": 1} for other in others}))
+        await request.catalog.forget_database(database)
+    return {"dropped": database}
+
+
+async def drop_sharded(request: Request, collection: ShardedCollection) -> None:
+    """Drop a sharded collection everywhere; the primary shard comes last."""
+    database, _, name = collection.namespace.partition(".")
+    primary = request.catalog.primary_of(database)
+    members = holding(request, collection.namespace)
+    await request.catalog.forget_collection(collection)
+    inner = replace(request, database=database)
+    others = {member: {"drop": name} for member in members if member is not primary}
+    replies_of(await inner.send_all(others))
+    if primary in members:
+        await inner.send(primary, {"drop": name})
+
+
+async def rename_collection(request: Request) -> Document:
+    """Rename a collection on every shard that holds it.
+
+    Raises:
+        CommandError: 26 without source, 48 with a target and no dropTarget, 20 when source and
+            target do not belong to one shard.
+    """
+    source, target = str(request.command["renameCollection"]), str(request.command["to"])
+    async with request.state.locks.exclusive(source, target):
+        placement = request.placement(source)
+        members = holding(request, source)
+        if placement is None or not members:
+            raise namespace_not_found(f"Source collection {source} does not exist")
+        _check_target(request, placement, target)
+        replaced = request.catalog.collections.get(target)
+        others = [member for member in holding(request, target) if member not in members]
+        if replaced is not None:
+            await request.catalog.forget_collection(replaced)
+        inner = replace(request, database=target.partition(".")[0])
+        drops = {other: {"drop": target.partition(".")[2]} for other in others}
+        replies_of(await inner.send_all(drops))
+        command = as_sent(request)
+        replies_of(await request.send_all(dict.fromkeys(members, command)))
+        if placement.sharded is not None:
+            await request.catalog.rename_collection(placement.sharded, target)
+    return {}
+
+
+def _check_target(request: Request, placement: Placement, target: str) -> None:
+    primary = request.catalog.primary_of(target.partition(".")[0])
+    if primary is not None and primary is not placement.primary:
+        raise CommandError(
+            20, "Source and destination collections must be on same shard",
+            code_name="IllegalOperation",
+        )  # fmt: skip
+    if target in request.catalog.collections and not request.command.get("dropTarget"):
+        raise CommandError(48, "target namespace exists", code_name="NamespaceExists")
+
+
+async def on_all_holders(request: Request) -> Document:
+    """Run createIndexes, dropIndexes or collMod on every shard that holds the collection.
+
+    Raises:
+        CommandError: what a shard raises.
+    """
+    placement = await request.placement_for_write(request.namespace)
+    if request.transaction is not None or placement.sharded is None:
+        async with request.hold(request.namespace):
+            return await request.send(placement.primary, as_sent(request), write=True)
+    async with request.state.locks.exclusive(request.namespace):
+        members = holding(request, request.namespace)
+        command = as_sent(request)
+        replies = replies_of(await request.send_all(dict.fromkeys(members, command)))
+    return {"raw": {member.host: {**reply, "ok": 1.0} for member, reply in replies.items()}}
+
+
+def holding(request: Request, namespace: str) -> list[Member]:
+    """Return the shards that have a collection or view of this name."""
+    return [
+        shard
+        for shard in request.catalog.shards
+        if shard.mongod.catalog.get(namespace) is not None
+        or shard.mongod.catalog.view(namespace) is not None
+    ]
+
+
+def as_sent(request: Request, without: Iterable[str] = ()) -> Document:
+    """Return the client's command without what belongs to its session."""
+    left_out = _SESSION_FIELDS | set(without)
+    return {
+        name: value
+        for name, value in request.command.items()
+        if name not in left_out and not name.startswith("$")
+    }

@@ -1,0 +1,145 @@
+"""What drivers and people ask a mongos about itself."""
+
+import asyncio
+import os
+import platform
+from datetime import UTC, datetime
+from typing import Any
+
+from bson import Int64
+
+from embedded.mongos.request import Request
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+WIRE_VERSION_BY_TOKEN_VERSION = {1: 17, 2: 21}
+VERSION_BY_TOKEN_VERSION = {1: [6, 0, 15, 0], 2: [7, 0, 14, 0]}
+
+
+async def hello(request: Request) -> Document:
+    """Introduce this endpoint as a mongos; with ``topologyVersion`` it first waits.
+
+    Source: docs/protocol.md, section 1.
+    """
+    identity = request.state.identity
+    wait = request.command.get("maxAwaitTimeMS")
+    known = request.command.get("topologyVersion")
+    if wait is not None and known is not None and known.get("processId") == identity.process_id:
+        await asyncio.sleep(wait / 1000)
+    is_hello = request.name == "hello"
+    reply: dict[str, Any] = {"isWritablePrimary" if is_hello else "ismaster": True}
+    reply |= {
+        "msg": "isdbgrid",
+        "topologyVersion": {"processId": identity.process_id, "counter": Int64(0)},
+        "maxBsonObjectSize": 16 * 1024 * 1024,
+        "maxMessageSizeBytes": 48_000_000,
+        "maxWriteBatchSize": 100_000,
+        "localTime": datetime.fromtimestamp(request.now(), UTC),
+        "logicalSessionTimeoutMinutes": 30,
+        "connectionId": request.client.connection_id,
+        "maxWireVersion": WIRE_VERSION_BY_TOKEN_VERSION[identity.token_version],
+        "minWireVersion": 0,
+    }
+    if not is_hello and request.command.get("helloOk"):
+        reply["helloOk"] = True
+    return reply
+
+
+async def ping(request: Request) -> Document:
+    """Answer."""
+    return {}
+
+
+async def build_info(request: Request) -> Document:
+    """Tell the version of MongoDB that this endpoint behaves like."""
+    numbers = VERSION_BY_TOKEN_VERSION[request.state.identity.token_version]
+    return {
+        "version": ".".join(str(number) for number in numbers[:3]),
+        "gitVersion": "mergerouter-embedded",
+        "modules": ["mergerouter-embedded"],
+        "allocator": "system",
+        "javascriptEngine": "none",
+        "sysInfo": "deprecated",
+        "versionArray": numbers,
+        "bits": 64,
+        "debug": False,
+        "maxBsonObjectSize": 16 * 1024 * 1024,
+    }
+
+
+async def connection_status(request: Request) -> Document:
+    """Tell that nobody is authenticated, since nobody needs to be."""
+    info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
+    if request.command.get("showPrivileges"):
+        info["authenticatedUserPrivileges"] = []
+    return {"authInfo": info}
+
+
+async def whats_my_uri(request: Request) -> Document:
+    """Tell the client's address."""
+    return {"you": request.client.peer}
+
+
+async def server_status(request: Request) -> Document:
+    """Tell a little about the process."""
+    numbers = VERSION_BY_TOKEN_VERSION[request.state.identity.token_version]
+    return {
+        "host": platform.node(),
+        "version": ".".join(str(number) for number in numbers[:3]),
+        "process": "mongos",
+        "pid": Int64(os.getpid()),
+        "localTime": datetime.fromtimestamp(request.now(), UTC),
+        "metrics": {"cursor": {"open": {"total": Int64(len(request.state.cursors))}}},
+    }
+
+
+async def command_line(request: Request) -> Document:
+    """Tell how a mongos of this cluster would be started."""
+    config = request.catalog.config.host
+    return {
+        "argv": ["mongos", "--configdb", config],
+        "parsed": {"sharding": {"configDB": config}},
+    }
+
+
+async def get_parameter(request: Request) -> Document:
+    """Return server parameters.
+
+    Raises:
+        CommandError: 72 InvalidOptions when none of those asked for is known.
+    """
+    known = {"featureCompatibilityVersion": {"version": "6.0"}, "enableTestCommands": False}
+    everything = request.command["getParameter"] == "*"
+    found = {name: v for name, v in known.items() if everything or name in request.command}
+    if not found:
+        raise CommandError(72, "no option found to get", code_name="InvalidOptions")
+    return dict(found)
+
+
+async def host_info(request: Request) -> Document:
+    """Tell about the machine."""
+    return {
+        "system": {"currentTime": datetime.fromtimestamp(request.now(), UTC),
+                   "hostname": platform.node(), "numCores": os.cpu_count()},
+        "os": {"type": platform.system(), "name": platform.platform(), "version": ""},
+        "extra": {},
+    }  # fmt: skip
+
+
+async def get_log(request: Request) -> Document:
+    """Return no log lines: they go to standard output."""
+    if request.command["getLog"] == "*":
+        return {"names": ["global", "startupWarnings"]}
+    return {"totalLinesWritten": 0, "log": []}
+
+
+async def is_db_grid(request: Request) -> Document:
+    """Confirm that this is a mongos."""
+    return {"isdbgrid": 1, "hostname": platform.node()}
+
+
+async def not_through_mongos(request: Request) -> Document:
+    """Refuse a replica set's command, in mongos's words."""
+    raise CommandError(
+        0, f"{request.name} is not supported through mongos", extra={"info": "mongos"}
+    )

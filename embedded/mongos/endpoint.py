@@ -1,0 +1,98 @@
+"""The embedded mongos: commands in, replies out."""
+
+import structlog
+from bson.errors import BSONError
+
+from embedded.clients import Client
+from embedded.errors import TRANSIENT_TRANSACTION
+from embedded.logical_clock import as_ordinal
+from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
+from embedded.mongos.request import ClusterState, Request
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+log = structlog.get_logger()
+
+_NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
+_ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
+
+
+class Mongos:
+    """Routes everything but change streams to the shards (docs/protocol.md, section 6).
+
+    Serves ``embedded.server.Server`` as its command handler.
+
+    Args:
+        state: the cluster.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    async def run_command(self, database: str, command: Document, client: Client) -> Document:
+        """Answer one command with a whole reply, ``ok: 0`` for errors, cluster times included."""
+        request = Request(self._state, database, command, client)
+        heard = command.get("$clusterTime")
+        if isinstance(heard, dict) and "clusterTime" in heard:
+            self._state.catalog.gossip.advance(heard["clusterTime"])
+        try:
+            reply = {**await self._execute(request), "ok": 1.0}
+        except CommandError as error:
+            reply = error.to_reply()
+            if error.code == 0:
+                del reply["code"], reply["codeName"]
+        except (BSONError, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("command failed", command=request.name, exc_info=True)
+            reply = CommandError(2, f"{type(error).__name__}: {error}").to_reply()
+        return self._with_times(request, reply)
+
+    def connection_closed(self, client: Client) -> None:
+        """Do nothing: cursors and transactions outlive connections."""
+
+    async def _execute(self, request: Request) -> Document:
+        name = request.name
+        handler = COMMANDS.get(name)
+        if handler is None:
+            raise CommandError(59, f"no such cmd: {name}", code_name="CommandNotFound")
+        if name in ON_ADMIN_ONLY and request.database != "admin":
+            raise CommandError(
+                13, f"{name} may only be run against the admin database.", code_name="Unauthorized"
+            )
+        request.transaction = self._state.transactions.statement(request.command)
+        if request.transaction is None or name in _ENDS_OF_TRANSACTIONS:
+            return await handler(request)
+        if name not in IN_TRANSACTIONS:
+            raise CommandError(
+                263, f"Cannot run '{name}' in a multi-document transaction.",
+                code_name="OperationNotSupportedInTransaction",
+            )  # fmt: skip
+        return await self._in_transaction(request)
+
+    async def _in_transaction(self, request: Request) -> Document:
+        """Run a statement; an error in it ends its transaction on all shards."""
+        transaction = request.transaction
+        assert transaction is not None
+        try:
+            reply = await COMMANDS[request.name](request)
+        except CommandError as error:
+            self._state.transactions.abort(transaction)
+            if error.code in (24, 112, 246, 251):
+                error.labels |= {TRANSIENT_TRANSACTION}
+            raise
+        except BaseException:
+            self._state.transactions.abort(transaction)
+            raise
+        if reply.get("writeErrors"):
+            self._state.transactions.abort(transaction)
+        return reply
+
+    def _with_times(self, request: Request, reply: Document) -> Document:
+        catalog = self._state.catalog
+        members = request.touched or {catalog.config: None}
+        times = [member.operation_time for member in members]
+        reply["$clusterTime"] = {
+            "clusterTime": catalog.gossip.time,
+            "signature": _NO_SIGNATURE,
+        }
+        reply["operationTime"] = max(times, key=as_ordinal)
+        return reply

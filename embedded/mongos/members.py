@@ -1,0 +1,132 @@
+"""The servers that the embedded mongos works on, called inside the process."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from embedded.clients import Client
+from embedded.logical_clock import as_ordinal, as_timestamp
+from embedded.mongod import Mongod
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+_PLAIN = Client(in_process=True)
+_MIGRATION = Client(in_process=True, from_migrate=True)
+
+
+class ClusterTime:
+    """The largest cluster time that passed through; never ticks by itself."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+
+    @property
+    def time(self) -> Timestamp:
+        """The time known."""
+        return as_timestamp(self._latest)
+
+    def advance(self, time: Timestamp) -> None:
+        """Take over a larger time."""
+        self._latest = max(self._latest, as_ordinal(time))
+
+
+class Member:
+    """One replica set of this process: a shard, or the config server.
+
+    Args:
+        id: the shard's id, or ``config``.
+        mongod: the server.
+        gossip: the mongos's cluster time, exchanged with each call.
+    """
+
+    def __init__(self, id: str, mongod: Mongod, gossip: ClusterTime) -> None:  # noqa: A002
+        self.id = id
+        self.mongod = mongod
+        self._gossip = gossip
+
+    @property
+    def host(self) -> str:
+        """The host string, ``set/host:port``."""
+        return self.mongod.host_string
+
+    @property
+    def operation_time(self) -> Timestamp:
+        """The time of the last operation here, for ``operationTime``."""
+        return self.mongod.oplog.last_ts or self.mongod.clock.time
+
+    async def execute(
+        self, database: str, command: Mapping[str, Any], *, from_migrate: bool = False
+    ) -> Document:
+        """Run a command and return its reply.
+
+        Args:
+            from_migrate: writes are a migration's, invisible to change streams.
+
+        Raises:
+            CommandError: the server's own.
+        """
+        self.hear()
+        try:
+            return await self.run(database, command, from_migrate=from_migrate)
+        finally:
+            self.tell()
+
+    async def run(
+        self, database: str, command: Mapping[str, Any], *, from_migrate: bool = False
+    ) -> Document:
+        """Run a command without exchanging cluster times; see ``execute``."""
+        client = _MIGRATION if from_migrate else _PLAIN
+        return await self.mongod.execute(database, dict(command), client)
+
+    def hear(self) -> None:
+        """Take over the mongos's cluster time."""
+        self.mongod.clock.advance(self._gossip.time)
+
+    def tell(self) -> None:
+        """Give the mongos this server's cluster time."""
+        self._gossip.advance(self.mongod.clock.time)
+
+
+Outcome = Document | CommandError
+"""A shard's reply, or the error it gave."""
+
+
+async def execute_on_all(
+    members: Mapping[Member, Mapping[str, Any]], database: str, *, from_migrate: bool = False
+) -> dict[Member, Outcome]:
+    """Run one command on each member at the same time, each with the same cluster time known.
+
+    Operations that servers do in parallel get equal cluster times that way, as on a real cluster.
+    """
+    outcomes: dict[Member, Outcome] = {}
+
+    async def one(member: Member, command: Mapping[str, Any]) -> None:
+        try:
+            outcomes[member] = await member.run(database, command, from_migrate=from_migrate)
+        except CommandError as error:
+            outcomes[member] = error
+
+    for member in members:
+        member.hear()
+    async with asyncio.TaskGroup() as group:
+        for member, command in members.items():
+            group.create_task(one(member, command))
+    for member in members:
+        member.tell()
+    return {member: outcomes[member] for member in members}
+
+
+def replies_of(outcomes: Mapping[Member, Outcome]) -> dict[Member, Document]:
+    """Return the replies, all of them good ones.
+
+    Raises:
+        CommandError: the first member's error, if any gave one.
+    """
+    replies: dict[Member, Document] = {}
+    for member, outcome in outcomes.items():
+        if isinstance(outcome, CommandError):
+            raise outcome
+        replies[member] = outcome
+    return replies

@@ -1,0 +1,125 @@
+"""Moving data between shards: chunks, and databases' unsharded collections.
+
+What a migration writes is marked as such in the oplogs, so that change streams leave it out
+(docs/protocol.md, section 5).
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.chunk_map import Chunk, order
+from embedded.mongos.members import Member
+from embedded.mongos.request import Request
+from embedded.storage.bson_values import Document
+from embedded.storage.collection import Collection
+from shard_client.errors import CommandError
+
+_BATCH = 500
+
+
+async def move_chunk(
+    request: Request, collection: ShardedCollection, chunk: Chunk, to: Member
+) -> None:
+    """Give a chunk and its documents to another shard; the caller holds the namespace alone.
+
+    Raises:
+        CommandError: what the shards raise.
+    """
+    donor = request.catalog.shard(chunk.shard)
+    if donor is to:
+        return
+    namespace = collection.namespace
+    is_new_owner = to.id not in collection.chunks.shards
+    if to.mongod.catalog.get(namespace) is None:
+        await copy_catalog_entry(donor, to, collection)
+    low, high = order(chunk.low), order(chunk.high)
+    local = donor.mongod.catalog.require(namespace)
+    moving = [
+        document
+        for document in local.documents()
+        if low <= order(collection.key.of_document(document)) < high
+    ]
+    await _insert(to, namespace, moving)
+    if is_new_owner:
+        text = (
+            f"Migrating chunk from shard {donor.id} to shard {to.id} with no chunks for this "
+            "collection"
+        )
+        event = {"migrateChunkToNewShard": namespace, "fromShardId": donor.id, "toShardId": to.id}
+        _note(donor, collection, text, event)
+    moved = collection.chunks.move(chunk, to.id)
+    await request.catalog.replace_chunks(collection, [chunk], [moved])
+    if donor.id not in collection.chunks.shards:
+        text = f"Migrate the last chunk for {namespace} off shard {donor.id}"
+        event = {"migrateLastChunkFromShard": namespace, "shardId": donor.id}
+        _note(donor, collection, text, event)
+    await _delete(donor, local, moving)
+
+
+async def move_unsharded(donor: Member, to: Member, database: str, keep: Iterable[str]) -> None:
+    """Move a database's collections and views, those in ``keep`` left out, to another shard.
+
+    Raises:
+        CommandError: what the shards raise.
+    """
+    kept = set(keep)
+    for local in donor.mongod.catalog.collections(database):
+        if local.ns in kept:
+            continue
+        await _create_like(local, to)
+        await _insert(to, local.ns, list(local.documents()))
+        await donor.execute(database, {"drop": local.name}, from_migrate=True)
+    for namespace, view in list(donor.mongod.catalog.views.items()):
+        in_database, _, name = namespace.partition(".")
+        if in_database == database:
+            options = {field: value for field, value in view.items() if field != "_id"}
+            await to.execute(database, {"create": name, **options}, from_migrate=True)
+            await donor.execute(database, {"drop": name}, from_migrate=True)
+
+
+async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedCollection) -> None:
+    """Create a sharded collection on one more shard: same UUID, options and indexes."""
+    local = donor.mongod.catalog.require(collection.namespace)
+    if to.mongod.catalog.get(collection.namespace) is None:
+        await _create_like(local, to)
+    to.mongod.set_shard_key(collection.namespace, collection.key.fields)
+
+
+async def _create_like(local: Collection, to: Member) -> None:
+    options: Document = {name: v for name, v in local.options.items() if name != "uuid"}
+    create = {"create": local.name, **options, "uuid": local.uuid}
+    await to.execute(local.database, create, from_migrate=True)
+    indexes = [index for name, index in local.indexes.items() if name != "_id_"]
+    if indexes:
+        command = {"createIndexes": local.name, "indexes": indexes}
+        await to.execute(local.database, command, from_migrate=True)
+
+
+async def _insert(to: Member, namespace: str, documents: list[Document]) -> None:
+    database, _, name = namespace.partition(".")
+    for batch in _batches(documents):
+        reply = await to.execute(database, {"insert": name, "documents": batch}, from_migrate=True)
+        for failure in reply.get("writeErrors", ()):
+            raise CommandError(failure["code"], failure["errmsg"])
+
+
+async def _delete(donor: Member, local: Collection, documents: list[Document]) -> None:
+    for batch in _batches(documents):
+        deletes = [{"q": {"_id": {"$eq": document["_id"]}}, "limit": 1} for document in batch]
+        await donor.execute(
+            local.database, {"delete": local.name, "deletes": deletes}, from_migrate=True
+        )
+
+
+def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
+    rest = iter(documents)
+    while batch := list(islice(rest, _BATCH)):
+        yield batch
+
+
+def _note(donor: Member, collection: ShardedCollection, message: str, o2: dict[str, Any]) -> None:
+    donor.hear()
+    donor.mongod.append_noop({"msg": message}, ns=collection.namespace, uuid=collection.uuid, o2=o2)
+    donor.tell()

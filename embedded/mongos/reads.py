@@ -1,0 +1,143 @@
+"""find, count, distinct and listings, gathered from the shards."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from embedded.mongos.members import Member, Outcome, replies_of
+from embedded.mongos.request import Placement, Request
+from embedded.mongos.targeting import targets_of_filter
+from embedded.storage.bson_values import Document
+from embedded.storage.ordering import sort_key
+from embedded.storage.queries import project, sort_documents
+from shard_client.errors import CommandError
+
+_FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
+
+
+async def find(request: Request) -> Document:
+    """Find documents; results of several shards are merged in the order asked for."""
+    command = request.command
+    skip, limit = int(command.get("skip", 0)), abs(int(command.get("limit", 0)))
+    sort, projection = command.get("sort") or {}, command.get("projection") or {}
+    placement = request.placement(request.namespace)
+    if placement is None:
+        return _cursor(request, [])
+    async with request.hold(request.namespace):
+        members = members_for(request, placement, command.get("filter", {}))
+        inner: Document = {"find": request.collection, "filter": command.get("filter", {})}
+        inner |= {name: command[name] for name in _FIND_OPTIONS if name in command}
+        if sort:
+            inner["sort"] = sort
+        if len(members) == 1:
+            inner |= {"projection": projection, "skip": skip, "limit": limit}
+            reply = await request.send(members[0], inner)
+            return _cursor(request, reply["cursor"]["firstBatch"])
+        if limit:
+            inner["limit"] = skip + limit
+        outcomes = await request.send_all(dict.fromkeys(members, inner))
+        documents = all_documents(outcomes)
+        if sort:
+            documents = sort_documents(documents, sort)
+        chosen = documents[skip : skip + limit if limit else None]
+        return _cursor(request, [project(document, projection) for document in chosen])
+
+
+async def count(request: Request) -> Document:
+    """Count documents."""
+    options = ("query", "hint", "collation")
+    skip, limit = int(request.command.get("skip", 0)), abs(int(request.command.get("limit", 0)))
+    placement = request.placement(request.namespace)
+    if placement is None:
+        return {"n": 0}
+    async with request.hold(request.namespace):
+        members = members_for(request, placement, request.command.get("query") or {})
+        inner = {"count": request.collection}
+        inner |= {name: request.command[name] for name in options if name in request.command}
+        outcomes = await request.send_all(dict.fromkeys(members, inner))
+        total = sum(int(reply["n"]) for reply in replies_of(outcomes).values())
+    total = max(0, total - skip)
+    return {"n": min(total, limit) if limit else total}
+
+
+async def distinct(request: Request) -> Document:
+    """Return the distinct values of a field, in BSON order when from several shards."""
+    placement = request.placement(request.namespace)
+    if placement is None:
+        return {"values": []}
+    async with request.hold(request.namespace):
+        members = members_for(request, placement, request.command.get("query") or {})
+        inner = {"distinct": request.collection, "key": request.command["key"]}
+        if "query" in request.command:
+            inner["query"] = request.command["query"]
+        replies = replies_of(await request.send_all(dict.fromkeys(members, inner)))
+    by_key: dict[Any, Any] = {}
+    for reply in replies.values():
+        for value in reply["values"]:
+            by_key.setdefault(sort_key(value), value)
+    return {"values": [by_key[key] for key in (sorted(by_key) if len(members) > 1 else by_key)]}
+
+
+def members_for(request: Request, placement: Placement, filter_: Mapping[str, Any]) -> list[Member]:
+    """Return the shards that a read of ``filter_`` goes to."""
+    if placement.sharded is None:
+        return [placement.primary]
+    owners = targets_of_filter(placement.sharded, filter_)
+    return [shard for shard in request.catalog.shards if shard.id in owners]
+
+
+def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
+    """Return the documents of several shards' first batches, shard by shard.
+
+    Raises:
+        CommandError: the first shard's error, if any gave one.
+    """
+    return [
+        document
+        for reply in replies_of(outcomes).values()
+        for document in reply["cursor"]["firstBatch"]
+    ]
+
+
+def open_cursor(
+    request: Request, namespace: str, documents: Iterable[Document], batch_size: int | None
+) -> Document:
+    """Return the first reply over ``documents`` and keep the rest for getMore."""
+    lsid = request.command.get("lsid")
+    return request.state.cursors.open(
+        namespace,
+        documents,
+        batch_size=batch_size,
+        session=bytes(lsid["id"]) if lsid else None,
+        single_batch=bool(request.command.get("singleBatch")),
+    )
+
+
+async def get_more(request: Request) -> Document:
+    """Return the next documents of a cursor."""
+    cursor_id = request.command["getMore"]
+    if isinstance(cursor_id, bool) or not isinstance(cursor_id, int):
+        raise CommandError(
+            14, "BSON field 'getMore.getMore' is the wrong type, expected type 'long'",
+            code_name="TypeMismatch",
+        )  # fmt: skip
+    collection = str(request.command.get("collection", ""))
+    size = request.command.get("batchSize")
+    return request.state.cursors.more(int(cursor_id), request.database, collection, size)
+
+
+async def kill_cursors(request: Request) -> Document:
+    """Close cursors."""
+    killed, unknown = request.state.cursors.kill(request.command.get("cursors", ()))
+    return {
+        "cursorsKilled": killed,
+        "cursorsNotFound": unknown,
+        "cursorsAlive": [],
+        "cursorsUnknown": [],
+    }
+
+
+def _cursor(request: Request, documents: Iterable[Document]) -> Document:
+    size = request.command.get("batchSize")
+    if request.command.get("limit", 0) < 0:
+        documents, size = list(documents), None
+    return open_cursor(request, request.namespace, documents, size)

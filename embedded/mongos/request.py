@@ -1,0 +1,185 @@
+"""One client command on its way through the embedded mongos."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bson import ObjectId
+
+from embedded.clients import Client
+from embedded.errors import no_such_transaction
+from embedded.mongod import Mongod
+from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
+from embedded.mongos.cursors import CursorTable
+from embedded.mongos.members import Member, Outcome, execute_on_all
+from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.mongos.transactions import Transaction, TransactionTable
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+_PASSED_ON = ("writeConcern", "maxTimeMS", "comment", "bypassDocumentValidation", "let")
+
+
+class ShardServers(Protocol):
+    """The servers of this process, whether they are shards of the cluster yet or not."""
+
+    async def start_shard(self, name: str) -> Mongod:
+        """Start a shard server whose replica set is called ``name``."""
+
+    def find(self, host: str) -> Mongod | None:
+        """Return the shard server with this host string or address."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who the endpoint is: its process, and the MongoDB version that it behaves like."""
+
+    token_version: int
+    process_id: ObjectId = field(default_factory=ObjectId)
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What all requests share."""
+
+    catalog: ClusterCatalog
+    servers: ShardServers
+    locks: NamespaceLocks
+    transactions: TransactionTable
+    cursors: CursorTable
+    identity: Identity
+    wall: Callable[[], float]
+    """The wall clock, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a namespace lives: sharded, or on its database's primary shard."""
+
+    namespace: str
+    primary: Member
+    sharded: ShardedCollection | None
+
+
+@dataclass
+class Request:
+    """A command, its session, and the shards it came to.
+
+    Args:
+        state: the cluster.
+        database: the database it was sent to.
+        command: the command; its first key is the name.
+        client: who sent it.
+    """
+
+    state: ClusterState
+    database: str
+    command: Document
+    client: Client
+    transaction: Transaction | None = None
+    touched: dict[Member, None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The command's name as it was sent."""
+        return next(iter(self.command))
+
+    @property
+    def catalog(self) -> ClusterCatalog:
+        """The cluster's metadata."""
+        return self.state.catalog
+
+    @property
+    def collection(self) -> str:
+        """The collection that the command names.
+
+        Raises:
+            CommandError: 73 InvalidNamespace when it names none.
+        """
+        name = self.command[self.name]
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise CommandError(
+                73, f"Invalid namespace specified '{self.database}.{name}'",
+                code_name="InvalidNamespace",
+            )  # fmt: skip
+        return name
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the command works on."""
+        return f"{self.database}.{self.collection}"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether it is a retryable write."""
+        return "txnNumber" in self.command and self.transaction is None
+
+    def now(self) -> float:
+        """Return the wall clock's time in seconds since 1970."""
+        return self.state.wall()
+
+    @asynccontextmanager
+    async def hold(self, namespace: str) -> AsyncIterator[None]:
+        """Hold a namespace against migrations and DDL, a transaction's until it ends."""
+        if self.transaction is not None:
+            await self.state.transactions.hold(self.transaction, namespace)
+            yield
+        else:
+            async with self.state.locks.shared(namespace):
+                yield
+
+    def placement(self, namespace: str) -> Placement | None:
+        """Return where a namespace lives, ``None`` when its database does not exist."""
+        primary = self.catalog.primary_of(namespace.partition(".")[0])
+        if primary is None:
+            return None
+        return Placement(namespace, primary, self.catalog.collections.get(namespace))
+
+    async def placement_for_write(self, namespace: str) -> Placement:
+        """Return where a namespace lives; its database is created if need be."""
+        primary = await self.catalog.create_database(namespace.partition(".")[0])
+        return Placement(namespace, primary, self.catalog.collections.get(namespace))
+
+    async def send(
+        self, member: Member, command: Mapping[str, Any], *, write: bool = False
+    ) -> Document:
+        """Run ``command`` on one shard, in this request's session.
+
+        Args:
+            write: it may change data there.
+
+        Raises:
+            CommandError: the shard's.
+        """
+        self.touched[member] = None
+        return await member.execute(self.database, self._in_session(member, command, write))
+
+    async def send_all(
+        self, commands: Mapping[Member, Mapping[str, Any]], *, write: bool = False
+    ) -> dict[Member, Outcome]:
+        """Run commands on several shards at the same time, in this request's session."""
+        self.touched.update(dict.fromkeys(commands))
+        prepared = {
+            member: self._in_session(member, command, write) for member, command in commands.items()
+        }
+        return await execute_on_all(prepared, self.database)
+
+    def _in_session(self, member: Member, command: Mapping[str, Any], write: bool) -> Document:
+        passed = {name: self.command[name] for name in _PASSED_ON if name in self.command}
+        if self.transaction is None:
+            for name in ("lsid", "readConcern"):
+                if name in self.command:
+                    passed[name] = self.command[name]
+            if write and "txnNumber" in self.command:
+                passed["txnNumber"] = self.command["txnNumber"]
+            return {**command, **passed}
+        if self.transaction.state != "open":
+            raise no_such_transaction(
+                f"Transaction {self.transaction.number} has been {self.transaction.state}."
+            )
+        passed.pop("writeConcern", None)
+        fields = self.transaction.fields_for(member)
+        if write:
+            self.transaction.wrote(member)
+        return {**command, **passed, **fields}

@@ -1,0 +1,69 @@
+"""Sessions, and the ends of transactions."""
+
+import uuid
+
+from bson import Binary
+
+from embedded.mongos.request import Request
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+
+async def start_session(request: Request) -> Document:
+    """Make up a session id."""
+    return {"id": {"id": Binary.from_uuid(uuid.uuid4())}, "timeoutMinutes": 30}
+
+
+async def end_sessions(request: Request) -> Document:
+    """End sessions (endSessions, killSessions): their cursors and transactions go."""
+    for lsid in request.command[request.name]:
+        request.state.transactions.end_session(lsid)
+        request.state.cursors.end_session(bytes(lsid["id"]))
+    return {}
+
+
+async def refresh_sessions(request: Request) -> Document:
+    """Take note of sessions that are in use; they do not expire here."""
+    return {}
+
+
+async def commit_transaction(request: Request) -> Document:
+    """Commit on all shards that took part.
+
+    Raises:
+        CommandError: 251 NoSuchTransaction when it was aborted, with nothing changed.
+    """
+    if request.transaction is None:
+        raise _not_in_transaction("commitTransaction")
+    request.touched.update(dict.fromkeys(request.transaction.participants))
+    request.state.transactions.commit(request.transaction)
+    return {}
+
+
+async def abort_transaction(request: Request) -> Document:
+    """Abort on all shards that took part.
+
+    Raises:
+        CommandError: 256 TransactionCommitted when it was committed; 251 when aborted before.
+    """
+    transaction = request.transaction
+    if transaction is None:
+        raise _not_in_transaction("abortTransaction")
+    if transaction.state == "committed":
+        raise CommandError(
+            256,
+            f"Transaction {transaction.number} has been committed.",
+            code_name="TransactionCommitted",
+        )
+    if transaction.state == "aborted":
+        raise CommandError(
+            251,
+            f"Transaction {transaction.number} has been aborted.",
+            code_name="NoSuchTransaction",
+        )
+    request.state.transactions.abort(transaction)
+    return {}
+
+
+def _not_in_transaction(name: str) -> CommandError:
+    return CommandError(125, f"{name} must be run within a transaction", code_name="CommandFailed")

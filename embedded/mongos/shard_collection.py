@@ -1,0 +1,139 @@
+"""shardCollection and kin: from an ordinary collection to a sharded one."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from bson import Binary, Int64
+
+from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.chunk_map import Chunk, ChunkMap
+from embedded.mongos.members import Member
+from embedded.mongos.migration import copy_catalog_entry
+from embedded.mongos.request import Request
+from embedded.mongos.shard_key import ShardKey
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+_HASHED_CHUNKS_PER_SHARD = 2
+_HASH_SPACE = 1 << 64
+
+
+async def enable_sharding(request: Request) -> Document:
+    """Create a database, on the shard that ``primaryShard`` names if it does."""
+    name, wanted = str(request.command["enableSharding"]), request.command.get("primaryShard")
+    primary = request.catalog.shard(wanted) if wanted else None
+    await request.catalog.create_database(name, primary)
+    return {}
+
+
+async def shard_collection(request: Request) -> Document:
+    """Shard a collection, which is created if need be.
+
+    Raises:
+        CommandError: 23 AlreadyInitialized for another key; 72 InvalidOptions for documents
+            without an index on the key.
+    """
+    namespace = str(request.command["shardCollection"])
+    key = ShardKey(request.command.get("key") or {})
+    database, _, name = namespace.partition(".")
+    if not name:
+        raise CommandError(73, f"Invalid namespace: {namespace}", code_name="InvalidNamespace")
+    primary = await request.catalog.create_database(database)
+    async with request.state.locks.exclusive(namespace):
+        existing = request.catalog.collections.get(namespace)
+        if existing is None:
+            existing = await _shard(request, primary, namespace, key)
+        elif dict(existing.key.pattern) != dict(key.pattern):
+            raise CommandError(
+                23, f"sharding already enabled for collection {namespace}",
+                code_name="AlreadyInitialized",
+            )  # fmt: skip
+    return {"collectionsharded": namespace, "collectionUUID": existing.uuid}
+
+
+async def _shard(
+    request: Request, primary: Member, namespace: str, key: ShardKey
+) -> ShardedCollection:
+    database, _, name = namespace.partition(".")
+    unique = bool(request.command.get("unique", False))
+    local = primary.mongod.catalog
+    if local.get(namespace) is None:
+        await primary.execute(database, {"create": name})
+    found = local.require(namespace)
+    was_empty = len(found) == 0
+    for document in found.documents():
+        key.of_document(document)
+    await _ensure_index(primary, namespace, key, unique=unique, was_empty=was_empty)
+    placed = _initial_chunks(request, primary, key, spread=was_empty)
+    collection = ShardedCollection(
+        namespace, found.uuid, ChunkMap(key, placed), unique, request.catalog.gossip.time
+    )
+    primary.mongod.set_shard_key(namespace, key.fields)
+    for shard in request.catalog.holders(collection):
+        if shard is not primary:
+            await copy_catalog_entry(primary, shard, collection)
+    await request.catalog.add_collection(collection, datetime.fromtimestamp(request.now(), UTC))
+    _log_event(primary, collection, found.uuid)
+    return collection
+
+
+async def _ensure_index(
+    primary: Member, namespace: str, key: ShardKey, *, unique: bool, was_empty: bool
+) -> None:
+    database, _, name = namespace.partition(".")
+    wanted = list(key.pattern.items())
+    indexes = primary.mongod.catalog.require(namespace).indexes.values()
+    if any(list(index["key"].items())[: len(wanted)] == wanted for index in indexes):
+        return
+    if not was_empty:
+        raise CommandError(
+            72, "Please create an index that starts with the proposed shard key before sharding "
+            "the collection. ", code_name="InvalidOptions",
+        )  # fmt: skip
+    index: dict[str, Any] = {
+        "key": dict(wanted),
+        "name": "_".join(f"{field}_{kind}" for field, kind in wanted),
+    }
+    if unique:
+        index["unique"] = True
+    await primary.execute(database, {"createIndexes": name, "indexes": [index]})
+
+
+def _initial_chunks(
+    request: Request, primary: Member, key: ShardKey, *, spread: bool
+) -> list[Chunk]:
+    """Return one chunk on the primary shard; for an empty hashed key, even ones on all shards."""
+    shards = request.catalog.shards
+    hashed_first = next(iter(key.pattern.values())) == "hashed"
+    if not (spread and hashed_first):
+        return [Chunk(key.lowest, key.highest, primary.id)]
+    count = int(request.command.get("numInitialChunks") or 0)
+    count = count or _HASHED_CHUNKS_PER_SHARD * len(shards)
+    rest = key.lowest[1:]
+    bounds = [
+        (Int64(-(_HASH_SPACE // 2) + _HASH_SPACE * index // count), *rest)
+        for index in range(1, count)
+    ]
+    edges = [key.lowest, *bounds, key.highest]
+    return [
+        Chunk(edges[i], edges[i + 1], shards[i * len(shards) // count].id) for i in range(count)
+    ]
+
+
+def _log_event(primary: Member, collection: ShardedCollection, uuid: Binary) -> None:
+    """Leave the oplog entry that change streams with expanded events show."""
+    primary.hear()
+    namespace = collection.namespace
+    primary.mongod.append_noop(
+        {"msg": {"shardCollection": namespace}},
+        ns=namespace,
+        uuid=uuid,
+        o2={
+            "shardCollection": namespace,
+            "shardKey": dict(collection.key.pattern),
+            "unique": collection.unique,
+            "numInitialChunks": Int64(0),
+            "presplitHashedZones": False,
+        },
+    )
+    primary.tell()

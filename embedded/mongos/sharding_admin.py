@@ -1,0 +1,222 @@
+"""The administrator's commands: shards, chunks and primaries."""
+
+from typing import Any
+
+from embedded.errors import bad_value
+from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.chunk_map import Chunk, order
+from embedded.mongos.members import Member
+from embedded.mongos.migration import move_chunk, move_unsharded
+from embedded.mongos.request import Request
+from embedded.mongos.shard_key import KeyValues
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+_OWN_DATABASES = frozenset({"admin", "config", "local"})
+
+
+async def list_shards(request: Request) -> Document:
+    """List the shards as config.shards has them."""
+    return {"shards": await request.catalog.read("shards", {})}
+
+
+async def start_shard(request: Request) -> Document:
+    """Start one more shard server in this process (not MongoDB's); addShard makes it a shard."""
+    name = str(request.command["startShard"])
+    if request.catalog.has_shard(name) or not name:
+        raise bad_value(f"there is a shard {name!r} already")
+    mongod = await request.state.servers.start_shard(name)
+    return {"host": mongod.host_string}
+
+
+async def add_shard(request: Request) -> Document:
+    """Make a started shard server a shard of the cluster.
+
+    Raises:
+        CommandError: 6 HostUnreachable for a server outside of this process; 96 OperationFailed
+            for a server that has a database that the cluster has too.
+    """
+    host = str(request.command["addShard"])
+    mongod = request.state.servers.find(host)
+    if mongod is None:
+        raise CommandError(
+            6, f"no shard server {host} in this process", code_name="HostUnreachable"
+        )
+    name = str(request.command.get("name") or mongod.set_name)
+    if request.catalog.has_shard(name):
+        known = request.catalog.shard(name)
+        if known.mongod is mongod:
+            return {"shardAdded": name}
+        raise CommandError(
+            20, f"A shard named {name} containing the replica set '{known.mongod.set_name}' "
+            "already exists", code_name="IllegalOperation",
+        )  # fmt: skip
+    brought = [db for db in mongod.catalog.databases() if db not in _OWN_DATABASES]
+    for database in brought:
+        if request.catalog.primary_of(database) is not None:
+            raise CommandError(
+                96, f"can't add shard '{host}' because a local database '{database}' exists in "
+                "another shard", code_name="OperationFailed",
+            )  # fmt: skip
+    member = Member(name, mongod, request.catalog.gossip)
+    await request.catalog.add_shard(member)
+    for database in brought:
+        await request.catalog.create_database(database, member)
+    request.touched[request.catalog.config] = None
+    return {"shardAdded": name}
+
+
+async def remove_shard(request: Request) -> Document:
+    """Drain a shard, call by call: started, ongoing, completed.
+
+    The chunks go to the other shards on the second call; databases that have their primary there
+    are the administrator's to move.
+
+    Raises:
+        CommandError: 20 IllegalOperation for the last shard.
+    """
+    member = request.catalog.shard(str(request.command["removeShard"]))
+    to_move = [db.name for db in request.catalog.databases.values() if db.primary == member.id]
+    if not request.catalog.is_draining(member.id):
+        if not _takers(request, member):
+            raise CommandError(
+                20, "Operation not allowed because it would remove the last shard",
+                code_name="IllegalOperation",
+            )  # fmt: skip
+        await request.catalog.set_draining(member)
+        return _drain_state("started", "draining started successfully", member, to_move)
+    await _move_chunks_away(request, member)
+    if to_move:
+        left = {"chunks": 0, "dbs": len(to_move), "jumboChunks": 0}
+        state = _drain_state("ongoing", "draining ongoing", member, to_move)
+        return {"remaining": left, **state}
+    await request.catalog.remove_shard(member)
+    request.touched[request.catalog.config] = None
+    return {
+        "msg": "removeshard completed successfully", "state": "completed", "shard": member.id,
+    }  # fmt: skip
+
+
+def _drain_state(state: str, message: str, member: Member, databases: list[str]) -> Document:
+    return {
+        "msg": message,
+        "state": state,
+        "shard": member.id,
+        "note": "you need to drop or movePrimary these databases",
+        "dbsToMove": databases,
+    }
+
+
+def _takers(request: Request, member: Member) -> list[Member]:
+    return [
+        shard
+        for shard in request.catalog.shards
+        if shard is not member and not request.catalog.is_draining(shard.id)
+    ]
+
+
+async def _move_chunks_away(request: Request, member: Member) -> None:
+    takers = _takers(request, member)
+    for collection in list(request.catalog.collections.values()):
+        async with request.state.locks.exclusive(collection.namespace):
+            leaving = [chunk for chunk in collection.chunks if chunk.shard == member.id]
+            for index, chunk in enumerate(leaving):
+                await move_chunk(request, collection, chunk, takers[index % len(takers)])
+
+
+async def move_primary(request: Request) -> Document:
+    """Move a database's unsharded collections to another shard."""
+    database = str(request.command["movePrimary"])
+    to = request.catalog.shard(str(request.command["to"]))
+    donor = request.catalog.primary_of(database)
+    if donor is None:
+        raise CommandError(
+            26, f"Database {database} could not be found", code_name="NamespaceNotFound"
+        )
+    if donor is not to:
+        held = [collection.ns for collection in donor.mongod.catalog.collections(database)]
+        async with request.state.locks.exclusive(database, *held):
+            sharded = [collection.namespace for collection in request.catalog.sharded_in(database)]
+            await move_unsharded(donor, to, database, sharded)
+            await request.catalog.move_primary(database, to)
+    return {}
+
+
+async def split(request: Request) -> Document:
+    """Split a chunk at ``middle``, or the one that ``find`` or ``bounds`` name at its median."""
+    collection = _collection(request, "split")
+    key = collection.key
+    async with request.state.locks.exclusive(collection.namespace):
+        if "middle" in request.command:
+            at = key.bound(request.command["middle"])
+        else:
+            at = _median(request, collection, _named_chunk(request, collection))
+        chunk = collection.chunks.chunk_of(at)
+        halves = collection.chunks.split(at)
+        await request.catalog.replace_chunks(collection, [chunk], halves)
+    return {}
+
+
+async def move(request: Request) -> Document:
+    """Run moveChunk or moveRange: one chunk goes to another shard."""
+    collection = _collection(request, request.name)
+    to = request.catalog.shard(str(request.command.get("to") or request.command.get("toShard")))
+    async with request.state.locks.exclusive(collection.namespace):
+        chunk = _named_chunk(request, collection)
+        await move_chunk(request, collection, chunk, to)
+    request.touched[to] = None
+    return {"millis": 0}
+
+
+def _collection(request: Request, name: str) -> ShardedCollection:
+    namespace = str(request.command[name])
+    found = request.catalog.collections.get(namespace)
+    if found is None:
+        raise CommandError(
+            118, f"Collection {namespace} is not sharded", code_name="NamespaceNotSharded"
+        )
+    return found
+
+
+def _named_chunk(request: Request, collection: ShardedCollection) -> Chunk:
+    command, key, chunks = request.command, collection.key, collection.chunks
+    if "find" in command:
+        return chunks.chunk_of(key.of_document(command["find"]))
+    bounds: list[Document] = command.get("bounds") or [command.get("min"), command.get("max")]
+    given: list[KeyValues] = [key.bound(bound) for bound in bounds if bound is not None]
+    if not given:
+        raise bad_value("need to specify find, bounds, min or max")
+    if "min" in command or "bounds" in command:
+        chunk = chunks.chunk_of(given[0])
+        exact = order(chunk.low) == order(given[0])
+    else:
+        chunk = next(c for c in chunks if order(given[0]) <= order(c.high))
+        exact = order(chunk.high) == order(given[0])
+    if not exact or (len(given) == 2 and order(chunk.high) != order(given[1])):
+        raise bad_value(f"no chunk found with the shard key bounds {bounds}")
+    return chunk
+
+
+def _median(request: Request, collection: ShardedCollection, chunk: Chunk) -> KeyValues:
+    owner = request.catalog.shard(chunk.shard)
+    low, high = order(chunk.low), order(chunk.high)
+    documents = owner.mongod.catalog.require(collection.namespace).documents()
+    keys = [collection.key.of_document(document) for document in documents]
+    inside = sorted((key for key in keys if low < order(key) < high), key=order)
+    if not inside:
+        raise CommandError(
+            96, "cannot split chunk: it has too few documents", code_name="CannotSplit"
+        )
+    return inside[len(inside) // 2]
+
+
+async def balancer_status(request: Request) -> Document:
+    """Answer for the balancer, which the embedded cluster does not have."""
+    round_: dict[str, Any] = {"mode": "off", "inBalancerRound": False, "numBalancerRounds": 0}
+    return round_ if request.name == "balancerStatus" else {}
+
+
+async def shard_map(request: Request) -> Document:
+    """Answer getShardMap: where the shards and the config server are."""
+    members = [request.catalog.config, *request.catalog.shards]
+    return {"map": {member.id: member.host for member in members}}

@@ -1,0 +1,191 @@
+"""Transactions over shards: who takes part, and one outcome for all."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from embedded.errors import TRANSIENT_TRANSACTION, no_such_transaction
+from embedded.mongos.members import Member
+from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+LIFETIME_SECONDS = 60.0
+_MOST_SESSIONS = 10_000
+
+
+@dataclass
+class Transaction:
+    """One transaction of one session, as the mongos sees it."""
+
+    lsid: Document
+    number: int
+    read_concern: Document | None = None
+    state: Literal["open", "committed", "aborted"] = "open"
+    participants: dict[Member, bool] = field(default_factory=dict)
+    """The shards that took part, the coordinator first, and whether they wrote."""
+    namespaces: set[str] = field(default_factory=set)
+    expiry: asyncio.TimerHandle | None = None
+
+    def fields_for(self, member: Member) -> Document:
+        """Return the session fields of the next statement on ``member``; it takes part now."""
+        fields: Document = {"lsid": self.lsid, "txnNumber": self.number, "autocommit": False}
+        if member not in self.participants:
+            fields["startTransaction"] = True
+            if self.read_concern is not None:
+                fields["readConcern"] = self.read_concern
+            self.participants[member] = False
+        return fields
+
+    def wrote(self, member: Member) -> None:
+        """Note that ``member`` got a write."""
+        self.participants[member] = True
+
+
+class TransactionTable:
+    """The latest transaction of each session (docs/protocol.md, section 5).
+
+    Args:
+        locks: where transactions hold the namespaces they touched until they end.
+    """
+
+    def __init__(self, locks: NamespaceLocks) -> None:
+        self._locks = locks
+        self._latest: OrderedDict[bytes, Transaction] = OrderedDict()
+
+    def statement(self, command: Mapping[str, Any]) -> Transaction | None:
+        """Return the transaction that ``command`` belongs to, begun if it says so.
+
+        Raises:
+            CommandError: 251 NoSuchTransaction for one that is not open; 225 TransactionTooOld.
+        """
+        if "txnNumber" not in command or command.get("autocommit") is not False:
+            return None
+        lsid, number = command["lsid"], int(command["txnNumber"])
+        latest = self._latest.get(_session_key(lsid))
+        if latest is not None and number < latest.number:
+            raise CommandError(
+                225, f"Cannot start transaction {number} on session because a newer transaction "
+                f"{latest.number} has already started", code_name="TransactionTooOld",
+                labels=[TRANSIENT_TRANSACTION],
+            )  # fmt: skip
+        if command.get("startTransaction"):
+            return self.begin(lsid, number, command.get("readConcern"))
+        if latest is None or latest.number != number:
+            raise no_such_transaction(
+                f"Given transaction number {number} does not match any in-progress transactions. "
+                f"The active transaction number is {latest.number if latest else -1}"
+            )
+        return latest
+
+    def begin(self, lsid: Document, number: int, read_concern: Document | None) -> Transaction:
+        """Begin a transaction; one that the session has open is aborted."""
+        key = _session_key(lsid)
+        before = self._latest.pop(key, None)
+        if before is not None and before.number == number:
+            self._latest[key] = before
+            raise CommandError(
+                117, f"Only servers in a sharded cluster can start a new transaction at the active "
+                f"transaction number {number}", code_name="ConflictingOperationInProgress",
+            )  # fmt: skip
+        if before is not None:
+            self.abort(before)
+        transaction = Transaction(lsid, number, read_concern)
+        transaction.expiry = asyncio.get_running_loop().call_later(
+            LIFETIME_SECONDS, self.abort, transaction
+        )
+        self._latest[key] = transaction
+        if len(self._latest) > _MOST_SESSIONS:
+            _, oldest = self._latest.popitem(last=False)
+            self.abort(oldest)
+        return transaction
+
+    async def hold(self, transaction: Transaction, namespace: str) -> None:
+        """Hold ``namespace`` shared until the transaction ends."""
+        if namespace not in transaction.namespaces:
+            await self._locks.acquire_shared(namespace)
+            transaction.namespaces.add(namespace)
+
+    def commit(self, transaction: Transaction) -> None:
+        """Commit on all participants; committing again is fine.
+
+        One that wrote commits directly; several are prepared first, then the coordinator commits,
+        then the others, whose commits come later than the coordinator's in cluster time.
+
+        Raises:
+            CommandError: 251 when it was aborted; a participant's error, after aborting.
+        """
+        if transaction.state == "committed":
+            return
+        if transaction.state == "aborted":
+            raise no_such_transaction(f"Transaction {transaction.number} has been aborted.")
+        readers = [member for member, wrote in transaction.participants.items() if not wrote]
+        writers = [member for member, wrote in transaction.participants.items() if wrote]
+        try:
+            for member in readers:
+                _commit_on([member], transaction)
+            if len(writers) > 1:
+                _prepare_on(writers, transaction)
+            _commit_on(writers[:1], transaction)
+        except CommandError:
+            self.abort(transaction)
+            raise
+        _commit_on(writers[1:], transaction)
+        self._end(transaction, "committed")
+
+    def abort(self, transaction: Transaction) -> None:
+        """Abort on all participants; does nothing to one that has ended."""
+        if transaction.state != "open":
+            return
+        for member in transaction.participants:
+            member.hear()
+            try:
+                member.mongod.abort_transaction(transaction.lsid, transaction.number)
+            except CommandError as error:
+                if error.code != 251:  # a participant may have aborted by itself
+                    raise
+            member.tell()
+        self._end(transaction, "aborted")
+
+    def end_session(self, lsid: Mapping[str, Any]) -> None:
+        """Abort what the session has open, and forget the session."""
+        transaction = self._latest.pop(_session_key(lsid), None)
+        if transaction is not None:
+            self.abort(transaction)
+
+    def close(self) -> None:
+        """Abort everything that is open."""
+        for transaction in self._latest.values():
+            self.abort(transaction)
+
+    def _end(self, transaction: Transaction, state: Literal["committed", "aborted"]) -> None:
+        transaction.state = state
+        if transaction.expiry is not None:
+            transaction.expiry.cancel()
+        for namespace in transaction.namespaces:
+            self._locks.release_shared(namespace)
+        transaction.namespaces.clear()
+
+
+def _prepare_on(members: list[Member], transaction: Transaction) -> None:
+    for member in members:
+        member.hear()
+    for member in members:
+        member.mongod.prepare_transaction(transaction.lsid, transaction.number)
+    for member in members:
+        member.tell()
+
+
+def _commit_on(members: list[Member], transaction: Transaction) -> None:
+    for member in members:
+        member.hear()
+    for member in members:
+        member.mongod.commit_transaction(transaction.lsid, transaction.number)
+    for member in members:
+        member.tell()
+
+
+def _session_key(lsid: Mapping[str, Any]) -> bytes:
+    return bytes(lsid["id"])

@@ -1,0 +1,138 @@
+"""insert, update and delete, statement by statement to the shards that own the documents."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from bson import ObjectId
+
+from embedded.mongos.bulk import BulkResult, ordered_batches, picked, unordered_batches
+from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.key_change import update_one_with_its_key
+from embedded.mongos.members import Member, replies_of
+from embedded.mongos.request import Placement, Request
+from embedded.mongos.statements import bulk_command, send_statement
+from embedded.mongos.targeting import (
+    is_replacement,
+    may_change_key,
+    targets_of_delete,
+    targets_of_update,
+)
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+
+async def insert(request: Request) -> Document:
+    """Insert documents, each on its owner; an ordered insert stops at its first error.
+
+    Raises:
+        CommandError: what a shard raises for the whole command.
+    """
+    documents = [_with_id(document) for document in request.command["documents"]]
+    ordered = bool(request.command.get("ordered", True))
+    result = BulkResult()
+    placement = await request.placement_for_write(request.namespace)
+    async with request.hold(request.namespace):
+        placement = request.placement(request.namespace) or placement
+        owners = [_owner(request, placement, d, i, result) for i, d in enumerate(documents)]
+
+        def command(positions: list[int]) -> Document:
+            return bulk_command(
+                request, "documents", picked(documents, positions), positions, ordered=ordered
+            )
+
+        if ordered:
+            for member, positions in ordered_batches(owners):
+                if member is not None:
+                    reply = await request.send(member, command(positions), write=True)
+                    result.add(reply, positions)
+                if any(error["index"] in positions for error in result.errors):
+                    break
+            result.errors = sorted(result.errors, key=lambda error: error["index"])[:1]
+        else:
+            groups = unordered_batches(owners)
+            commands = {member: command(positions) for member, positions in groups.items()}
+            outcomes = await request.send_all(commands, write=True)
+            for member, reply in replies_of(outcomes).items():
+                result.add(reply, groups[member])
+    return result.reply()
+
+
+async def update(request: Request) -> Document:
+    """Update documents where they are; one whose shard key changes moves to its new owner."""
+    return await _one_by_one(request, "updates", _update_statement, upserts=True)
+
+
+async def delete(request: Request) -> Document:
+    """Delete documents where they are."""
+    return await _one_by_one(request, "deletes", _delete_statement, upserts=False)
+
+
+Statement = Mapping[str, Any]
+Runner = Callable[[Request, Placement, Statement, int, BulkResult], Awaitable[None]]
+
+
+async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: bool) -> Document:
+    statements: list[Statement] = request.command[field]
+    ordered = bool(request.command.get("ordered", True))
+    result = BulkResult(modified=0 if upserts else None)
+    namespace = request.namespace
+    if upserts and any(statement.get("upsert") for statement in statements):
+        await request.placement_for_write(namespace)
+    if request.placement(namespace) is None:
+        return result.reply()
+    for position, statement in enumerate(statements):
+        placement = request.placement(namespace)
+        assert placement is not None
+        try:
+            await run(request, placement, statement, position, result)
+        except CommandError as error:
+            if request.transaction is not None or error.code_name == "LockTimeout":
+                raise
+            result.add_error(error, position)
+        if result.errors and ordered:
+            break
+    return result.reply()
+
+
+async def _update_statement(
+    request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
+) -> None:
+    collection = placement.sharded
+    if collection is not None and may_change_key(collection, statement["u"]):
+        if not statement.get("multi"):
+            await update_one_with_its_key(request, placement, statement, position, result)
+            return
+        if not isinstance(statement["u"], list) and not is_replacement(statement["u"]):
+            raise CommandError(
+                72, "Multi-update operations are not allowed when updating the shard key field.",
+                code_name="InvalidOptions",
+            )  # fmt: skip
+    async with request.hold(placement.namespace):
+        targets = targets_of_update(collection, statement) if collection else None
+        await send_statement(request, placement, targets, statement, position, result)
+
+
+async def _delete_statement(
+    request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
+) -> None:
+    async with request.hold(placement.namespace):
+        collection = placement.sharded
+        targets = targets_of_delete(collection, statement) if collection else None
+        await send_statement(request, placement, targets, statement, position, result)
+
+
+def _owner(
+    request: Request, placement: Placement, document: Document, position: int, result: BulkResult
+) -> Member | None:
+    collection: ShardedCollection | None = placement.sharded
+    if collection is None:
+        return placement.primary
+    try:
+        return request.catalog.shard(collection.chunks.owner_of_document(document))
+    except CommandError as error:
+        result.add_error(error, position)
+        return None
+
+
+def _with_id(document: Document) -> Document:
+    return document if "_id" in document else {"_id": ObjectId(), **document}
