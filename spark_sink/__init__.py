@@ -1,1 +1,51 @@
-"""PySpark reads the router: a fault-tolerant stream source whose offsets are resume tokens."""
+"""PySpark reads the router: a fault-tolerant stream source whose offsets are resume tokens.
+
+    from spark_sink import local_session          # or register(spark) with a session of your own
+
+    spark = local_session()
+    events = spark.readStream.format("mergerouter").option("uri", "mongodb://127.0.0.1:27020").load()
+    query = (
+        events.writeStream.format("parquet")
+        .option("path", "events").option("checkpointLocation", "checkpoint").start()
+    )
+
+Exactly once, end to end, is three promises put together:
+
+1. The merged stream is a total order that can be re-read from any token (docs/protocol.md,
+   sections 3 and 5). A micro-batch is the events after one token up to and including another, so it
+   has the same content whenever it is read: after a crash, in another process, through another
+   router. (The one exception is the *looked-up* document of fullDocument=updateLookup, which is as
+   new as the reading; whenAvailable and required with post-images have none.)
+2. Spark writes a batch's end to the checkpoint before it runs the batch, and repeats a batch that
+   has no commit entry. So nothing is lost, and only whole batches are repeated, under the same
+   batch id.
+3. The sink must not mind the repetition. Spark's file sinks (Parquet, …) do not: a batch id that is
+   in their log already is skipped, and files of a batch that never finished are not read. In
+   `foreachBatch`, write idempotently: a MERGE or upsert by `token` (unique but for DDL events that
+   several shards report), or a transaction that stores the batch id beside the data.
+
+Without a start option a query begins "now": its first batch is empty and pins the place down.
+Without a checkpoint there is no memory, and the query begins at its start option again. When the
+shards' oplogs no longer reach back to the checkpoint the query fails and says so; it never goes on
+with a gap.
+
+Rows and their order: spark_sink.event_rows; options: spark_sink.options.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_sink.session import local_session, register
+
+__all__ = ["local_session", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """PySpark is imported when it is needed: the workers' modules do without the session."""
+    if name in __all__:
+        from spark_sink import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

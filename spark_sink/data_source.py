@@ -1,0 +1,151 @@
+"""`spark.readStream.format("mergerouter")`: a Python data source of Spark.
+
+Spark's driver asks for the end of each micro-batch (`latestOffset`), writes it to the checkpoint,
+and has tasks read what lies between two offsets (docs/design.md, section 12). The classes here only
+translate between Spark's interface and the planner and the streams, which know nothing of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_sink.batch_planner import BatchPlanner, TokenRange
+from spark_sink.event_rows import SCHEMA, arrow_batches, canonical_json, relaxed_json
+from spark_sink.event_stream import EventStream, read_range
+from spark_sink.options import OptionError, StreamOptions, parse_options
+from spark_sink.positions import from_offset, to_offset
+from spark_sink.router_client import RouterClient
+
+FORMAT = "mergerouter"
+
+# Seconds that a getMore may wait: short where a micro-batch waits for its end to be found.
+_PLANNING_AWAIT = 0.1
+_READING_AWAIT = 0.5
+# Most events of a reply, so that a task holds little more than the Arrow batch that it builds.
+_EVENTS_PER_REPLY = 10_000
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """A range of tokens that one task reads."""
+
+    value: TokenRange
+
+
+class MergerouterDataSource(DataSource):
+    """The data source behind the format name. Options: spark_sink.options.StreamOptions."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The fixed schema; the options are checked here, before a query starts.
+
+        Raises OptionError.
+        """
+        parse_options(self.options)
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> MergerouterStreamReader:  # noqa: N802
+        """The reader for one query. Raises OptionError."""
+        if schema.fieldNames() != SCHEMA.fieldNames():
+            raise OptionError(
+                "the schema is fixed: leave .schema(…) out and select columns instead"
+            )
+        return MergerouterStreamReader(parse_options(self.options))
+
+
+class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver, reads them in tasks.
+
+    Spark sends copies of it to the tasks: the connection is made at first use and never copied.
+    """
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        self._client: RouterClient | None = None
+        self._planner: BatchPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_client": None, "_planner": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a query without a checkpoint begins.
+
+        Spark asks again if it is restarted before its first batch is committed, so the answer must
+        depend on the options only: "now" is pinned down by the first, empty batch.
+        """
+        return to_offset(self._options.start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """At most maxEventsPerTrigger events in a micro-batch."""
+        return ReadMaxRows(self._options.max_events_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Remember the present; batches planned from now on end before it. Raises StreamError."""
+        self._planning().stop_at_present()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the micro-batch after `start` ends. Raises StreamError."""
+        if isinstance(limit, ReadMaxRows):
+            max_events: int | None = limit.max_rows
+        elif isinstance(limit, ReadAllAvailable):
+            max_events = None
+        else:
+            raise TypeError(f"a read limit that this source never asked for: {limit}")
+        return to_offset(self._planning().next_end(from_offset(start), max_events))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The ranges that the tasks of a micro-batch read. Raises StreamError."""
+        ranges = self._planning().ranges(from_offset(start), from_offset(end))
+        return [RangePartition(one) for one in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of one range, as Arrow batches. Raises StreamError."""
+        wanted = cast("RangePartition", partition).value
+        batch_size = _EVENTS_PER_REPLY
+        if wanted.events is not None:
+            batch_size = min(wanted.events, _EVENTS_PER_REPLY)
+        client = RouterClient(self._options)
+        watch = partial(client.watch_events, batch_size=batch_size, max_await=_READING_AWAIT)
+        stream = EventStream(watch, wanted.start)
+        try:
+            to_json = canonical_json if self._options.canonical_json else relaxed_json
+            yield from arrow_batches(read_range(stream, wanted.end), to_json)
+        finally:
+            stream.close()
+            client.close()
+
+    def stop(self) -> None:
+        """Kill the driver's cursor and close its connections."""
+        if self._planner is not None:
+            self._planner.close()
+        if self._client is not None:
+            self._client.close()
+        self._planner = self._client = None
+
+    def _planning(self) -> BatchPlanner:
+        if self._planner is None:
+            self._client = RouterClient(self._options)
+            self._planner = BatchPlanner(
+                partial(self._client.watch_tokens, max_await=_PLANNING_AWAIT),
+                self._client.cluster_time,
+                events_per_range=self._options.events_per_partition,
+                idle_advance=self._options.idle_advance_seconds,
+            )
+        return self._planner

@@ -1,0 +1,202 @@
+"""A change stream that goes on: through lost connections, restarts of the router, invalidations.
+
+pymongo's ChangeStream resumes once by itself and ends with an invalidate. This one keeps trying
+for a bounded time, and after an invalidate it goes on with what follows (docs/protocol.md,
+section 5), since a streaming query outlives the collection that it watches.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
+
+from spark_sink.positions import Position, Token
+from spark_sink.router_client import WatchedStream
+
+_RESUMABLE_LABEL = "ResumableChangeStreamError"
+_HISTORY_LOST = 286
+_FATAL = 280
+
+# Seconds without any progress after which reading a range that must exist gives up.
+STALLED_AFTER = 120.0
+
+
+class StreamError(Exception):
+    """The stream cannot go on; the message says why, and what can be done."""
+
+
+class EventStream:
+    """The events after a position, in order, over as many cursors as it takes.
+
+    watch: opens a stream after a position; start: the first position; retry_for: seconds during
+    which failures without any progress in between are tried again; clock, sleep: for tests.
+    """
+
+    def __init__(
+        self,
+        watch: Callable[[Position], WatchedStream],
+        start: Position,
+        *,
+        retry_for: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._watch = watch
+        self._start = start
+        self._retry_for = retry_for
+        self._clock = clock
+        self._sleep = sleep
+        self._stream: WatchedStream | None = None
+        self._reached: Token | None = start if isinstance(start, Token) else None
+        self._failing_since: float | None = None
+        self._attempts = 0
+
+    @property
+    def position(self) -> Token | None:
+        """Everything at or below it has been returned; None before the server has named a point.
+
+        It moves with every event, and without events too (docs/protocol.md, section 2).
+        """
+        token = None if self._stream is None else self._stream.resume_token
+        return self._reached if token is None else Token(dict(token))
+
+    def open(self) -> None:
+        """Open the cursor now, so that `position` is known. Raises StreamError."""
+        while self._stream is None:
+            self._attempt(self._reopen)
+
+    def next(self) -> RawBSONDocument | None:
+        """The next event, or None when the server had none within its waiting time.
+
+        Raises StreamError when the stream cannot go on.
+        """
+        while True:
+            stream = self._stream
+            if stream is None:
+                self._attempt(self._reopen)
+                continue
+            went_well, event = self._attempt(stream.try_next)
+            if not went_well:
+                continue
+            closed = not stream.alive
+            if event is not None or not closed:
+                self._failing_since = None
+                self._attempts = 0
+            if closed:  # by an invalidate: what follows it comes on another cursor
+                self.close()
+                if event is None:
+                    self._back_off(StreamError("the server closes the stream again and again"))
+                    continue
+            return event
+
+    def close(self) -> None:
+        """Kill the cursor, if there is one. The stream can go on from where it was."""
+        self._reached = self.position
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            _close(stream)
+
+    def _reopen(self) -> None:
+        self._stream = self._watch(self._reached or self._start)
+
+    def _attempt(
+        self, call: Callable[[], RawBSONDocument | None]
+    ) -> tuple[bool, RawBSONDocument | None]:
+        """Whether the call went well, and its result; sleeps after a failure that may pass."""
+        try:
+            return True, call()
+        except PyMongoError as error:
+            self.close()
+            if not _may_pass(error):
+                raise _explained(error) from error
+            self._back_off(error)
+            return False, None
+
+    def _back_off(self, error: Exception) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since >= self._retry_for:
+            raise StreamError(f"gave up after {self._retry_for:.0f} s: {error}") from error
+        self._sleep(min(0.05 * 2 ** min(self._attempts, 6), 2.0) * random.uniform(0.5, 1.0))
+        self._attempts += 1
+
+
+def read_range(
+    stream: EventStream, end: Token, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[RawBSONDocument]:
+    """All events of the stream up to and including `end`.
+
+    Several DDL events can share one token (docs/protocol.md, section 5): all of them belong to
+    the range that ends there. Raises StreamError when the stream stands still before its end.
+    """
+    seen: Token | None = None
+    moved_at = clock()
+    while True:
+        event = stream.next()
+        if event is not None:
+            data = sort_key(event)
+            if data > end.data:
+                return
+            yield event
+            # Only events without a documentKey can have a twin on another shard.
+            if data == end.data and "documentKey" in event:
+                return
+            moved_at = clock()
+            continue
+        position = stream.position
+        if position is not None and _is_past(position, end):
+            return
+        if position != seen:
+            seen, moved_at = position, clock()
+        elif clock() - moved_at > STALLED_AFTER:
+            raise StreamError(
+                f"the stream has not moved for {STALLED_AFTER:.0f} s and is still before the end "
+                "of its range: a shard may be unreachable"
+            )
+
+
+def sort_key(event: RawBSONDocument) -> str:
+    """What the event is ordered by: its token's hex string (docs/protocol.md, section 3)."""
+    return str(event["_id"]["_data"]).upper()
+
+
+def _is_past(position: Token, end: Token) -> bool:
+    """Whether nothing at or below `end` can come any more."""
+    if end.is_high_water_mark:
+        return position.data >= end.data
+    return position.data > end.data
+
+
+def _may_pass(error: PyMongoError) -> bool:
+    if isinstance(error, CursorNotFound | ConnectionFailure):
+        return True
+    return error.has_error_label(_RESUMABLE_LABEL)
+
+
+def _explained(error: PyMongoError) -> StreamError:
+    code = error.code if isinstance(error, OperationFailure) else None
+    if code == _HISTORY_LOST:
+        hint = (
+            "; the shards' oplogs no longer reach back to this position: what was lost must be "
+            "read from the collections, and the query be started with a new checkpoint"
+        )
+    elif code == _FATAL:
+        hint = (
+            "; was the pipeline, database or collection changed since the checkpoint was written? "
+            "The stream must still see the event that the checkpoint ends with"
+        )
+    else:
+        hint = ""
+    return StreamError(f"{error}{hint}")
+
+
+def _close(stream: WatchedStream) -> None:
+    try:
+        stream.close()
+    except PyMongoError:
+        return  # the cursor died with its router

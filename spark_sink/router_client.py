@@ -1,0 +1,123 @@
+"""A MongoClient for one stream: opens change streams on the router, asks it for the cluster time.
+
+The router is used like any mongos, through pymongo (docs/design.md, section 12).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+
+from spark_sink.options import StreamOptions
+from spark_sink.positions import AtTime, FromNow, Position, Token
+
+_PLAIN: CodecOptions[dict[str, Any]] = CodecOptions()
+
+
+class WatchedStream(Protocol):
+    """The part of pymongo's ChangeStream that is used here."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server may still return events."""
+
+    @property
+    def resume_token(self) -> Any:
+        """The token that everything returned so far lies at or below."""
+
+    def try_next(self) -> RawBSONDocument | None:
+        """The next event, or None when one getMore brought none."""
+
+    def close(self) -> None:
+        """Kill the cursor."""
+
+
+class RouterClient:
+    """One connection pool to the router. Closed by its owner, with every cursor opened through it.
+
+    options: the stream's options.
+    """
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        # Events stay as they came; dates out of Python's range must not fail.
+        self._client: MongoClient[RawBSONDocument] = MongoClient(
+            options.uri,
+            appname="mergerouter-spark",
+            document_class=RawBSONDocument,
+            datetime_conversion="DATETIME_MS",
+            unicode_decode_error_handler="replace",
+        )
+
+    def watch_events(
+        self, position: Position, *, batch_size: int, max_await: float
+    ) -> WatchedStream:
+        """The stream of whole events after `position`.
+
+        batch_size: events a reply may hold, 0 for as many as the server likes; max_await: seconds
+        that the server waits for events. Raises PyMongoError.
+        """
+        return self._watch(position, list(self._options.pipeline), batch_size, max_await)
+
+    def watch_tokens(self, position: Position, *, max_await: float) -> WatchedStream:
+        """The same stream, of which only the tokens are sent, so that planning costs little.
+
+        max_await: seconds. Raises PyMongoError.
+        """
+        stages = list(self._options.pipeline)
+        # Fragments have tokens of their own, made by a stage that must stay the last one.
+        if not self._options.splits_large_events:
+            stages.append({"$project": {"_id": 1}})
+        # An empty first batch always comes with a token (docs/protocol.md, section 2).
+        return self._watch(position, stages, 0, max_await)
+
+    def cluster_time(self) -> Timestamp:
+        """The newest cluster time that the router has seen. Raises PyMongoError."""
+        reply = self._client.admin.command("ping", codec_options=_PLAIN)
+        time = reply.get("$clusterTime", {}).get("clusterTime")
+        if not isinstance(time, Timestamp):
+            raise TypeError(
+                "the server has no cluster time: it is no router, mongos or replica set"
+            )
+        return time
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _watch(
+        self, position: Position, stages: list[Any], batch_size: int, max_await: float
+    ) -> WatchedStream:
+        options = self._options
+        stream: WatchedStream = self._target().watch(
+            stages,
+            full_document=options.full_document,
+            full_document_before_change=options.full_document_before_change,
+            show_expanded_events=options.show_expanded_events or None,
+            batch_size=batch_size,
+            max_await_time_ms=int(max_await * 1000),
+            **_start(position),
+        )
+        return stream
+
+    def _target(self) -> Any:
+        options = self._options
+        if options.database is None:
+            return self._client
+        database = self._client[options.database]
+        return database if options.collection is None else database[options.collection]
+
+
+def _start(position: Position) -> dict[str, Any]:
+    match position:
+        case Token(document):
+            # startAfter takes every token, an invalidate's included.
+            return {"start_after": dict(document)}
+        case AtTime(time):
+            return {"start_at_operation_time": time}
+        case FromNow():
+            return {}

@@ -1,0 +1,45 @@
+"""A small local Spark, ready to read the router."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from spark_sink.data_source import MergerouterDataSource
+from spark_sink.java_runtime import ensure_java
+
+
+def local_session(
+    app_name: str = "mergerouter", *, cores: int = 2, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A SparkSession in this machine's memory, with the source registered and no web UI.
+
+    cores: worker threads; settings: further Spark configuration, which wins.
+    Raises JavaNotFoundError.
+    """
+    ensure_java()
+    # Spark starts Python workers with "python3" unless told otherwise.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    configuration = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+        **(settings or {}),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    for name, value in configuration.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.readStream.format("mergerouter")` known to a session. May be called again."""
+    spark.dataSource.register(MergerouterDataSource)

@@ -1,0 +1,132 @@
+"""A made-up history of change events, watched as pymongo shows one: tests without a server."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+
+from spark_sink.positions import AtTime, FromNow, Position, Token
+
+UUID_HEX = "00112233445566778899AABBCCDDEEFF"
+
+
+def event_token(seconds: int, increment: int, suffix: str = "", *, invalidate: bool = False) -> str:
+    flag = "6F" if invalidate else "6E"
+    return f"82{seconds:08X}{increment:08X}2B022C010029{flag}5A1004{UUID_HEX}{suffix}04"
+
+
+def high_water_mark(seconds: int, increment: int) -> str:
+    return f"82{seconds:08X}{increment:08X}2B0229296E04"
+
+
+class History:
+    """Events in order. `now` is the cluster's time; every event added moves it on by one."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.now = Timestamp(1_700_000_000, 1)
+        self.frozen = False
+        self.open_streams = 0
+        self.opened = 0
+        self.failures: list[PyMongoError] = []
+
+    def tick(self, seconds: int = 0) -> Timestamp:
+        self.now = Timestamp(self.now.time + seconds, 1 if seconds else self.now.inc + 1)
+        return self.now
+
+    def add(self, data: str, **fields: Any) -> dict[str, Any]:
+        event = {"_id": {"_data": data}, "clusterTime": self.now, **fields}
+        self.keys.append(data)
+        self.events.append(event)
+        return event
+
+    def insert(self, number: int, **document: Any) -> dict[str, Any]:
+        time = self.tick()
+        return self.add(
+            event_token(time.time, time.inc, f"2B{number % 32:02X}"),
+            operationType="insert",
+            ns={"db": "shop", "coll": "orders"},
+            documentKey={"_id": number},
+            fullDocument={"_id": number, **document},
+        )
+
+    def drop(self, shards: int = 1, *, invalidate: bool = False) -> None:
+        """A drop as several shards report it: the same token from each."""
+        time = self.tick()
+        for _ in range(shards):
+            self.add(event_token(time.time, time.inc), operationType="drop")
+        if invalidate:
+            self.add(event_token(time.time, time.inc, invalidate=True), operationType="invalidate")
+
+    def start_of(self, position: Position) -> tuple[int, str]:
+        """The index of the first event after a position, and the token to begin with."""
+        match position:
+            case Token():
+                return bisect.bisect_right(self.keys, position.data), position.data
+            case AtTime(time):
+                data = high_water_mark(time.time, time.inc)
+                return bisect.bisect_left(self.keys, data), data
+            case FromNow():
+                self.tick()
+                return len(self.keys), high_water_mark(self.now.time, self.now.inc)
+
+    def watch(self, position: Position) -> FakeStream:
+        if self.failures:
+            raise self.failures.pop(0)
+        return FakeStream(self, position)
+
+    def watcher(self, batch: int) -> Callable[[Position], FakeStream]:
+        return lambda position: FakeStream(self, position, batch)
+
+
+class FakeStream:
+    """What pymongo's ChangeStream shows of a history, in batches of `batch` events."""
+
+    def __init__(self, history: History, position: Position, batch: int = 3) -> None:
+        self.history = history
+        self.batch = batch
+        self.index, data = history.start_of(position)
+        self.left_in_batch = 0
+        self.alive = True
+        self.resume_token: Any = {"_data": data}
+        history.open_streams += 1
+        history.opened += 1
+
+    def try_next(self) -> RawBSONDocument | None:
+        history = self.history
+        if history.failures:
+            raise history.failures.pop(0)
+        if not self.left_in_batch:
+            self.left_in_batch = min(self.batch, len(history.events) - self.index)
+            if not self.left_in_batch:
+                time = history.now if history.frozen else history.tick()  # a no-op moves it
+                beyond = {"_data": high_water_mark(time.time, time.inc)}
+                self.resume_token = max(beyond, self.resume_token, key=lambda token: token["_data"])
+                return None
+        event = RawBSONDocument(bson.encode(history.events[self.index]))
+        self.index += 1
+        self.left_in_batch -= 1
+        self.resume_token = event["_id"]
+        if event["operationType"] == "invalidate":
+            self.alive = False
+        return event
+
+    def close(self) -> None:
+        self.history.open_streams -= 1
+
+
+def lost_connection() -> PyMongoError:
+    return AutoReconnect("connection closed")
+
+
+def history_lost() -> PyMongoError:
+    return OperationFailure(
+        "Resume of change stream was not possible", 286, {"errorLabels": ["NonResumable"]}
+    )

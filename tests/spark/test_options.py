@@ -1,0 +1,119 @@
+"""Options, offsets and tokens."""
+
+from __future__ import annotations
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.options import OptionError, parse_options
+from spark_sink.positions import AtTime, FromNow, PositionError, Token, from_offset, to_offset
+from tests.spark.history import event_token, high_water_mark
+
+URI = "mongodb://app:secret@127.0.0.1:27020"
+TOKEN = event_token(1_700_000_000, 7, "2B02")
+
+
+def test_defaults_watch_the_whole_cluster_from_now():
+    options = parse_options({"uri": URI})
+    assert (options.database, options.collection, options.start) == (None, None, FromNow())
+    assert "secret" not in repr(options)
+
+
+def test_names_are_not_case_sensitive():
+    options = parse_options(
+        {"URI": URI, "Database": "shop", "collection": "orders", "MAXEVENTSPERTRIGGER": "5"}
+    )
+    assert (options.database, options.max_events_per_trigger) == ("shop", 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("1700000000", Timestamp(1_700_000_000, 0)),
+        ("1700000000,3", Timestamp(1_700_000_000, 3)),
+        ('{"$timestamp": {"t": 1700000000, "i": 3}}', Timestamp(1_700_000_000, 3)),
+        ("2023-11-14T22:13:20Z", Timestamp(1_700_000_000, 0)),
+    ],
+)
+def test_start_at_operation_time(text, time):
+    assert parse_options({"uri": URI, "startAtOperationTime": text}).start == AtTime(time)
+
+
+@pytest.mark.parametrize("text", [TOKEN, f'{{"_data": "{TOKEN}"}}'])
+@pytest.mark.parametrize("name", ["resumeAfter", "startAfter"])
+def test_a_token_to_start_after(name, text):
+    assert parse_options({"uri": URI, name: text}).start == Token({"_data": TOKEN})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "'uri' is required"),
+        ({"uri": "127.0.0.1:27020"}, "'uri': must begin with mongodb://"),
+        ({"uri": "mongodb://"}, "'uri': "),
+        ({"uri": URI, "fullDocuments": "default"}, "did you mean 'fullDocument'"),
+        ({"uri": URI, "path": "x"}, "unknown option 'path'; known: uri"),
+        ({"uri": URI, "collection": "orders"}, "'collection' needs option 'database'"),
+        ({"uri": URI, "database": ""}, "'database': must not be empty"),
+        ({"uri": URI, "pipeline": '{"$match": {}}'}, "'pipeline': must be a JSON array"),
+        ({"uri": URI, "pipeline": "[{"}, "'pipeline': "),
+        ({"uri": URI, "pipeline": '[{"$changeStream": {}}]'}, "must not hold .changeStream"),
+        ({"uri": URI, "showExpandedEvents": "yes"}, "must be true or false, not 'yes'"),
+        ({"uri": URI, "maxEventsPerTrigger": "0"}, "positive whole number, not '0'"),
+        ({"uri": URI, "maxEventsPerTrigger": "-1"}, "positive whole number"),
+        ({"uri": URI, "resumeAfter": "8265"}, "'resumeAfter': not a resume token"),
+        ({"uri": URI, "startAtOperationTime": "yesterday"}, "'startAtOperationTime': "),
+        ({"uri": URI, "startAtOperationTime": "2023-11-14T22:13:20"}, "name its time zone"),
+        ({"uri": URI, "startAtOperationTime": "1", "resumeAfter": TOKEN}, "only one of"),
+        ({"uri": URI, "jsonFormat": "bson"}, "relaxed or canonical, not 'bson'"),
+        (
+            {
+                "uri": URI,
+                "fullDocument": "updateLookup",
+                "pipeline": '[{"$match": {"fullDocument.state": "paid"}}]',
+            },
+            "no batch could be repeated",
+        ),
+    ],
+)
+def test_bad_options_say_what_is_wrong(options, message):
+    with pytest.raises(OptionError, match=message) as caught:
+        parse_options(options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        '[{"$match": {"fullDocumentBeforeChange.state": "paid"}}]',
+        '[{"$unset": "fullDocument.picture"}]',
+    ],
+)
+def test_what_can_be_repeated_is_allowed_with_update_lookup(pipeline):
+    parse_options({"uri": URI, "fullDocument": "updateLookup", "pipeline": pipeline})
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        FromNow(),
+        AtTime(Timestamp(1_700_000_000, 3)),
+        Token({"_data": TOKEN}),
+        Token({"_data": TOKEN, "_typeBits": b"\x82\x01"}),
+    ],
+)
+def test_offsets_keep_positions(position):
+    assert from_offset(to_offset(position)) == position
+
+
+@pytest.mark.parametrize("offset", [{}, {"_data": "xyz"}, {"startAtOperationTime": 5}, {"a": 1}])
+def test_other_offsets_are_refused(offset):
+    with pytest.raises(PositionError):
+        from_offset(offset)
+
+
+def test_tokens_tell_their_kind_and_time():
+    event, mark = Token({"_data": TOKEN}), Token({"_data": high_water_mark(1_700_000_000, 7)})
+    assert (event.is_high_water_mark, mark.is_high_water_mark) == (False, True)
+    assert event.cluster_time == mark.cluster_time == Timestamp(1_700_000_000, 7)
+    assert mark.data < event.data
