@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import bson
+
 from embedded.change_streams.oplog_filter import NOOP_EVENTS, SYSTEM_NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.resume_token import ResumeToken
@@ -15,6 +17,9 @@ _CLASSIC: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase"}
 )
 """Operation types whose version 1 tokens hold the document key alone."""
+
+_HEAD_OF_WRAPPER: Final = 6
+"""Bytes before the value in a document of one field without a name."""
 
 
 @dataclass(slots=True)
@@ -157,6 +162,13 @@ class EventMaker:
             paths = self._request.expanded and self._version >= 2
             update = describe_update(change["diff"], disambiguate=paths)
         return _Draft("update", database, collection, entry["o2"], update=update)
+
+
+def encode_event(document: Mapping[str, Any]) -> bytes:
+    """Return an event as BSON, its fields in their own order: ``_id`` is not always the first."""
+    if next(iter(document), "_id") == "_id":
+        return bson.encode(document)
+    return bson.encode({"": document})[_HEAD_OF_WRAPPER:-1]
 
 
 def invalidate_after(event: ChangeEvent) -> ChangeEvent:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import bson
 
-from embedded.change_streams.events import ChangeEvent
+from embedded.change_streams.events import ChangeEvent, encode_event
 from embedded.change_streams.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
@@ -31,7 +31,7 @@ class Splitter:
         resume, self._resume = self._resume, None
         resumed = resume is not None and resume.of_fragment(None).key() == event.key
         skip = (resume.fragment or 0) if resume is not None and resumed else 0
-        if len(bson.encode(event.document)) <= MAX_EVENT_SIZE:
+        if len(encode_event(event.document)) <= MAX_EVENT_SIZE:
             if resumed:
                 raise _fatal(
                     "Attempted to resume from a split event fragment, but the event in the resumed "

@@ -3,11 +3,15 @@
 from collections import deque
 from typing import Any, Final
 
-import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from embedded.change_streams.events import ChangeEvent, EventMaker, invalidate_after
+from embedded.change_streams.events import (
+    ChangeEvent,
+    EventMaker,
+    encode_event,
+    invalidate_after,
+)
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.images import ImageLookup
 from embedded.change_streams.oplog_filter import OplogFilter
@@ -90,7 +94,7 @@ class ChangeStream:
                 self._promise_scanned()
             return None
         self._check_id(event)
-        raw = bson.encode(event.document)
+        raw = encode_event(event.document)
         if len(raw) > MAX_INTERNAL_SIZE:
             raise _too_large(len(raw), event)
         self.resume_token = event.token_document
