@@ -84,7 +84,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=600)
     parser.add_argument("--batch", type=int, default=1_500)
     args = parser.parse_args()
-    print(f"{args.events} events of {args.size} bytes, {args.batch} a batch; best of 3, us an event")
+    print(
+        f"{args.events} events of {args.size} bytes, {args.batch} a batch; best of 3, us an event"
+    )
     for shards in (1, 2, 4, 8, 16):
         add, take = min((measure(shards, args) for _ in range(3)), key=sum)
         print(f"{shards:3} shards: add {add:.3f}  take {take:.3f}  together {add + take:.3f}")
