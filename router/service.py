@@ -53,9 +53,7 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
             clock=cluster.clock,
             cursors=cursors,
             cluster=cluster,
-            upstream=UpstreamMongos(parse_upstream(settings.upstream))
-            if settings.upstream
-            else None,
+            upstream=_upstream(settings),
             arguments=list(arguments),
             options=settings.given(),
             parameters=parameters,
@@ -87,6 +85,12 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
         log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
         await listener.drain(drain_time)
     log.info("Shut down", component="CONTROL")
+
+
+def _upstream(settings: Settings) -> UpstreamMongos | None:
+    if settings.upstream is None:
+        return None
+    return UpstreamMongos(parse_upstream(settings.upstream))
 
 
 async def learn_identity(node: Node) -> None:

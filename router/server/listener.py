@@ -57,7 +57,8 @@ class Listener:
         self.stop_listening()
         for task in self._connections.values():
             task.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+        # The tasks are ended either way; an error of the block goes on as it is.
+        await self._tasks.__aexit__(None, None, None)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen on ``port`` of all ``hosts``; 0 picks one for all. Return the port.

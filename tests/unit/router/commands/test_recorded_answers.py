@@ -71,7 +71,7 @@ _VARIES = {
 
 
 def assert_same(ours: Any, recorded: Any, path: str = "") -> None:
-    """Require the same fields in the same order, the same types, and values where they are fixed."""
+    """Require the same fields, order and types, and the same values where they are fixed."""
     assert type(ours) is type(recorded), f"{path}: {ours!r} is no {type(recorded)}"
     if path.rpartition(".")[2] in _VARIES:
         return

@@ -1,0 +1,91 @@
+"""A server that records the messages it gets and answers each from a test's script."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+
+_HEADER = struct.Struct("<iiii")
+_OP_MSG = 2013
+
+
+@dataclass
+class Asked:
+    """One message as it arrived, and the way to answer it."""
+
+    frame: bytes
+    request_id: int
+    flags: int
+    command: dict[str, Any]
+    writer: asyncio.StreamWriter
+
+    def reply(
+        self, document: dict[str, Any], *, flags: int = 0, response_to: int | None = None
+    ) -> int:
+        """Answer with one document; return the reply's id."""
+        body = struct.pack("<IB", flags, 0) + bson.encode(document)
+        reply_id = 5000 + self.request_id
+        answered = self.request_id if response_to is None else response_to
+        header = _HEADER.pack(16 + len(body), reply_id, answered, _OP_MSG)
+        self.writer.write(header + body)
+        return reply_id
+
+
+Script = Callable[[Asked], Awaitable[None]]
+
+
+@dataclass
+class ScriptedServer:
+    """What has been asked so far, hellos left out; ``open`` counts connections."""
+
+    port: int = 0
+    asked: list[Asked] = field(default_factory=list)
+    open: int = 0
+
+    def names(self) -> list[str]:
+        return [next(iter(each.command)) for each in self.asked]
+
+
+@asynccontextmanager
+async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
+    """Listen on a free port until the block ends; hello is answered as a mongos does."""
+    state = ScriptedServer()
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        state.open += 1
+        writers.add(writer)
+        try:
+            while True:
+                header = await reader.readexactly(16)
+                length, request_id, _response_to, op_code = _HEADER.unpack(header)
+                body = await reader.readexactly(length - 16)
+                assert op_code == _OP_MSG
+                (flags,) = struct.unpack_from("<I", body)
+                (size,) = struct.unpack_from("<i", body, 5)
+                command = bson.decode(body[5 : 5 + size])
+                asked = Asked(header + body, request_id, flags, command, writer)
+                if "hello" in command:
+                    asked.reply({"msg": "isdbgrid", "maxWireVersion": 17, "ok": 1.0})
+                    continue
+                state.asked.append(asked)
+                await script(asked)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            state.open -= 1
+            writers.discard(writer)
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    state.port = server.sockets[0].getsockname()[1]
+    try:
+        yield state
+    finally:
+        server.close()
+        for writer in list(writers):
+            writer.transport.abort()

@@ -1,0 +1,304 @@
+"""The listening side: order, streaming, bad input, clients that go, the end of the process."""
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+from bson import Int64
+
+from tests.harness.facade import Facade, facade
+from tests.harness.fake_cursors import event
+from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
+
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+async def open_stream(client: RawClient, **fields: Any) -> Int64:
+    reply = await client.command("db", {**WATCH, **fields})
+    return reply["cursor"]["id"]
+
+
+async def until(condition: Any) -> None:
+    """Let the loop run until ``condition()`` holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with facade() as router, await router.client() as client:
+        asked = [client.send("admin", {"ping": 1, "comment": "x" * 2000}) for _ in range(50)]
+        answered = [(await client.receive()).response_to for _ in asked]
+        assert answered == asked
+
+
+async def test_a_waiting_get_more_holds_back_only_its_own_connection() -> None:
+    async with facade() as router, await router.client() as one, await router.client() as other:
+        cursor_id = await open_stream(one)
+        one.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
+        cursor = router.cursors.cursors[cursor_id]
+        await cursor.waiting.wait()
+        assert (await other.command("admin", {"ping": 1}))["ok"] == 1
+        cursor.put(event(1), event(2))
+        batch = (await one.receive())["cursor"]["nextBatch"]
+        assert [each["n"] for each in batch] == [1, 2]
+
+
+async def test_get_more_takes_no_more_than_batch_size() -> None:
+    async with facade() as router, await router.client() as client:
+        cursor_id = await open_stream(client)
+        router.cursors.cursors[cursor_id].put(*map(event, range(5)))
+        command = {"getMore": cursor_id, "collection": "c", "batchSize": 2}
+        sizes = [
+            len((await client.command("db", command))["cursor"]["nextBatch"]) for _ in range(3)
+        ]
+        assert sizes == [2, 2, 1]
+
+
+async def test_an_ended_stream_answers_with_cursor_id_zero() -> None:
+    async with facade() as router, await router.client() as client:
+        cursor_id = await open_stream(client)
+        router.cursors.cursors[cursor_id].end()
+        command = {"getMore": cursor_id, "collection": "c"}
+        assert (await client.command("db", command))["cursor"]["id"] == 0
+        assert (await client.command("db", command))["code"] == 43
+
+
+async def test_a_large_reply_arrives_whole() -> None:
+    async with facade() as router, await router.client() as client:
+        cursor_id = await open_stream(client)
+        router.cursors.cursors[cursor_id].put(*(event(n, 4000) for n in range(3000)))
+        reply = await client.command("db", {"getMore": cursor_id, "collection": "c"})
+        assert [each["n"] for each in reply["cursor"]["nextBatch"]] == list(range(3000))
+
+
+async def test_a_client_that_goes_takes_its_get_more_and_cursor_along() -> None:
+    async with facade() as router:
+        client = await router.client()
+        cursor_id = await open_stream(client)
+        client.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
+        await router.cursors.cursors[cursor_id].waiting.wait()
+        client.writer.close()
+        await until(lambda: not router.cursors.cursors)
+        await until(lambda: not router.node.counters.connections)
+
+
+async def test_an_idle_cursor_outlives_its_connection() -> None:
+    async with facade() as router:
+        client = await router.client()
+        cursor_id = await open_stream(client)
+        client.writer.close()
+        await until(lambda: not router.node.counters.connections)
+        async with await router.client() as again:
+            command = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
+            assert (await again.command("db", command))["ok"] == 1
+
+
+async def test_unacknowledged_messages_get_no_reply() -> None:
+    async with facade() as router, await router.client() as client:
+        client.send("admin", {"ping": 1}, flags=MORE_TO_COME)
+        client.send("db", {"insert": "c", "documents": [{}]}, flags=MORE_TO_COME)
+        last = client.send("admin", {"ping": 1})
+        assert (await client.receive()).response_to == last
+
+
+async def test_document_sequences_are_folded_into_the_command() -> None:
+    async with facade() as router, await router.client() as client:
+        command = {"aggregate": "c", "cursor": {}}
+        reply = await client.command("db", command, sequences={"pipeline": [{"$changeStream": {}}]})
+        assert reply["ok"] == 1
+        assert router.cursors.opened[0].collection == "c"
+
+
+async def test_compression_is_negotiated_and_used_as_the_client_uses_it() -> None:
+    async with facade() as router, await router.client() as client:
+        hello = await client.command("admin", {"hello": 1, "compression": ["lz4", "zlib"]})
+        assert hello["compression"] == ["zlib"]
+        assert (await client.command("admin", {"ping": 1}, compressed=True)).compressed
+        assert not (await client.command("admin", {"ping": 1})).compressed
+        assert not (await client.command("admin", {"hello": 1}, compressed=True)).compressed
+
+
+async def hello_version(client: RawClient) -> dict[str, Any]:
+    return (await client.command("admin", {"hello": 1}))["topologyVersion"]
+
+
+async def test_hello_waits_for_a_change_of_the_topology() -> None:
+    async with facade() as router, await router.client() as client:
+        version = await hello_version(client)
+        command = {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 60_000}
+        client.send("admin", command)
+        await until(lambda: router.node.counters.awaiting_hellos)
+        router.node.topology.advance()
+        reply = await client.receive()
+        assert reply["topologyVersion"]["counter"] == version["counter"] + 1
+        assert reply.flags == 0
+        # What is old already is answered at once.
+        assert (await client.command("admin", command))["ok"] == 1
+
+
+async def test_hello_streams_to_clients_that_take_it() -> None:
+    async with facade() as router, await router.client() as client:
+        version = await hello_version(client)
+        command = {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 5}
+        asked = client.send("admin", command, flags=EXHAUST_ALLOWED)
+        first = await client.receive()
+        second = await client.receive()
+        assert first.response_to == asked
+        assert second.response_to == first.request_id
+        assert first.flags == second.flags == MORE_TO_COME
+        router.node.topology.advance()
+        while (reply := await client.receive())["topologyVersion"] == version:
+            pass
+        assert reply["topologyVersion"]["counter"] == version["counter"] + 1
+        await router.listener.drain(1)
+        while (reply := await client.receive())["ok"]:
+            pass
+        assert (reply["code"], reply.flags) == (91, 0)
+        assert reply["topologyVersion"]["counter"] == version["counter"] + 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"maxAwaitTimeMS": 5}, 51760),
+        ({"topologyVersion": {"counter": Int64(0)}}, 51760),
+        ({"topologyVersion": {"counter": Int64(-1)}, "maxAwaitTimeMS": 5}, 51758),
+        ({"topologyVersion": {"counter": Int64(0)}, "maxAwaitTimeMS": -5}, 51759),
+        ({"topologyVersion": 5, "maxAwaitTimeMS": 5}, 14),
+    ],
+)
+async def test_hello_refuses_contradictions(fields: dict[str, Any], code: int) -> None:
+    async with facade() as router, await router.client() as client:
+        assert (await client.command("admin", {"hello": 1, **fields}))["code"] == code
+
+
+async def test_hello_from_the_future_is_refused() -> None:
+    async with facade() as router, await router.client() as client:
+        version = {**await hello_version(client), "counter": Int64(9)}
+        command = {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 5}
+        assert (await client.command("admin", command))["code"] == 51761
+
+
+async def test_old_drivers_say_hello_in_an_op_query() -> None:
+    async with facade() as router, await router.client() as client:
+        asked = client.send_query("admin.$cmd", {"ismaster": 1, "helloOk": True})
+        reply = await client.receive()
+        assert (reply.op_code, reply.response_to, reply["ismaster"]) == (1, asked, True)
+        client.send_query("admin.$cmd", {"find": "c"})
+        assert (await client.receive())["code"] == 352
+        client.send_query("db.c", {"a": 1})
+        reply = await client.receive()
+        assert reply.flags & 2
+        assert reply["code"] == 5739101
+
+
+def framed(body: bytes, op_code: int = 2013, length: int | None = None) -> bytes:
+    return struct.pack("<iiii", length or 16 + len(body), 7, 0, op_code) + body
+
+
+PING = b"\x0f\0\0\0\x10ping\0\1\0\0\0\0"
+BAD = {
+    "length below a header": framed(b"", length=15),
+    "length beyond the largest": framed(b"", length=48_000_001),
+    "negative length": framed(b"", length=-1),
+    "unknown opcode": framed(b"\0" * 8, 1234),
+    "legacy insert": framed(b"\0" * 32, 2002),
+    "no body": framed(b"\0\0\0\0"),
+    "unknown flag": framed(b"\x04\0\0\0\0" + PING),
+    "unknown section": framed(b"\0\0\0\0\5" + PING),
+    "two bodies": framed(b"\0\0\0\0\0" + PING + b"\0" + PING),
+    "body longer than the message": framed(b"\0\0\0\0\0\xff\0\0\0\x10ping\0\1\0\0\0\0"),
+    "wrong checksum": framed(b"\1\0\0\0\0" + PING + b"\0\0\0\0"),
+    "not BSON inside": framed(b"\0\0\0\0\0\x0f\0\0\0\x99ping\0\1\0\0\0\0"),
+    "a bomb": framed(struct.pack("<iiB", 2013, 2**30, 2) + b"x", 2012),
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_input_closes_its_connection_and_no_other(name: str) -> None:
+    async with facade() as router, await router.client() as good:
+        async with await router.client() as bad:
+            bad.send_bytes(BAD[name])
+            assert await bad.closed()
+        assert (await good.command("admin", {"ping": 1}))["ok"] == 1
+        assert router.node.counters.connections == 1
+
+
+async def test_a_command_without_database_is_refused() -> None:
+    async with facade() as router, await router.client() as client:
+        client.send_bytes(framed(b"\0\0\0\0\0" + PING))
+        assert (await client.receive())["code"] == 40571
+
+
+async def test_a_bug_in_a_command_is_an_error_for_its_client_only() -> None:
+    async with facade() as router, await router.client() as client:
+        router.node.cursors = None  # type: ignore[assignment]
+        reply = await client.command("db", WATCH)
+        assert (reply["code"], reply["codeName"]) == (1, "InternalError")
+        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
+
+
+async def test_connections_beyond_the_most_are_closed() -> None:
+    async with facade(max_connections=1) as router, await router.client() as client:
+        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
+        async with await router.client() as late:
+            assert await late.closed()
+
+
+async def test_draining_refuses_new_commands_and_lets_running_ones_end() -> None:
+    async with facade() as router, await router.client() as running, await router.client() as new:
+        cursor_id = await open_stream(running)
+        running.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
+        cursor = router.cursors.cursors[cursor_id]
+        await cursor.waiting.wait()
+        assert (await new.command("admin", {"ping": 1}))["ok"] == 1
+        draining = asyncio.create_task(router.listener.drain(30))
+        await until(lambda: router.node.topology.quiescing)
+        reply = await new.command("db", WATCH)
+        assert (reply["code"], reply["errorLabels"]) == (91, ["ResumableChangeStreamError"])
+        assert (await new.command("admin", {"hello": 1}))["code"] == 91
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", router.port)
+        cursor.put(event(1))
+        assert len((await running.receive())["cursor"]["nextBatch"]) == 1
+        await draining
+
+
+async def test_draining_interrupts_what_lasts_too_long() -> None:
+    async with facade() as router, await router.client() as client:
+        cursor_id = await open_stream(client)
+        client.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
+        await router.cursors.cursors[cursor_id].waiting.wait()
+        await router.listener.drain(0.01)
+        reply = await client.receive()
+        assert (reply["code"], reply["errorLabels"]) == (11600, ["ResumableChangeStreamError"])
+
+
+async def test_many_connections_leave_nothing_behind() -> None:
+    async with facade() as router:
+        before = len(asyncio.all_tasks())
+        for _ in range(5):
+            clients = [await router.client() for _ in range(40)]
+            for client in clients:
+                client.send("admin", {"ping": 1})
+            for client in clients:
+                await client.receive()
+                client.writer.transport.abort()
+            await until(lambda: not router.node.counters.connections)
+        assert len(asyncio.all_tasks()) == before
+        assert router.node.counters.connections_created == 200
+
+
+def kinds(router: Facade) -> dict[str, int]:
+    return {name: count for name, count in router.node.counters.by_kind.items() if count}
+
+
+async def test_commands_are_counted_by_kind() -> None:
+    async with facade() as router, await router.client() as client:
+        await client.command("db", {"insert": "c", "documents": []})
+        await client.command("db", {"getMore": Int64(5), "collection": "c"})
+        await client.command("admin", {"ping": 1})
+        assert kinds(router) == {"insert": 1, "getmore": 1, "command": 1}

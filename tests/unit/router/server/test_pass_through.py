@@ -1,0 +1,218 @@
+"""What is not ours goes to the upstream mongos as it came, and its answers come back so."""
+
+import asyncio
+from typing import Any
+
+import bson
+import pytest
+from bson import Int64
+from bson.timestamp import Timestamp
+
+from router.upstream_mongos import UpstreamMongos, parse_upstream
+from tests.harness.facade import facade
+from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME
+from tests.harness.scripted_server import Asked, scripted_server
+
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+async def answer_ok(asked: Asked) -> None:
+    if not asked.flags & MORE_TO_COME:
+        asked.reply({"you": "asked", "n": next(iter(asked.command)), "ok": 1.0})
+
+
+def upstream(port: int) -> UpstreamMongos:
+    return UpstreamMongos([("127.0.0.1", port)])
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_messages_pass_unchanged_but_for_their_ids() -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        documents = [{"_id": number, "pad": "x" * 1000} for number in range(2000)]
+        sent = {"insert": "c", "ordered": False, "lsid": {"id": b"1" * 16}, "txnNumber": Int64(3)}
+        reply = await client.command("db", sent, sequences={"documents": documents})
+        assert reply == {"you": "asked", "n": "insert", "ok": 1.0}
+        (asked,) = mongos.asked
+        assert asked.command == {**sent, "$db": "db"}
+        assert bson.encode(documents[-1]) in asked.frame
+        reply = await client.command("db", {"find": "c"}, compressed=True)
+        assert reply.compressed
+        assert reply["n"] == "find"
+        assert mongos.open == 1
+
+
+async def test_unacknowledged_writes_reach_the_upstream_in_order() -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        for number in range(3):
+            client.send("db", {"insert": "c", "n": number}, flags=MORE_TO_COME)
+        last = client.send("db", {"count": "c"})
+        assert (await client.receive()).response_to == last
+        assert [each.command.get("n") for each in mongos.asked] == [0, 1, 2, None]
+
+
+async def test_exhaust_replies_are_relayed_until_the_last() -> None:
+    async def script(asked: Asked) -> None:
+        first = asked.reply({"n": 1, "ok": 1.0}, flags=MORE_TO_COME)
+        asked.reply({"n": 2, "ok": 1.0}, response_to=first)
+
+    async with (
+        scripted_server(script) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        command = {"getMore": Int64(77), "collection": "c"}
+        asked = client.send("db", command, flags=EXHAUST_ALLOWED)
+        first, second = await client.receive(), await client.receive()
+        assert (first["n"], first.flags, first.response_to) == (1, MORE_TO_COME, asked)
+        assert (second["n"], second.flags, second.response_to) == (2, 0, first.request_id)
+
+
+async def test_cursors_go_on_where_they_were_opened() -> None:
+    async def script(asked: Asked) -> None:
+        lists = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
+        if "killCursors" in asked.command:
+            killed = asked.command["cursors"]
+            asked.reply({**dict.fromkeys(lists, []), "cursorsKilled": killed, "ok": 1.0})
+        else:
+            asked.reply({"cursor": {"id": Int64(77), "ns": "db.c", "nextBatch": []}, "ok": 1.0})
+
+    async with (
+        scripted_server(script) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        ours = (await client.command("db", WATCH))["cursor"]["id"]
+        theirs = Int64(77)
+        for cursor_id in (ours, theirs):
+            command = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
+            assert (await client.command("db", command))["cursor"]["id"] == cursor_id
+        assert mongos.names() == ["getMore"]
+        reply = await client.command("db", {"killCursors": "c", "cursors": [ours, theirs]})
+        assert reply["cursorsKilled"] == [ours, theirs]
+        assert mongos.asked[-1].command["cursors"] == [theirs]
+        reply = await client.command("db", {"killCursors": "c", "cursors": [theirs]})
+        assert reply["cursorsKilled"] == [theirs]
+
+
+async def test_plain_aggregates_pass_and_change_streams_do_not() -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        plain = {"aggregate": "c", "pipeline": [{"$match": {}}], "cursor": {}}
+        assert (await client.command("db", plain))["you"] == "asked"
+        assert "cursor" in await client.command("db", WATCH)
+        assert mongos.names() == ["aggregate"]
+
+
+async def test_ended_sessions_end_here_and_upstream() -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        await client.command("admin", {"startSession": 1})
+        sessions = [{"id": bson.Binary(b"s" * 16, 4)}]
+        await client.command("admin", {"endSessions": sessions})
+        await client.command("admin", {"refreshSessions": sessions})
+        assert mongos.names() == ["startSession", "endSessions", "refreshSessions"]
+        assert router.cursors.ended_sessions == [b"s" * 16]
+        assert router.cursors.refreshed_sessions == [b"s" * 16]
+
+
+async def test_cluster_times_of_replies_are_noted() -> None:
+    later = Timestamp(2_000_000_000, 5)
+
+    async def script(asked: Asked) -> None:
+        time = {"clusterTime": later, "signature": {"hash": b"\1" * 20, "keyId": Int64(9)}}
+        asked.reply({"ok": 1.0, "$clusterTime": time, "operationTime": later})
+
+    async with (
+        scripted_server(script) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        await client.command("db", {"insert": "c"})
+        reply = await client.command("admin", {"ping": 1})
+        assert reply["operationTime"] == later
+        assert reply["$clusterTime"]["signature"]["keyId"] == 9
+
+
+async def test_clients_gossip_the_cluster_time_within_reason() -> None:
+    async with facade() as router, await router.client() as client:
+        now = int(router.node.now().timestamp())
+        for seconds, known in ((now + 60, now + 60), (2**32 - 1, now + 60)):
+            time = {"clusterTime": Timestamp(seconds, 1), "signature": {}}
+            reply = await client.command("admin", {"ping": 1, "$clusterTime": time})
+            assert reply["operationTime"] == Timestamp(known, 1)
+
+
+async def test_an_unreachable_upstream_is_a_retriable_error() -> None:
+    async with scripted_server(answer_ok) as gone:
+        port = gone.port
+    async with facade(upstream(port)) as router, await router.client() as client:
+        reply = await client.command("db", {"insert": "c"})
+        assert (reply["code"], reply["codeName"]) == (6, "HostUnreachable")
+        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
+
+
+async def test_the_next_upstream_takes_over() -> None:
+    async with scripted_server(answer_ok) as gone:
+        dead = ("127.0.0.1", gone.port)
+    async with scripted_server(answer_ok) as mongos:
+        both = UpstreamMongos([dead, ("127.0.0.1", mongos.port)])
+        async with facade(both) as router, await router.client() as client:
+            assert (await client.command("db", {"insert": "c"}))["ok"] == 1
+
+
+async def test_an_upstream_that_breaks_off_breaks_the_client_s_connection() -> None:
+    async def script(asked: Asked) -> None:
+        asked.writer.transport.abort()
+
+    async with scripted_server(script) as mongos, facade(upstream(mongos.port)) as router:
+        async with await router.client() as client:
+            client.send("db", {"insert": "c"})
+            with pytest.raises(EOFError):
+                await client.receive()
+        async with await router.client() as client:
+            assert (await client.command("admin", {"ping": 1}))["ok"] == 1
+
+
+async def test_a_client_that_goes_ends_what_it_runs_upstream() -> None:
+    async def silence(asked: Asked) -> None:
+        pass
+
+    async with scripted_server(silence) as mongos, facade(upstream(mongos.port)) as router:
+        client = await router.client()
+        client.send("db", {"find": "c"})
+        await until(lambda: mongos.asked)
+        client.writer.close()
+        await until(lambda: not mongos.open)
+        assert not router.node.counters.connections
+
+
+async def test_without_upstream_its_commands_are_unknown() -> None:
+    async with facade() as router, await router.client() as client:
+        reply = await client.command("db", {"insert": "c"})
+        assert (reply["code"], reply["errmsg"]) == (59, "no such cmd: insert")
+
+
+def test_upstreams_are_named_by_uri() -> None:
+    assert parse_upstream("mongodb://a:1,b:2/") == (("a", 1), ("b", 2))
+    for bad in ("a:1", "mongodb://u:p@a:1", "mongodb://a:1/db", "mongodb://a:x"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse_upstream(bad)
