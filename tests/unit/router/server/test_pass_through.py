@@ -1,6 +1,5 @@
 """What is not ours goes to the upstream mongos as it came, and its answers come back so."""
 
-import asyncio
 from typing import Any
 
 import bson
@@ -12,6 +11,7 @@ from router.upstream_mongos import UpstreamMongos, parse_upstream
 from tests.harness.facade import facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME
 from tests.harness.scripted_server import Asked, scripted_server
+from tests.harness.until import until
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
@@ -23,12 +23,6 @@ async def answer_ok(asked: Asked) -> None:
 
 def upstream(port: int) -> UpstreamMongos:
     return UpstreamMongos([("127.0.0.1", port)])
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_messages_pass_unchanged_but_for_their_ids() -> None:
@@ -85,7 +79,7 @@ async def test_cursors_go_on_where_they_were_opened() -> None:
         lists = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
         if "killCursors" in asked.command:
             killed = asked.command["cursors"]
-            asked.reply({**dict.fromkeys(lists, []), "cursorsKilled": killed, "ok": 1.0})
+            asked.reply({**{name: [] for name in lists}, "cursorsKilled": killed, "ok": 1.0})
         else:
             asked.reply({"cursor": {"id": Int64(77), "ns": "db.c", "nextBatch": []}, "ok": 1.0})
 
