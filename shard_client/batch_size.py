@@ -1,6 +1,6 @@
 """How many events to ask for at a time, so that a batch has about the size wanted."""
 
-_FIRST = 1000
+_FIRST = 101
 _MOST = 100_000
 _MEMORY = 4
 

@@ -61,8 +61,8 @@ class RemoteSettings:
 class RemoteCursor:
     """Reads one cursor ahead over a connection of its own (docs/design.md, section 6).
 
-    The next ``getMore`` is sent as soon as a batch has arrived, unless paused. A failure that can be
-    resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
+    The next ``getMore`` is sent as soon as a batch has arrived, unless paused. A failure that can
+    be resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
     growing pauses, up to ``failure_timeout``; any other ends the cursor.
 
     ``dialer`` finds and connects the member to read from; ``opening`` gives the command.
@@ -226,6 +226,8 @@ class RemoteCursor:
                 body, timeout=self._await_ms / 1000 + self._settings.reply_timeout
             )
             batch = slice_cursor_reply(reply)
+            if not (batch.cursor_id or batch.invalidated):
+                raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:
                 self._failing_since = None
                 self._backoff.reset()
@@ -241,8 +243,6 @@ class RemoteCursor:
             self._cursor = None
         if not self._stopping:
             self._on_batch(batch)
-            if not batch.cursor_id and not batch.invalidated:
-                raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
 
     # Waiting that may be cut short by ``close``.
 

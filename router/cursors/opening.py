@@ -1,7 +1,7 @@
 """Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from bson.timestamp import Timestamp
@@ -14,7 +14,6 @@ from router.cursors.nudge import Nudger
 from router.cursors.upstream import Upstream, read_mode
 from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection
-from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 
@@ -39,8 +38,6 @@ async def open_upstream(
     CommandError, labelled as mongos would.
     """
     shards, read_at = await cluster.shards()
-    if request.passthrough_to_shard is not None:
-        shards = _only(request.passthrough_to_shard, shards)
     connections: dict[str, Connection] = {}
     try:
         if isinstance(request.start, AtTime):
@@ -49,7 +46,9 @@ async def open_upstream(
             start_at = request.start.token.cluster_time
         else:
             # Each hello tells its shard's time: what was written before now is left out.
-            await _connect_all(cluster, shards, read_mode(request), limits, connections)
+            only = request.passthrough_to_shard
+            asked = [shard for shard in shards if only in (None, shard)]
+            await _connect_all(cluster, asked, read_mode(request), limits, connections)
             start_at = next_tick(cluster.clock.time or Timestamp(0, 0))
         stream = MergedStream(
             request,
@@ -69,12 +68,6 @@ async def open_upstream(
         discard(upstream)
         raise
     return upstream
-
-
-def _only(shard: str, shards: Mapping[str, str]) -> Mapping[str, str]:
-    if shard not in shards:
-        raise CommandError(ErrorCode.ShardNotFound, f"Shard {shard} not found")
-    return {shard: shards[shard]}
 
 
 async def _connect_all(

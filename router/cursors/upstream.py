@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import structlog
+from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import (
@@ -20,7 +21,6 @@ from router.change_stream.request import StreamRequest
 from router.cursors.await_policy import AwaitPolicy
 from router.cursors.limits import StreamLimits
 from router.cursors.nudge import Nudger
-from router.merge.merger import MergeOrderError
 from shard_client.connection import Connection
 from shard_client.cursor_reply import CursorBatch
 from shard_client.error_codes import ErrorCode
@@ -29,11 +29,24 @@ from shard_client.remote_cursor import Opening, RemoteCursor
 
 log = structlog.get_logger()
 
+_NUDGE_AGAIN = 0.1
+"""Seconds after which a nudge that has not shown in a promise is repeated."""
+
 
 class _Remote:
     """One remote: where it is, its cursor, and how it is being asked."""
 
-    __slots__ = ("cursor", "host", "nudged", "opened", "policy", "target", "topology")
+    __slots__ = (
+        "cursor",
+        "host",
+        "nudge_again",
+        "nudged",
+        "nudged_past",
+        "opened",
+        "policy",
+        "target",
+        "topology",
+    )
 
     def __init__(self, action: OpenRemote, policy: AwaitPolicy) -> None:
         self.target = action.target
@@ -43,6 +56,8 @@ class _Remote:
         self.cursor: RemoteCursor | None = None
         self.opened = False
         self.nudged = False
+        self.nudged_past = Timestamp(0, 0)
+        self.nudge_again = 0.0
 
 
 class Upstream:
@@ -115,6 +130,11 @@ class Upstream:
                 if remote.cursor is not None and remote.cursor.paused and self._may_read(number):
                     remote.cursor.resume()
         return taken
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of events that were received and not handed out yet, over all remotes."""
+        return sum(map(self._stream.buffered_bytes, self._remotes))
 
     async def wait(self, timeout: float) -> None:
         """Wait until something is ready, ``wake`` is called, or ``timeout`` seconds have passed."""
@@ -218,7 +238,7 @@ class Upstream:
             return
         try:
             actions = self._stream.batch_arrived(number, batch)
-        except (MergeOrderError, ProtocolError) as error:
+        except ProtocolError as error:
             failure = CommandError(ErrorCode.InternalError, str(error))
             self._remote_failed(number, failure, None)
             return
@@ -283,8 +303,8 @@ class Upstream:
         ahead = self._limits.batch_target_bytes
         if buffered + ahead > self._limits.remote_buffer_bytes:
             return False
-        total = sum(map(self._stream.buffered_bytes, self._remotes))
-        return total + ahead * len(self._remotes) <= self._limits.stream_buffer_bytes
+        wanted = self.buffered_bytes + ahead * len(self._remotes)
+        return wanted <= self._limits.stream_buffer_bytes
 
     def _touch(self) -> None:
         """Somebody reads: keep the remotes going for a while."""
@@ -302,14 +322,18 @@ class Upstream:
             return
         for waiting in self._stream.lagging:
             remote = self._remotes.get(waiting.remote)
-            if remote is None or remote.nudged or not remote.opened:
+            if remote is None or remote.nudged:
+                continue
+            if waiting.latest <= remote.nudged_past and self._loop.time() < remote.nudge_again:
                 continue
             remote.nudged = True
+            remote.nudged_past = waiting.latest
             done = partial(self._nudged, remote)
             self._nudger.nudge(remote.target, remote.host, waiting.latest, done)
 
     def _nudged(self, remote: _Remote) -> None:
         remote.nudged = False
+        remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
         remote.policy.nudged()
         if remote.cursor is not None:
             remote.cursor.set_await(self._limits.await_gate)

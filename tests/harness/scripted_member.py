@@ -1,0 +1,269 @@
+"""A scripted replica set of one member: an oplog in a list, cursors, faults on demand.
+
+Far less than the embedded mongod, so that tests of the router's cursors say exactly what a shard
+does, and when.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+from bson import Int64, Timestamp
+
+from shard_client.errors import ProtocolError
+from shard_client.frames import OP_MSG, build_msg, build_op_reply, frame_length, parse_message
+
+UUID_HEX = "5A1004" + "11" * 16
+_START = Timestamp(100, 1)
+
+
+def event_token(ts: Timestamp, number: int = 1) -> str:
+    """The version 1 token of an insert of ``{_id: number}`` (docs/protocol.md, section 3)."""
+    digits = f"2B{number << 1:02X}" if number < 128 else f"2C{number << 1:04X}"
+    time = f"{ts.time:08X}{ts.inc:08X}"
+    return f"82{time}2B022C0100296E{UUID_HEX}46645F696400{digits}0004"
+
+
+def mark_token(ts: Timestamp) -> str:
+    """The version 1 high water mark of ``ts``."""
+    return f"82{ts.time:08X}{ts.inc:08X}2B0229296E04"
+
+
+@dataclass
+class _Cursor:
+    cursor_id: int
+    namespace: str
+    after: str
+    killed: bool = False
+    busy: bool = False
+
+
+@dataclass
+class ScriptedMember:
+    """One member. ``entries`` is its oplog: (cluster time, event or None for a no-op)."""
+
+    set_name: str
+    documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    primary: bool = True
+    notes: bool = True
+    wire_version: int = 17
+    now: Timestamp = _START
+    port: int = 0
+    entries: list[tuple[Timestamp, dict[str, Any] | None]] = field(default_factory=list)
+    cursors: dict[int, _Cursor] = field(default_factory=dict)
+    commands: Counter[str] = field(default_factory=Counter)
+    opened: list[dict[str, Any]] = field(default_factory=list)
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    failures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    hang: set[str] = field(default_factory=set)
+    _ids: int = 1000
+    _server: asyncio.Server | None = None
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, port: int = 0) -> "ScriptedMember":
+        """Listen on loopback."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        """Stop listening and cut all connections."""
+        if self._server is not None:
+            self._server.close()
+            self.cut()
+            self._server = None
+
+    def cut(self) -> None:
+        """Cut all connections."""
+        for writer in list(self.writers):
+            writer.transport.abort()
+
+    @property
+    def host(self) -> str:
+        """The host string of config.shards."""
+        return f"{self.set_name}/127.0.0.1:{self.port}"
+
+    def insert(self, ts: Timestamp | int, number: int = 1, **fields: Any) -> str:
+        """Write an event; return its token."""
+        if isinstance(ts, int):
+            ts = Timestamp(ts, 1)
+        token = event_token(ts, number)
+        event = {"_id": {"_data": token}, "operationType": "insert", "clusterTime": ts}
+        event |= {"fullDocument": {"_id": number}, **fields}
+        self._append(ts, event)
+        return token
+
+    def noop(self, ts: Timestamp | int) -> None:
+        """Write a no-op."""
+        self._append(Timestamp(ts, 1) if isinstance(ts, int) else ts, None)
+
+    def _append(self, ts: Timestamp, event: dict[str, Any] | None) -> None:
+        self.now = max(self.now, ts)
+        self.entries.append((ts, event))
+        if event is not None:
+            self._moved.set()
+            self._moved = asyncio.Event()
+
+    def fail(self, command: str, code: int, message: str = "scripted", times: int = 1) -> None:
+        """Have the next ``command`` answer with an error."""
+        error = {"ok": 0.0, "errmsg": message, "code": code, "codeName": "Scripted"}
+        self.failures.setdefault(command, []).extend([error] * times)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)
+        try:
+            while True:
+                head = await reader.readexactly(4)
+                frame = head + await reader.readexactly(frame_length(head) - 4)
+                message = parse_message(frame)
+                command = message.payload.document()
+                if next(iter(command)) in self.hang:
+                    self.commands[next(iter(command))] += 1
+                    await reader.read()
+                    return
+                reply = bson.encode(await self._answer(command))
+                if message.op_code == OP_MSG:
+                    writer.write(build_msg(reply, request_id=1, response_to=message.request_id))
+                else:
+                    ids = {"request_id": 1, "response_to": message.request_id}
+                    writer.write(build_op_reply(reply, **ids))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        name = next(iter(command))
+        self.commands[name] += 1
+        if "$clusterTime" in command:
+            self.now = max(self.now, command["$clusterTime"]["clusterTime"])
+        if self.failures.get(name):
+            return {**self.failures[name].pop(0), **self._times()}
+        handler = getattr(self, f"_{name.lower()}", None)
+        if handler is None:
+            return {"ok": 0.0, "errmsg": f"no such command: '{name}'", "code": 59}
+        reply = await handler(command)
+        return {"ok": 1.0, **reply, **self._times()}
+
+    def _times(self) -> dict[str, Any]:
+        signature = {"hash": bytes(20), "keyId": Int64(0)}
+        return {
+            "$clusterTime": {"clusterTime": self.now, "signature": signature},
+            "operationTime": self.entries[-1][0] if self.entries else Timestamp(1, 1),
+        }
+
+    async def _hello(self, command: dict[str, Any]) -> dict[str, Any]:
+        if "topologyVersion" in command:
+            await asyncio.sleep(command.get("maxAwaitTimeMS", 0) / 1000)
+        me = f"127.0.0.1:{self.port}"
+        return {
+            "isWritablePrimary": self.primary,
+            "ismaster": self.primary,
+            "secondary": not self.primary,
+            "helloOk": True,
+            "setName": self.set_name,
+            "setVersion": 1,
+            "hosts": [me],
+            "me": me,
+            **({"primary": me} if self.primary else {}),
+            "maxBsonObjectSize": 16777216,
+            "maxMessageSizeBytes": 48000000,
+            "maxWriteBatchSize": 100000,
+            "minWireVersion": 0,
+            "maxWireVersion": self.wire_version,
+        }
+
+    _ismaster = _hello
+
+    async def _ping(self, command: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    async def _find(self, command: dict[str, Any]) -> dict[str, Any]:
+        found = self.documents.get(command["find"], [])
+        namespace = f"{command['$db']}.{command['find']}"
+        return {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}
+
+    async def _appendoplognote(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not self.notes:
+            return {"ok": 0.0, "errmsg": "not authorized", "code": 13}
+        last = self.entries[-1][0] if self.entries else Timestamp(1, 1)
+        if last >= command["maxClusterTime"]:
+            return {"ok": 0.0, "errmsg": "stale", "code": 209, "codeName": "StaleClusterTime"}
+        top = max(self.now, last)
+        self.noop(Timestamp(top.time, top.inc + 1))
+        return {}
+
+    async def _aggregate(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not self.primary:
+            return {"ok": 0.0, "errmsg": "not primary", "code": 10107}
+        self.opened.append(command)
+        options = command["pipeline"][0]["$changeStream"]
+        token = options.get("resumeAfter") or options.get("startAfter")
+        start = token["_data"] if token else mark_token(options["startAtOperationTime"])
+        collection = command["aggregate"]
+        collection = "$cmd.aggregate" if collection == 1 else collection
+        self._ids += 1
+        cursor = _Cursor(self._ids, f"{command['$db']}.{collection}", start)
+        self.cursors[cursor.cursor_id] = cursor
+        return {
+            "cursor": {
+                "firstBatch": [],
+                "postBatchResumeToken": {"_data": start},
+                "id": Int64(cursor.cursor_id),
+                "ns": cursor.namespace,
+            }
+        }
+
+    async def _getmore(self, command: dict[str, Any]) -> dict[str, Any]:
+        number = command["getMore"]
+        cursor = self.cursors.get(number)
+        if cursor is None:
+            return {"ok": 0.0, "errmsg": f"cursor id {number} not found", "code": 43}
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + command["maxTimeMS"] / 1000
+        while True:
+            moved = self._moved
+            found = self._beyond(cursor.after)
+            if found:
+                break
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await moved.wait()
+            except TimeoutError:
+                found = self._beyond(cursor.after)
+                break
+            if number not in self.cursors:
+                return {"ok": 0.0, "errmsg": "killed", "code": 237}
+        batch = found[: command["batchSize"]]
+        last = batch[-1]["_id"]["_data"] if batch else cursor.after
+        if len(batch) == len(found) and self.entries:
+            last = max(last, mark_token(self.entries[-1][0]))
+        cursor.after = max(cursor.after, last)
+        closed = bool(batch) and batch[-1]["operationType"] == "invalidate"
+        if closed:
+            del self.cursors[number]
+        reply = {
+            "nextBatch": batch,
+            "postBatchResumeToken": {"_data": cursor.after},
+            "id": Int64(0 if closed else number),
+            "ns": cursor.namespace,
+        }
+        return {"cursor": reply | ({"invalidated": True} if closed else {})}
+
+    def _beyond(self, token: str) -> list[dict[str, Any]]:
+        events = [event for _, event in self.entries if event is not None]
+        found = [event for event in events if event["_id"]["_data"] > token]
+        for index, event in enumerate(found):
+            if event["operationType"] == "invalidate":
+                return found[: index + 1]
+        return found
+
+    async def _killcursors(self, command: dict[str, Any]) -> dict[str, Any]:
+        killed = [number for number in command["cursors"] if self.cursors.pop(number, None)]
+        self._moved.set()
+        self._moved = asyncio.Event()
+        return {"cursorsKilled": killed, "cursorsNotFound": []}

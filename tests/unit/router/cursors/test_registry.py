@@ -1,0 +1,228 @@
+"""Merged cursors over scripted shards: reading, waiting, ownership, the end."""
+
+import asyncio
+
+import bson
+import pytest
+from bson import Timestamp
+
+from router.cursors.registry import Owner
+from shard_client.errors import CommandError
+from tests.harness.scripted_member import mark_token
+from tests.unit.router.cursors.conftest import (
+    OWNER,
+    ScriptedCluster,
+    numbers,
+    read_until,
+    stream,
+    until,
+)
+
+
+async def test_the_first_batch_is_empty_with_the_starting_point(cluster: ScriptedCluster):
+    cluster.shards["s0"].insert(101, 1)
+    cursor, first = await cluster.registry().open(stream(), OWNER)
+    assert first.events == []
+    assert first.cursor_id == cursor.cursor_id > 0
+    assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(100, 1))}
+    assert cursor.namespace == "db.$cmd.aggregate"
+
+
+async def test_events_of_all_shards_come_in_order(cluster: ScriptedCluster):
+    names = ["s0", "s2", "s1", "s1", "s0", "s2"]
+    for n, name in enumerate(names):
+        cluster.shards[name].insert(101 + n, n)
+    cluster.noop(120)
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    assert await read_until(cursor, 6) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_batch_size_bounds_a_batch_and_zero_means_no_bound(cluster: ScriptedCluster):
+    for n in range(6):
+        cluster.shards["s0"].insert(101 + n, n)
+    cluster.noop(120)
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    assert numbers(await cursor.next_batch(2, 2)) == [0, 1]
+    rest: list[int] = []
+    while len(rest) < 4:
+        rest += numbers(await cursor.next_batch(0, 2))
+    assert rest == [2, 3, 4, 5]
+
+
+async def test_no_event_passes_a_silent_shard(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    cluster.shards["s0"].insert(101, 1)
+    assert (await cursor.next_batch(None, 0.1)).events == []
+    for name in ("s1", "s2"):
+        cluster.shards[name].noop(102)
+    assert (await cursor.next_batch(None, 0.1)).events == []
+    cluster.config.noop(102)
+    assert numbers(await cursor.next_batch(None, 1)) == [1]
+
+
+async def test_the_token_of_an_idle_stream_moves(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    cluster.noop(110)
+    batch = await cursor.next_batch(None, 0.1)
+    assert batch.events == []
+    assert bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(110, 1))}
+
+
+async def test_waiting_ends_as_soon_as_an_event_is_ready(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    waiting = asyncio.create_task(cursor.next_batch(None, 30))
+    await asyncio.sleep(0)
+    cluster.shards["s1"].insert(101, 7)
+    cluster.noop(102)
+    async with asyncio.timeout(5):
+        assert numbers(await waiting) == [7]
+
+
+async def test_a_stream_from_now_leaves_out_the_past(cluster: ScriptedCluster):
+    cluster.shards["s0"].insert(140, 1)
+    cluster.shards["s1"].insert(150, 2)
+    cursor, first = await cluster.registry().open(stream(None), OWNER)
+    assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(150, 2))}
+    opened = [member.opened[0] for member in cluster.shards.values()]
+    gossiped = {command["$clusterTime"]["clusterTime"] for command in opened}
+    assert gossiped == {Timestamp(150, 1)}, "shards must write beyond the start from now on"
+    cluster.shards["s0"].insert(151, 3)
+    cluster.noop(152)
+    assert await read_until(cursor, 1) == [3]
+
+
+async def test_closing_leaves_nothing_on_the_shards(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    assert cluster.open_cursors == 4
+    result = registry.kill([cursor.cursor_id, 5], OWNER)
+    assert result == ([cursor.cursor_id], [5], [], [])
+    await registry.close()
+    assert cluster.open_cursors == 0
+    await cluster.clusters[0].close()
+    await until(lambda: not any(member.writers for member in cluster.members))
+
+
+async def test_unknown_cursor(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    with pytest.raises(CommandError, match=r"Cursor not found \(id: 12345\)\.") as failure:
+        async with registry.checkout(12345, OWNER):
+            pass
+    assert failure.value.code == 43
+
+
+async def test_a_cursor_serves_one_at_a_time(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    async with registry.checkout(cursor.cursor_id, OWNER):
+        with pytest.raises(CommandError) as failure:
+            async with registry.checkout(cursor.cursor_id, OWNER):
+                pass
+        assert failure.value.code == 143
+    async with registry.checkout(cursor.cursor_id, OWNER) as again:
+        assert again is cursor
+
+
+@pytest.mark.parametrize(
+    ("made_by", "used_by", "code"),
+    [
+        (Owner(), Owner(b"a" * 16), 50799),
+        (Owner(b"a" * 16), Owner(), 50800),
+        (Owner(b"a" * 16), Owner(b"b" * 16), 50801),
+        (Owner(None, "admin.anna"), Owner(None, "admin.ben"), 13),
+    ],
+)
+async def test_another_sessions_or_users_cursor(
+    cluster: ScriptedCluster, made_by: Owner, used_by: Owner, code: int
+):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), made_by)
+    with pytest.raises(CommandError) as failure:
+        async with registry.checkout(cursor.cursor_id, used_by):
+            pass
+    assert failure.value.code == code
+    assert cursor.cursor_id in registry
+
+
+async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+
+    async def get_more() -> None:
+        async with registry.checkout(cursor.cursor_id, OWNER) as held:
+            await held.next_batch(None, 60)
+
+    task = asyncio.create_task(get_more())
+    await asyncio.sleep(0.01)
+    registry.kill([cursor.cursor_id], OWNER)
+    with pytest.raises(CommandError) as failure:
+        await task
+    assert failure.value.code == 237
+    assert len(registry) == 0
+
+
+async def test_a_cancelled_get_more_takes_the_cursor_down(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+
+    async def get_more() -> None:
+        async with registry.checkout(cursor.cursor_id, OWNER) as held:
+            await held.next_batch(None, 60)
+
+    task = asyncio.create_task(get_more())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait({task})
+    assert cursor.cursor_id not in registry
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_cancelled_opening_leaves_nothing(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cluster.shards["s1"].hang.add("aggregate")
+    task = asyncio.create_task(registry.open(stream(), OWNER))
+    await until(lambda: cluster.shards["s1"].commands["aggregate"])
+    task.cancel()
+    await asyncio.wait({task})
+    await registry.close()
+    assert cluster.open_cursors == 0
+    await cluster.clusters[0].close()
+    await until(lambda: not cluster.shards["s1"].writers)
+
+
+async def test_session_end_kills_its_cursors(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    mine, _ = await registry.open(stream(), Owner(b"a" * 16))
+    other, _ = await registry.open(stream(), Owner(b"b" * 16))
+    registry.end_sessions([b"a" * 16])
+    assert mine.cursor_id not in registry
+    assert other.cursor_id in registry
+
+
+async def test_idle_cursors_time_out_by_session_or_alone(cluster: ScriptedCluster):
+    registry = cluster.registry(cursor_timeout=0.05, session_timeout=30)
+    alone, _ = await registry.open(stream(), OWNER)
+    in_session, _ = await registry.open(stream(), Owner(b"a" * 16))
+    await until(lambda: alone.cursor_id not in registry)
+    assert in_session.cursor_id in registry
+
+
+async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    shard = cluster.shards["s0"]
+    shard.insert(101, 1)
+    token = shard.insert(102, 2).replace("0100296E", "01002 96F".replace(" ", ""))
+    shard.entries[-1][1].update({"_id": {"_data": token}, "operationType": "invalidate"})
+    cluster.noop(110)
+    cursor, _ = await registry.open(stream(), OWNER)
+    found = await read_until(cursor, 2)
+    assert found == [1, 2]
+    async with registry.checkout(cursor.cursor_id, OWNER) as held:
+        last = await held.next_batch(None, 1)
+    assert last.cursor_id == 0
+    assert last.events == []
+    assert bson.decode(last.pbrt) == {"_data": token}
+    assert cursor.cursor_id not in registry
+    await registry.close()
+    assert cluster.open_cursors == 0
