@@ -1,29 +1,54 @@
 """An embedded mongod: a replica set of one member, in memory."""
 
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from random import Random
 from typing import Any, Literal
 
+import structlog
 from bson.binary import Binary
+from bson.int64 import Int64
+from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
+from embedded.commands import dispatch
+from embedded.cursors import CursorTable
+from embedded.errors import no_such_transaction
+from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
-from embedded.storage.bson_values import Document
+from embedded.server import Server
+from embedded.sessions import SessionTable
+from embedded.storage.bson_values import Document, id_key
 from embedded.storage.catalog import Catalog
+from embedded.storage.collection import ID_INDEX, Collection
+from embedded.transactions import Transaction
+from shard_client.errors import CommandError
+
+log = structlog.get_logger()
 
 Role = Literal["shardsvr", "configsvr"]
 
+_VERSIONS = {1: ("6.0.15", 17), 2: ("7.0.14", 21)}
+
 
 class Mongod:
-    """One member that is always primary of its replica set ``set_name``."""
+    """One member that is always primary of its replica set.
 
-    name: str
-    role: Role
-    set_name: str
-    token_version: int
-    clock: LogicalClock
-    oplog: Oplog
-    catalog: Catalog
+    Args:
+        name: for logs, and the set's name unless ``set_name`` is given.
+        role: of the sharded cluster.
+        set_name: the replica set's name.
+        token_version: 1 behaves as 6.0, 2 as 7.0 (docs/protocol.md, section 3).
+        oplog_size: entries that the oplog holds.
+        noop_interval: seconds without a write after which a no-op is logged; 0 for never.
+        clock: the logical clock, to be shared; by default one of its own.
+        wall: the wall clock, in seconds since 1970.
+        random: where UUIDs and cursor ids come from.
+    """
 
     def __init__(
         self,
@@ -35,46 +60,127 @@ class Mongod:
         oplog_size: int = 200_000,
         noop_interval: float = 10.0,
         clock: LogicalClock | None = None,
-    ) -> None: ...
+        wall: Callable[[], float] = time.time,
+        random: Random | None = None,
+    ) -> None:
+        self.name = name
+        self.role: Role = role
+        self.set_name = set_name or name
+        self.token_version = token_version
+        self.version, self.wire_version = _VERSIONS[token_version]
+        self.noop_interval = noop_interval
+        self.wall = wall
+        self._random = random or Random()
+        self.clock = clock or LogicalClock(wall)
+        self.oplog = Oplog(oplog_size)
+        self.journal = Journal(self.clock, self.oplog, wall)
+        self.catalog = Catalog(self.new_uuid)
+        self.cursors = CursorTable(self._random)
+        self.sessions = SessionTable()
+        process_id = ObjectId(self._random.randbytes(12))
+        self.topology_version = {"processId": process_id, "counter": Int64(6)}
+        self._server = Server(self)
+        self._noops: asyncio.Task[None] | None = None
+        self.append_noop({"msg": "initiating set"})
 
     async def start(self, port: int = 0) -> None:
-        """Listen on 127.0.0.1."""
+        """Listen on 127.0.0.1, on a free port when ``port`` is 0."""
+        await self._server.start(port)
+        if self.noop_interval > 0:
+            self._noops = asyncio.create_task(self._write_noops(), name=f"noops of {self.name}")
+        log.info("member listens", member=self.name, role=self.role, port=self.address[1])
 
     async def stop(self) -> None:
-        """Close everything."""
+        """End all connections, cursors and transactions."""
+        if self._noops is not None:
+            self._noops.cancel()
+            await asyncio.gather(self._noops, return_exceptions=True)
+            self._noops = None
+        await self._server.stop()
+        self.cursors.close()
+        for session in self.sessions:
+            if session.transaction is not None and session.transaction.is_open:
+                self.journal.abort(session.transaction)
 
     @property
     def address(self) -> tuple[str, int]:
-        """host, port."""
-        raise NotImplementedError
+        """The host and port that it listens on."""
+        return self._server.address
 
     @property
     def host_string(self) -> str:
-        """``set/127.0.0.1:port``, as config.shards has it."""
-        raise NotImplementedError
+        """``set/host:port``, as config.shards has it."""
+        host, port = self.address
+        return f"{self.set_name}/{host}:{port}"
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return self._server.connections
+
+    def now(self) -> datetime:
+        """The wall clock as a BSON date, in UTC without a zone."""
+        moment = datetime.fromtimestamp(self.wall(), UTC).replace(tzinfo=None)
+        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+    def new_uuid(self) -> Binary:
+        """Return a new random UUID."""
+        value = bytearray(self._random.randbytes(16))
+        value[6] = (value[6] & 0x0F) | 0x40
+        value[8] = (value[8] & 0x3F) | 0x80
+        return Binary(bytes(value), 4)
+
+    # commands
 
     async def run_command(self, database: str, command: Document, client: Client) -> Document:
         """Answer one command with a whole reply, errors included as ``ok: 0``.
 
         Gossips: takes ``$clusterTime`` in, puts ``$clusterTime`` and ``operationTime`` on replies.
         """
-        raise NotImplementedError
+        self._hear(command)
+        try:
+            reply = await self.execute(database, command, client)
+            reply["ok"] = 1.0
+        except CommandError as error:
+            reply = error.to_reply()
+        last = self.oplog.last_ts or self.clock.time
+        reply["lastCommittedOpTime"] = last
+        reply["$clusterTime"] = self.clock.document()
+        reply["operationTime"] = last
+        return reply
+
+    def _hear(self, command: Document) -> None:
+        heard = command.get("$clusterTime")
+        if isinstance(heard, dict) and isinstance(heard.get("clusterTime"), Timestamp):
+            self.clock.advance(heard["clusterTime"])
 
     async def execute(self, database: str, command: Document, client: Client) -> Document:
-        """Like ``run_command``, but raises CommandError and leaves the gossip out."""
-        raise NotImplementedError
+        """Answer one command; raises CommandError, and leaves the gossip to the caller."""
+        return await dispatch.execute(self, database, command, client)
+
+    def connection_closed(self, client: Client) -> None:
+        """A client is gone; its cursors and sessions stay, as on a server."""
 
     # what change streams read
 
     def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
-        """Return the current document with this key from the collection with this UUID (and ns)."""
-        raise NotImplementedError
+        """Return the present document of that key; None when it, or the collection, is gone.
+
+        With ``uuid`` the collection is the one of that UUID, whatever its name is now.
+        """
+        collection = self.catalog.get(ns) if uuid is None else self.catalog.by_uuid(uuid)
+        if collection is None:
+            return None
+        return collection.get(id_key(document_key["_id"]))
 
     def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
-        """Return the document before the change logged at ``ts`` (the n-th operation of it)."""
-        raise NotImplementedError
+        """Return the document before the change that the entry at ``ts`` logged.
 
-    # what the embedded mongos uses, without waiting in between
+        ``apply_ops_index`` is the operation's place in that entry's ``applyOps``.
+        """
+        return self.journal.images.get(uuid, ts, apply_ops_index)
+
+    # what the embedded mongos does besides commands, without waiting in between
 
     def append_noop(
         self,
@@ -85,25 +191,95 @@ class Mongod:
         o2: Document | None = None,
         from_migrate: bool = False,
     ) -> OplogEntry:
-        """Log a no-op entry (periodic no-op, oplog note, shardCollection's event...)."""
-        raise NotImplementedError
+        """Log a no-op: a message, or with ``o2`` what change streams show as an event."""
+        fields: dict[str, Any] = {"op": "n", "ns": ns}
+        if uuid is not None:
+            fields["ui"] = uuid
+        fields["o"] = o
+        if o2 is not None:
+            fields["o2"] = o2
+        return self.journal.log(fields, from_migrate=from_migrate)
+
+    def create_collection(
+        self,
+        database: str,
+        name: str,
+        options: Document | None = None,
+        *,
+        uuid: Binary | None = None,
+        from_migrate: bool = False,
+    ) -> Collection:
+        """Create a collection and log it; raises NamespaceExists."""
+        collection = self.catalog.create(database, name, options, uuid)
+        o = {"create": name, **collection.options, "idIndex": dict(ID_INDEX)}
+        self.journal.log_command(database, o, uuid=collection.uuid, from_migrate=from_migrate)
+        return collection
+
+    def drop_collection(self, collection: Collection, *, from_migrate: bool = False) -> None:
+        """Drop a collection and log it."""
+        self.journal.log_command(
+            collection.database,
+            {"drop": collection.name},
+            uuid=collection.uuid,
+            o2={"numRecords": len(collection)},
+            from_migrate=from_migrate,
+        )
+        self.catalog.drop(collection)
 
     def set_shard_key(self, ns: str, fields: tuple[str, ...]) -> None:
-        """Make ``fields`` the shard key of a collection (documentKey from now on)."""
+        """Make ``fields`` the shard key, which leads document keys from now on.
+
+        Raises NamespaceNotFound.
+        """
+        self.catalog.require(ns).shard_key = fields
 
     def prepare_transaction(self, lsid: dict[str, Any], txn_number: int) -> Timestamp:
-        """Prepare; returns the prepare timestamp. Raises NoSuchTransaction."""
-        raise NotImplementedError
+        """Prepare for a commit over several shards; returns the prepare timestamp.
+
+        Raises NoSuchTransaction when it is not in progress.
+        """
+        transaction = self._transaction(lsid, txn_number)
+        if transaction.state == "prepared" and transaction.prepared_at is not None:
+            return transaction.prepared_at
+        if transaction.state != "in progress":
+            raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")
+        return self.journal.prepare(transaction)
 
     def commit_transaction(
         self, lsid: dict[str, Any], txn_number: int, commit_time: Timestamp | None = None
     ) -> Timestamp:
-        """Commit, prepared or not, at ``commit_time`` (default: a new tick); returns it.
+        """Commit, prepared or not; returns the cluster time of the commit.
 
-        ``commit_time`` must be newer than this member's last oplog entry: take it from
-        ``clock.tick()`` and commit on all shards without awaiting in between.
+        ``commit_time``, when given, must be newer than this member's last oplog entry; otherwise
+        it is a new tick. Committing again is fine. Raises NoSuchTransaction.
         """
-        raise NotImplementedError
+        transaction = self._transaction(lsid, txn_number)
+        if transaction.state == "aborted":
+            raise no_such_transaction(f"Transaction {txn_number} has been aborted.")
+        if transaction.committed_at is not None:
+            return transaction.committed_at
+        return self.journal.commit(transaction, commit_time)
 
     def abort_transaction(self, lsid: dict[str, Any], txn_number: int) -> None:
-        """Abort; unknown or finished: NoSuchTransaction."""
+        """Abort; raises NoSuchTransaction when it is finished or unknown."""
+        transaction = self._transaction(lsid, txn_number)
+        if not transaction.is_open:
+            raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")
+        self.journal.abort(transaction)
+
+    def _transaction(self, lsid: dict[str, Any], txn_number: int) -> Transaction:
+        session = self.sessions.get(lsid)
+        transaction = session.transaction
+        if transaction is None or transaction.txn_number != txn_number:
+            raise no_such_transaction(
+                f"Given transaction number {txn_number} does not match any in-progress "
+                f"transactions. The active transaction number is {session.txn_number}"
+            )
+        return transaction
+
+    async def _write_noops(self) -> None:
+        while True:
+            before = self.oplog.last_ts
+            await asyncio.sleep(self.noop_interval)
+            if self.oplog.last_ts == before:
+                self.append_noop({"msg": "periodic noop"})

@@ -1,9 +1,34 @@
 """The listening side of an embedded server: frames in, ``run_command``, frames out."""
 
+import asyncio
+from itertools import count
 from typing import Protocol
 
+import structlog
+
 from embedded.clients import Client
-from embedded.storage.bson_values import Document
+from embedded.storage.bson_values import Document, without_dbrefs
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.frames import (
+    EXHAUST_ALLOWED,
+    HEADER_SIZE,
+    MORE_TO_COME,
+    Message,
+    OpMsg,
+    OpQuery,
+    build_msg,
+    build_op_reply,
+    compress_frame,
+    encode,
+    frame_length,
+    parse_message,
+)
+
+log = structlog.get_logger()
+
+_MAX_CONNECTIONS = 4_000
+_MAX_WAITING_FRAMES = 64
+_HELLOS = frozenset({"hello", "isMaster", "ismaster"})
 
 
 class CommandHandler(Protocol):
@@ -21,17 +46,211 @@ class CommandHandler(Protocol):
 
 
 class Server:
-    """Listen on one port of 127.0.0.1 and serve ``handler`` to every connection."""
+    """Listen on one port of 127.0.0.1 and serve ``handler`` to every connection.
 
-    def __init__(self, handler: CommandHandler) -> None: ...
+    Each connection's commands run one after the other, each connection in a task that ends with
+    it. A client that breaks the protocol loses its connection; the others go on.
+    """
+
+    def __init__(self, handler: CommandHandler) -> None:
+        self._handler = handler
+        self._listening: asyncio.Server | None = None
+        self._open: set[_Connection] = set()
+        self._numbers = count(1)
 
     async def start(self, port: int = 0) -> None:
         """Listen; port 0 picks a free one."""
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._accept, "127.0.0.1", port)
 
     async def stop(self) -> None:
         """Stop listening, end all connections and their commands."""
+        if self._listening is not None:
+            self._listening.close()
+        tasks = [task for connection in list(self._open) if (task := connection.abort())]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listening is not None:
+            await self._listening.wait_closed()
 
     @property
     def address(self) -> tuple[str, int]:
-        """host, port."""
-        raise NotImplementedError
+        """The host and port that it listens on; RuntimeError before ``start``."""
+        if self._listening is None or not self._listening.sockets:
+            raise RuntimeError("the server does not listen")
+        host, port = self._listening.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def _accept(self) -> "_Connection":
+        return _Connection(self._handler, next(self._numbers), self._open)
+
+
+class _Connection(asyncio.Protocol):
+    """Cut one client's bytes into frames, run them in order, write the replies."""
+
+    def __init__(
+        self, handler: CommandHandler, number: int, connections: "set[_Connection]"
+    ) -> None:
+        self._handler = handler
+        self._client = Client(connection_id=number)
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._request_ids = count(1)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self._client.peer = f"{peer[0]}:{peer[1]}" if peer else ""
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            log.warning("connection refused", reason="too many", peer=self._client.peer)
+            transport.abort()
+            return
+        self._connections.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            self._cut()
+        except ProtocolError as error:
+            self._give_up(error)
+
+    def _cut(self) -> None:
+        start = 0
+        while len(self._buffer) - start >= HEADER_SIZE:
+            length = frame_length(self._buffer, start)
+            if len(self._buffer) - start < length:
+                break
+            self._frames.put_nowait(bytes(self._buffer[start : start + length]))
+            start += length
+        del self._buffer[:start]
+        if self._frames.qsize() > _MAX_WAITING_FRAMES and self._transport is not None:
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._connections.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+        self._writable.set()
+        self._handler.connection_closed(self._client)
+
+    def abort(self) -> asyncio.Task[None] | None:
+        """Close at once; returns the task that ends with it."""
+        if self._transport is not None:
+            self._transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    # serving
+
+    def _give_up(self, error: ProtocolError) -> None:
+        log.warning("connection closed", reason=str(error), peer=self._client.peer)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _serve(self) -> None:
+        assert self._transport is not None
+        while True:
+            frame = await self._frames.get()
+            if self._frames.qsize() <= _MAX_WAITING_FRAMES // 2:
+                self._transport.resume_reading()
+            try:
+                await self._answer(parse_message(frame))
+            except ProtocolError as error:
+                self._give_up(error)
+                return
+
+    async def _answer(self, message: Message) -> None:
+        payload = message.payload
+        if isinstance(payload, OpQuery):
+            await self._answer_query(message, payload)
+        elif isinstance(payload, OpMsg):
+            await self._answer_msg(message, payload)
+        else:
+            raise ProtocolError(f"opcode {message.op_code} is no request")
+
+    async def _answer_query(self, message: Message, query: OpQuery) -> None:
+        database, _, target = query.namespace.partition(".")
+        command = query.document()
+        if target != "$cmd" or next(iter(command), "") not in _HELLOS:
+            error = CommandError(352, "Unsupported OP_QUERY command: use OP_MSG")
+            reply = error.to_reply()
+        else:
+            reply = await self._handler.run_command(database, command, self._client)
+        await self._write(
+            build_op_reply(
+                encode(reply), request_id=next(self._request_ids), response_to=message.request_id
+            )
+        )
+
+    async def _answer_msg(self, message: Message, payload: OpMsg) -> None:
+        command = payload.document()
+        if b"$ref\0" in payload.body or any(
+            b"$ref\0" in each for batch in payload.sequences.values() for each in batch
+        ):
+            command = without_dbrefs(command)
+        database = command.pop("$db", None)
+        if not isinstance(database, str) or not command:
+            raise ProtocolError("an OP_MSG has no command or no $db")
+        is_stream = self._may_stream(payload, command)
+        response_to = message.request_id
+        while True:
+            reply = await self._run(database, command)
+            if payload.flags & MORE_TO_COME:
+                return
+            more = is_stream and reply.get("ok") == 1.0
+            request_id = next(self._request_ids)
+            frame = build_msg(
+                encode(reply),
+                request_id=request_id,
+                response_to=response_to,
+                flags=MORE_TO_COME if more else 0,
+            )
+            if message.compressor and next(iter(command)) not in _HELLOS:
+                frame = compress_frame(frame, message.compressor)
+            await self._write(frame)
+            if not more:
+                return
+            command["topologyVersion"] = reply["topologyVersion"]
+            response_to = request_id
+
+    @staticmethod
+    def _may_stream(payload: OpMsg, command: Document) -> bool:
+        return bool(
+            payload.flags & EXHAUST_ALLOWED
+            and next(iter(command)) in _HELLOS
+            and "topologyVersion" in command
+            and "maxAwaitTimeMS" in command
+        )
+
+    async def _run(self, database: str, command: Document) -> Document:
+        try:
+            return await self._handler.run_command(database, command, self._client)
+        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
+            # A command that makes the server fail must not take the connection with it.
+            log.exception("command failed", command=next(iter(command)), peer=self._client.peer)
+            return CommandError(1, f"{type(error).__name__}: {error}").to_reply()
+
+    async def _write(self, frame: bytes) -> None:
+        await self._writable.wait()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)

@@ -1,17 +1,17 @@
 """Values as BSON sees them: copying, identity, and keys for lookups."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable
+from struct import pack
+from typing import Any, cast
 
-import bson
 from bson.dbref import DBRef
-from bson.decimal128 import Decimal128
+from bson.int64 import Int64
 from bson.objectid import ObjectId
+
+from embedded.storage.ordering import NUMBER, sort_key
 
 Document = dict[str, Any]
 IdKey = Hashable
-
-_PLAIN = (str, ObjectId)
 
 
 def copied(value: Any) -> Any:
@@ -40,7 +40,7 @@ def identical(left: Any, right: Any) -> bool:
         return True
     kind = type(left)
     if kind is not type(right):
-        return False
+        return isinstance(left, int) and isinstance(right, int) and _same_integer(left, right)
     if kind is dict:
         return (
             len(left) == len(right)
@@ -50,8 +50,19 @@ def identical(left: Any, right: Any) -> bool:
     if kind is list:
         return len(left) == len(right) and all(map(identical, left, right))
     if kind is float:
-        return bson.encode({"": left}) == bson.encode({"": right})
+        return pack("<d", left) == pack("<d", right)
     return bool(left == right)
+
+
+def _same_integer(left: int, right: int) -> bool:
+    if isinstance(left, bool) or isinstance(right, bool):
+        return False
+    return left == right and is_long(left) == is_long(right)
+
+
+def is_long(value: int) -> bool:
+    """Tell whether ``value`` is a 64-bit integer in BSON."""
+    return isinstance(value, Int64) or not -(1 << 31) <= value < 1 << 31
 
 
 def id_key(value: Any) -> IdKey:
@@ -59,19 +70,13 @@ def id_key(value: Any) -> IdKey:
 
     Numbers of different types are equal; true is not 1.
     """
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, bool):
-        return ("bool", value)
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, Decimal128):
-        return value.to_decimal()
-    if isinstance(value, Mapping):
-        return ("object", tuple((name, id_key(item)) for name, item in value.items()))
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return ("array", tuple(id_key(item) for item in value))
-    return (type(value).__name__, bson.encode({"": value}))
+    kind = type(value)
+    if kind is int or kind is str or kind is ObjectId:
+        return cast(IdKey, value)
+    rank, body = sort_key(value)
+    if rank == NUMBER and isinstance(body, tuple) and body[0]:
+        return cast(IdKey, body[1])
+    return (rank, body)
 
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "MISSING", "__bool__": lambda _: False})()

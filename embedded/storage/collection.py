@@ -108,14 +108,18 @@ class Collection:
         key = id_key(document["_id"])
         ignored = set(ignore)
         if inserting and key in self._documents and key not in ignored:
-            raise duplicate_key(self.ns, "_id_", {"_id": 1}, {"_id": document["_id"]})
+            self.refuse_duplicate_id(document)
         for name, entries in self._unique.items():
             for value in self._index_values(name, document):
                 holder = entries.get(value, MISSING)
                 if holder is not MISSING and holder != key and holder not in ignored:
                     raise self._duplicate(name, document)
 
-    def clashes(self, left: Document, right: Document) -> None:
+    def refuse_duplicate_id(self, document: Document) -> None:
+        """Raise DuplicateKey for ``_id``."""
+        raise duplicate_key(self.ns, "_id_", {"_id": 1}, {"_id": document["_id"]})
+
+    def refuse_clash(self, left: Document, right: Document) -> None:
         """Raise DuplicateKey when two documents of different ``_id`` share a unique key."""
         for name in self._unique:
             if set(self._index_values(name, left)) & set(self._index_values(name, right)):

@@ -1,0 +1,183 @@
+"""What drivers, shells and the curious ask a server about itself."""
+
+import os
+import platform
+from typing import Any
+
+from bson.int64 import Int64
+
+from embedded.commands.request import COMMANDS, Request, command
+from embedded.errors import namespace_not_found
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+
+@command("ping")
+async def ping(_request: Request) -> Document:
+    """Answer."""
+    return {}
+
+
+@command("buildInfo")
+async def build_info(request: Request) -> Document:
+    """Return the version that this server behaves as."""
+    version = request.mongod.version
+    numbers = [int(part) for part in version.split(".")]
+    return {
+        "version": version,
+        "gitVersion": "embedded",
+        "modules": [],
+        "allocator": "system",
+        "javascriptEngine": "none",
+        "sysInfo": "deprecated",
+        "versionArray": [*numbers, 0],
+        "bits": 64,
+        "debug": False,
+        "maxBsonObjectSize": 16_777_216,
+        "storageEngines": ["ephemeralForTest"],
+    }
+
+
+@command("hostInfo")
+async def host_info(_request: Request) -> Document:
+    """Describe the machine."""
+    system = {"hostname": platform.node(), "cpuAddrSize": 64, "numCores": os.cpu_count()}
+    return {"system": system, "os": {"type": platform.system(), "name": platform.platform()}}
+
+
+@command("connectionStatus")
+async def connection_status(request: Request) -> Document:
+    """Nobody is ever authenticated here."""
+    info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
+    if request.command.get("showPrivileges"):
+        info["authenticatedUserPrivileges"] = []
+    return {"authInfo": info}
+
+
+@command("whatsmyuri")
+async def whats_my_uri(request: Request) -> Document:
+    """Return the client's address."""
+    return {"you": request.client.peer}
+
+
+@command("getCmdLineOpts")
+async def command_line(request: Request) -> Document:
+    """Return options as a mongod of this role would have them."""
+    host, port = request.mongod.address
+    parsed: Document = {
+        "net": {"bindIp": host, "port": port},
+        "replication": {"replSet": request.mongod.set_name},
+        "sharding": {"clusterRole": request.mongod.role},
+    }
+    return {"argv": ["mongod"], "parsed": parsed}
+
+
+@command("getParameter")
+async def get_parameter(request: Request) -> Document:
+    """Return the few parameters that clients look for."""
+    version = ".".join(request.mongod.version.split(".")[:2])
+    known: dict[str, Any] = {
+        "featureCompatibilityVersion": {"version": version},
+        "enableTestCommands": False,
+        "periodicNoopIntervalSecs": int(request.mongod.noop_interval),
+        "authenticationMechanisms": [],
+    }
+    if request.command["getParameter"] == "*":
+        return known
+    found = {name: known[name] for name in request.command if name in known}
+    if not found:
+        raise CommandError(72, "no option found to get", code_name="InvalidOptions")
+    return found
+
+
+@command("setParameter", "setFeatureCompatibilityVersion", "fsync", "logRotate", "profile")
+async def accept(_request: Request) -> Document:
+    """Accept what has no meaning in memory."""
+    return {}
+
+
+@command("serverStatus")
+async def server_status(request: Request) -> Document:
+    """Return a small part of a server's status."""
+    mongod = request.mongod
+    host, port = mongod.address
+    return {
+        "host": f"{host}:{port}",
+        "version": mongod.version,
+        "process": "mongod",
+        "pid": Int64(os.getpid()),
+        "localTime": mongod.now(),
+        "connections": {"current": mongod.connections, "available": 10_000},
+        "repl": {"setName": mongod.set_name, "isWritablePrimary": True, "hosts": [host]},
+        "storageEngine": {"name": "ephemeralForTest", "persistent": False},
+        "metrics": {"cursor": {"open": {"total": Int64(len(mongod.cursors))}}},
+        "oplog": {"entries": len(mongod.oplog)},
+    }
+
+
+@command("listCommands")
+async def list_commands(_request: Request) -> Document:
+    """Name the commands."""
+    names = sorted(name for name in COMMANDS if name != name.lower() or name not in _MIXED_CASE)
+    return {"commands": {name: {"help": ""} for name in names}}
+
+
+_MIXED_CASE = {name.lower() for name in COMMANDS if name != name.lower()}
+
+
+@command("getLog")
+async def get_log(request: Request) -> Document:
+    """There is no log here."""
+    if request.command["getLog"] == "*":
+        return {"names": ["global", "startupWarnings"]}
+    return {"totalLinesWritten": 0, "log": []}
+
+
+@command("currentOp")
+async def current_op(_request: Request) -> Document:
+    """Nothing runs long."""
+    return {"inprog": []}
+
+
+@command("getDefaultRWConcern")
+async def default_concerns(_request: Request) -> Document:
+    """Return the concerns that a new cluster has."""
+    return {
+        "defaultReadConcern": {"level": "local"},
+        "defaultWriteConcern": {"w": "majority", "wtimeout": 0},
+    }
+
+
+@command("collStats")
+async def collection_stats(request: Request) -> Document:
+    """Count a collection's documents and indexes."""
+    collection = request.collection
+    if collection is None:
+        return {"ns": request.ns, "count": 0, "nindexes": 0, "size": 0}
+    return {
+        "ns": request.ns,
+        "count": len(collection),
+        "size": 0,
+        "nindexes": len(collection.indexes),
+        "capped": bool(collection.options.get("capped")),
+    }
+
+
+@command("dbStats")
+async def database_stats(request: Request) -> Document:
+    """Count a database's collections and documents."""
+    collections = request.mongod.catalog.collections(request.database)
+    return {
+        "db": request.database,
+        "collections": len(collections),
+        "objects": sum(map(len, collections)),
+        "indexes": sum(len(each.indexes) for each in collections),
+    }
+
+
+@command("validate")
+async def validate_collection(request: Request) -> Document:
+    """A collection in memory is always valid."""
+    if request.collection is None:
+        raise namespace_not_found(f"Collection '{request.ns}' does not exist to validate.")
+    return {"ns": request.ns, "valid": True, "errors": [], "nrecords": len(request.collection)}

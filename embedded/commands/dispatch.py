@@ -1,0 +1,139 @@
+"""From a command document to its handler: sessions, transactions, read concern."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from bson.timestamp import Timestamp
+
+from embedded.clients import Client
+from embedded.commands import (  # noqa: F401 (imported to be registered)
+    definitions,
+    diagnostics,
+    find_and_modify,
+    handshake,
+    indexes,
+    reads,
+    replication,
+    sessions,
+    writes,
+)
+from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Request
+from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
+from embedded.logical_clock import as_ordinal
+from embedded.sessions import Session
+from embedded.storage.bson_values import Document
+from embedded.transactions import Transaction
+from shard_client.errors import CommandError
+
+if TYPE_CHECKING:
+    from embedded.mongod import Mongod
+
+_ENDS = frozenset({"commitTransaction", "abortTransaction", "prepareTransaction"})
+_TRANSACTION_SECONDS = 60.0
+
+
+async def execute(mongod: "Mongod", database: str, command: Document, client: Client) -> Document:
+    """Run one command on ``mongod``; raises CommandError."""
+    name = next(iter(command), "")
+    handler = COMMANDS.get(name)
+    if handler is None:
+        raise command_not_found(name)
+    request = Request(mongod, database, name, command, client)
+    if "lsid" in command:
+        request.session = mongod.sessions.get(command["lsid"])
+        if "txnNumber" in command and name not in _ENDS:
+            _join(request, request.session)
+    _reach_read_time(request)
+    transaction = request.transaction
+    if transaction is None:
+        return await handler(request)
+    if name not in IN_TRANSACTIONS:
+        raise CommandError(
+            263, f"Cannot run '{name}' in a multi-document transaction.",
+            code_name="OperationNotSupportedInTransaction",
+        )  # fmt: skip
+    try:
+        return await handler(request)
+    except CommandError as error:
+        if transaction.is_open:
+            mongod.journal.abort(transaction)
+        if error.code in (112, 246) and TRANSIENT_TRANSACTION not in error.labels:
+            error.labels |= {TRANSIENT_TRANSACTION}
+        raise
+
+
+def _join(request: Request, session: Session) -> None:
+    """Find out which retryable write or transaction the command belongs to."""
+    number = int(request.command["txnNumber"])
+    if number < session.txn_number:
+        raise CommandError(
+            225,
+            f"Cannot start transaction {number} on session because a newer transaction "
+            f"{session.txn_number} has already started.",
+            code_name="TransactionTooOld",
+            labels=[TRANSIENT_TRANSACTION],
+        )
+    if request.command.get("autocommit") is not False:
+        _abort_open(request, session, number)
+        session.start_retryable(number)
+        request.is_retryable = True
+        return
+    if request.command.get("startTransaction"):
+        _begin(request, session, number)
+    transaction = session.transaction
+    if transaction is None or transaction.txn_number != number:
+        raise no_such_transaction(
+            f"Given transaction number {number} does not match any in-progress transactions. The "
+            f"active transaction number is {session.txn_number}"
+        )
+    if transaction.state != "in progress":
+        raise no_such_transaction(f"Transaction {number} has been {transaction.state}.")
+    request.transaction = transaction
+
+
+def _abort_open(request: Request, session: Session, number: int) -> None:
+    open_one = session.transaction
+    if open_one is not None and number > open_one.txn_number and open_one.state == "in progress":
+        request.mongod.journal.abort(open_one)
+
+
+def _begin(request: Request, session: Session, number: int) -> None:
+    if session.transaction is not None and session.txn_number == number:
+        raise CommandError(
+            117,
+            f"Only servers in a sharded cluster can start a new transaction at the active "
+            f"transaction number {number}",
+            code_name="ConflictingOperationInProgress",
+        )
+    _abort_open(request, session, number)
+    session.start_retryable(number)
+    journal = request.mongod.journal
+    transaction = Transaction(session.lsid, number, journal.position, journal.isolation)
+    session.transaction = transaction
+
+    def expire() -> None:
+        if transaction.state == "in progress":
+            journal.abort(transaction)
+
+    loop = asyncio.get_running_loop()
+    transaction.expiry = loop.call_later(_TRANSACTION_SECONDS, expire)
+
+
+def _reach_read_time(request: Request) -> None:
+    """Bring the oplog up to ``afterClusterTime`` before a read."""
+    concern: Any = request.command.get("readConcern")
+    if not isinstance(concern, dict):
+        return
+    wanted = concern.get("afterClusterTime")
+    if not isinstance(wanted, Timestamp):
+        return
+    mongod = request.mongod
+    if as_ordinal(wanted) > as_ordinal(mongod.clock.time):
+        raise CommandError(
+            72,
+            "readConcern afterClusterTime value must not be greater than the current clusterTime. "
+            f"Requested clusterTime: {wanted}; current clusterTime: {mongod.clock.time}",
+            code_name="InvalidOptions",
+        )
+    if as_ordinal(wanted) > mongod.journal.position:
+        mongod.append_noop({"msg": "reached a read's cluster time"})

@@ -1,0 +1,84 @@
+"""hello and its older spelling."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from bson.int64 import Int64
+from bson.objectid import ObjectId
+from bson.timestamp import Timestamp
+
+from embedded.commands.request import Request, command
+from embedded.storage.bson_values import Document
+from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
+
+_ELECTION = ObjectId("7fffffff0000000000000001")
+_LONGEST_WAIT = 60.0
+
+
+@command("hello")
+async def hello(request: Request) -> Document:
+    """Introduce this member: the primary of its replica set (docs/protocol.md, section 1)."""
+    return await _answer(request, "isWritablePrimary")
+
+
+@command("isMaster")
+async def is_master(request: Request) -> Document:
+    """Answer the older spelling of hello."""
+    return await _answer(request, "ismaster")
+
+
+async def _answer(request: Request, primary_field: str) -> Document:
+    mongod, given = request.mongod, request.command
+    await _wait_for_change(request)
+    if "client" in given:
+        request.client.metadata = given["client"]
+    last = mongod.oplog.last_ts or Timestamp(0, 0)
+    last_date = datetime.fromtimestamp(last.time, UTC).replace(tzinfo=None)
+    op_time = {"ts": last, "t": Int64(1)}
+    host = f"{mongod.address[0]}:{mongod.address[1]}"
+    reply: Document = {
+        "topologyVersion": mongod.topology_version,
+        "hosts": [host],
+        "setName": mongod.set_name,
+        "setVersion": 1,
+        primary_field: True,
+        "secondary": False,
+        "primary": host,
+        "me": host,
+        "electionId": _ELECTION,
+        "lastWrite": {
+            "opTime": op_time,
+            "lastWriteDate": last_date,
+            "majorityOpTime": op_time,
+            "majorityWriteDate": last_date,
+        },
+    }
+    if mongod.role == "configsvr":
+        reply["configsvr"] = 2
+    if given.get("helloOk"):
+        reply["helloOk"] = True
+    reply |= {
+        "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
+        "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
+        "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
+        "localTime": mongod.now(),
+        "logicalSessionTimeoutMinutes": 30,
+        "connectionId": request.client.connection_id,
+        "minWireVersion": 0,
+        "maxWireVersion": mongod.wire_version,
+        "readOnly": False,
+    }
+    if "saslSupportedMechs" in given:
+        reply["saslSupportedMechs"] = []
+    return reply
+
+
+async def _wait_for_change(request: Request) -> None:
+    """Wait out ``maxAwaitTimeMS``: this member's state never changes while it runs."""
+    version: Any = request.command.get("topologyVersion")
+    wait = request.field("maxAwaitTimeMS", (int, float), 0) / 1000
+    if version is None or not wait:
+        return
+    if version.get("processId") == request.mongod.topology_version["processId"]:
+        await asyncio.sleep(min(wait, _LONGEST_WAIT))

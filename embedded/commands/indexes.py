@@ -1,0 +1,176 @@
+"""createIndexes, dropIndexes, listIndexes; listCollections and listDatabases."""
+
+from bson.int64 import Int64
+
+from embedded.commands.request import Request, command
+from embedded.commands.writing import writable_collection
+from embedded.cursors import FIRST_BATCH, ListCursor
+from embedded.errors import bad_value, namespace_not_found
+from embedded.storage.bson_values import Document
+from embedded.storage.collection import Collection
+from embedded.storage.queries import Matcher
+from shard_client.errors import CommandError
+
+
+@command("createIndexes", in_transactions=True)
+async def create_indexes(request: Request) -> Document:
+    """Create indexes; of those, the unique ones mean something here."""
+    wanted = [_specification(each) for each in request.field("indexes", list, [])]
+    if not wanted:
+        raise bad_value("Must specify at least one index to create")
+    was_missing = request.collection is None
+    collection = writable_collection(request)
+    before = len(collection.indexes)
+    new = [each for each in wanted if not _is_there(collection, each)]
+    was_empty = len(collection) == 0
+    for specification in new:
+        collection.add_index(specification)
+    _log_created(request, collection, new, was_empty=was_empty)
+    reply: Document = {
+        "numIndexesBefore": before,
+        "numIndexesAfter": len(collection.indexes),
+        "createdCollectionAutomatically": was_missing,
+    }
+    if not new:
+        return reply | {"note": "all indexes already exist"}
+    return reply | {"commitQuorum": "votingMembers"}
+
+
+def _specification(given: Document) -> Document:
+    key = given.get("key")
+    if not isinstance(key, dict) or not key:
+        raise CommandError(
+            67, "Index keys must be a non-empty document", code_name="CannotCreateIndex"
+        )
+    name = given.get("name") or "_".join(f"{field}_{way}" for field, way in key.items())
+    rest = {n: v for n, v in given.items() if n not in ("v", "key", "name", "ns")}
+    return {"v": 2, "key": key, "name": name, **rest}
+
+
+def _is_there(collection: Collection, wanted: Document) -> bool:
+    same_name = collection.indexes.get(wanted["name"])
+    if same_name is not None:
+        if list(same_name["key"].items()) == list(wanted["key"].items()):
+            return True
+        raise CommandError(
+            86,
+            "An existing index has the same name as the requested index. When index names are not "
+            "specified, they are auto generated and can cause conflicts. Please refer to our "
+            "documentation.",
+            code_name="IndexKeySpecsConflict",
+        )
+    for present in collection.indexes.values():
+        if list(present["key"].items()) == list(wanted["key"].items()):
+            raise CommandError(
+                85,
+                f"Index already exists with a different name: {present['name']}",
+                code_name="IndexOptionsConflict",
+            )
+    return False
+
+
+def _log_created(
+    request: Request, collection: Collection, new: list[Document], *, was_empty: bool
+) -> None:
+    journal, migrating = request.mongod.journal, request.client.from_migrate
+    if was_empty:
+        for each in new:
+            journal.log_command(
+                request.database,
+                {"createIndexes": collection.name, **each},
+                uuid=collection.uuid,
+                from_migrate=migrating,
+            )
+    elif new:
+        journal.log_command(
+            request.database,
+            {
+                "commitIndexBuild": collection.name,
+                "indexBuildUUID": request.mongod.new_uuid(),
+                "indexes": new,
+            },
+            uuid=collection.uuid,
+            from_migrate=migrating,
+        )
+
+
+@command("dropIndexes")
+async def drop_indexes(request: Request) -> Document:
+    """Drop one index, some, or all but ``_id_``."""
+    collection = request.mongod.catalog.get(request.ns)
+    if collection is None:
+        raise namespace_not_found(f"ns not found {request.ns}")
+    count = len(collection.indexes)
+    for name in _names(collection, request.command.get("index")):
+        if name == "_id_":
+            raise CommandError(72, "cannot drop _id index", code_name="InvalidOptions")
+        specification = collection.drop_index(name)
+        request.mongod.journal.log_command(
+            request.database,
+            {"dropIndexes": collection.name, "index": name},
+            uuid=collection.uuid,
+            o2=specification,
+            from_migrate=request.client.from_migrate,
+        )
+    return {"nIndexesWas": count}
+
+
+def _names(collection: Collection, wanted: object) -> list[str]:
+    if wanted == "*":
+        return [name for name in collection.indexes if name != "_id_"]
+    if isinstance(wanted, list):
+        return [name for each in wanted for name in _names(collection, each)]
+    for name, specification in collection.indexes.items():
+        if name == wanted or specification["key"] == wanted:
+            return [name]
+    raise CommandError(27, f"index not found with name [{wanted}]", code_name="IndexNotFound")
+
+
+async def _listing(request: Request, ns: str, documents: list[Document]) -> Document:
+    size = (request.command.get("cursor") or {}).get("batchSize", FIRST_BATCH)
+    cursor = ListCursor(ns, iter(documents), unbounded=request.client.in_process)
+    batch = await cursor.next_batch(None if request.client.in_process else size, 0.0)
+    number = Int64(0) if batch.is_last else request.mongod.cursors.add(cursor, None)
+    return {"cursor": {"id": number, "ns": ns, "firstBatch": batch.documents}}
+
+
+@command("listIndexes")
+async def list_indexes(request: Request) -> Document:
+    """List a collection's indexes."""
+    collection = request.mongod.catalog.get(request.ns)
+    if collection is None:
+        raise namespace_not_found(f"ns does not exist: {request.ns}")
+    return await _listing(request, request.ns, list(collection.indexes.values()))
+
+
+@command("listCollections")
+async def list_collections(request: Request) -> Document:
+    """List a database's collections and views."""
+    catalog, database = request.mongod.catalog, request.database
+    found = [collection.info() for collection in catalog.collections(database)]
+    for ns, view in catalog.views.items():
+        if ns.startswith(f"{database}."):
+            options = {"viewOn": view["viewOn"], "pipeline": view["pipeline"]}
+            name = ns.partition(".")[2]
+            info = {"readOnly": True}
+            found.append({"name": name, "type": "view", "options": options, "info": info})
+    matcher = Matcher(request.field("filter", dict, {}))
+    found = [each for each in found if matcher(each)]
+    if request.command.get("nameOnly"):
+        found = [{"name": each["name"], "type": each["type"]} for each in found]
+    return await _listing(request, f"{database}.$cmd.listCollections", found)
+
+
+@command("listDatabases")
+async def list_databases(request: Request) -> Document:
+    """List databases; sizes are not measured."""
+    catalog = request.mongod.catalog
+    matcher = Matcher(request.field("filter", dict, {}))
+    found: list[Document] = []
+    for name in catalog.databases():
+        entry: Document = {"name": name, "sizeOnDisk": Int64(0), "empty": False}
+        if matcher(entry):
+            found.append({"name": name} if request.command.get("nameOnly") else entry)
+    if request.command.get("nameOnly"):
+        return {"databases": found}
+    return {"databases": found, "totalSize": Int64(0), "totalSizeMb": Int64(0)}

@@ -1,0 +1,38 @@
+"""Finding the documents that a statement is about."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bson.regex import Regex
+
+from embedded.storage.bson_values import MISSING, Document, id_key
+from embedded.storage.collection import DocumentView
+from embedded.storage.ordering import sort_key
+from embedded.storage.queries import Matcher, is_operators, sort_documents
+
+
+def select(
+    view: DocumentView, matcher: Matcher, order: Mapping[str, int] | None = None
+) -> Iterator[Document]:
+    """Yield the documents that match, sorted by ``order``; by ``_id`` without looking at others."""
+    found = (document for document in _candidates(view, matcher.condition) if matcher(document))
+    return iter(sort_documents(found, order)) if order else found
+
+
+def _candidates(view: DocumentView, condition: Mapping[str, Any]) -> Iterator[Document]:
+    wanted = condition.get("_id", MISSING)
+    if wanted is MISSING or isinstance(wanted, Regex):
+        return view.documents()
+    if not is_operators(wanted):
+        return _present(view, [wanted])
+    if "$eq" in wanted:
+        return _present(view, [wanted["$eq"]])
+    choices = wanted.get("$in")
+    if isinstance(choices, list) and not any(isinstance(each, Regex) for each in choices):
+        return _present(view, sorted(choices, key=sort_key))
+    return view.documents()
+
+
+def _present(view: DocumentView, ids: list[Any]) -> Iterator[Document]:
+    found = (view.get(key) for key in dict.fromkeys(id_key(each) for each in ids))
+    return (document for document in found if document is not None)

@@ -1,0 +1,210 @@
+"""find, count, distinct, aggregate; getMore and killCursors."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from embedded.change_streams import first_batch_size, is_change_stream, open_change_stream
+from embedded.commands.matching import select
+from embedded.commands.request import Request, command
+from embedded.cursors import FIRST_BATCH, Batch, ListCursor, OpenCursor
+from embedded.errors import bad_value, type_mismatch
+from embedded.storage.aggregation import aggregate
+from embedded.storage.bson_values import Document, id_key
+from embedded.storage.queries import Matcher, project, sort_documents
+from embedded.storage.type_names import type_name
+from shard_client.errors import CommandError
+
+
+def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document]:
+    """Return the documents of a collection or view that match."""
+    mongod = request.mongod
+    if ns == "local.oplog.rs":
+        entries: Iterable[Any] = list(mongod.oplog.since(Timestamp(0, 0)))
+        return (entry for entry in entries if matcher(entry))
+    collection = mongod.catalog.get(ns)
+    if collection is not None:
+        return select(request.unit.view(collection), matcher)
+    view = mongod.catalog.view(ns)
+    if view is None:
+        return iter(())
+    database = ns.partition(".")[0]
+    source = list(_documents(request, f"{database}.{view['viewOn']}", Matcher({})))
+    shown = aggregate(source, view["pipeline"], read=_reader(request, database))
+    return (document for document in shown if matcher(document))
+
+
+def _reader(request: Request, database: str) -> Any:
+    return lambda name: _documents(request, f"{database}.{name}", Matcher({}))
+
+
+async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -> Document:
+    """Return the first batch; the cursor is registered when there is more."""
+    batch = await cursor.next_batch(batch_size, 0.0)
+    number = Int64(0)
+    if batch.is_last or request.command.get("singleBatch"):
+        cursor.close()
+    else:
+        session = request.session.lsid["id"] if request.session is not None else None
+        number = request.mongod.cursors.add(cursor, session)
+    return _cursor_reply("firstBatch", cursor, batch, number)
+
+
+def _cursor_reply(name: str, cursor: OpenCursor, batch: Batch, number: int) -> Document:
+    fields = dict(batch.fields)
+    token = fields.pop("postBatchResumeToken", None)
+    content: Document = {name: batch.documents}
+    if token is not None:
+        content["postBatchResumeToken"] = token
+    content |= fields
+    content |= {"id": Int64(number), "ns": cursor.namespace}
+    return {"cursor": content}
+
+
+def _count_argument(request: Request, name: str, default: int | None = None) -> int | None:
+    value = request.field(name, (int, float), default)
+    if value is None:
+        return None
+    if value < 0:
+        raise CommandError(51024, f"BSON field '{name}' value must be >= 0, actual value '{value}'")
+    return int(value)
+
+
+@command("find", in_transactions=True)
+async def find(request: Request) -> Document:
+    """Find documents."""
+    matcher = Matcher(request.field("filter", dict, {}))
+    order = request.field("sort", dict, {})
+    fields = request.field("projection", dict, {})
+    skip = _count_argument(request, "skip", 0) or 0
+    limit = abs(int(request.command.get("limit") or 0))
+    found = _documents(request, request.ns, matcher)
+    if order:
+        found = iter(sort_documents(found, order))
+    found = islice(found, skip, skip + limit if limit else None)
+    if fields:
+        found = (project(document, fields) for document in found)
+    in_process = request.client.in_process
+    cursor = ListCursor(request.ns, iter(list(found)), unbounded=in_process)
+    size = None if in_process else _count_argument(request, "batchSize", FIRST_BATCH)
+    return await _reply(request, cursor, size)
+
+
+@command("count", in_transactions=True)
+async def count(request: Request) -> Document:
+    """Count documents."""
+    matcher = Matcher(request.field("query", dict, {}))
+    found = sum(1 for _ in _documents(request, request.ns, matcher))
+    found = max(0, found - int(request.command.get("skip") or 0))
+    limit = abs(int(request.command.get("limit") or 0))
+    return {"n": min(found, limit) if limit else found}
+
+
+@command("distinct", in_transactions=True)
+async def distinct(request: Request) -> Document:
+    """Return the different values of a field."""
+    key = request.field("key", str, None)
+    if key is None:
+        raise bad_value("distinct needs a key")
+    seen: dict[Any, Any] = {}
+    for document in _documents(request, request.ns, Matcher(request.field("query", dict, {}))):
+        for value in _values(document, key.split(".")):
+            seen.setdefault(id_key(value), value)
+    return {"values": list(seen.values())}
+
+
+def _values(value: Any, parts: list[str]) -> Iterator[Any]:
+    """Yield the values at a path, each element of an array by itself."""
+    if isinstance(value, list):
+        if parts and parts[0].isdigit() and int(parts[0]) < len(value):
+            yield from _values(value[int(parts[0])], parts[1:])
+            return
+        for item in value:
+            yield from _values(item, parts)
+    elif not parts:
+        yield value
+    elif isinstance(value, dict) and parts[0] in value:
+        yield from _values(value[parts[0]], parts[1:])
+
+
+@command("aggregate", in_transactions=True)
+async def run_aggregate(request: Request) -> Document:
+    """Run a pipeline, or open a change stream."""
+    pipeline = request.field("pipeline", list, None)
+    if pipeline is None:
+        raise type_mismatch("'pipeline' option must be specified as an array")
+    size = first_batch_size(request.command)
+    if is_change_stream(request.command):
+        return await _reply(request, _StreamCursor(request), size)
+    size = FIRST_BATCH if size is None else size
+    if request.command["aggregate"] == 1:
+        ns = f"{request.database}.$cmd.aggregate"
+        source: Iterator[Document] = iter(())
+        if pipeline and "$documents" in pipeline[0]:
+            source, pipeline = iter(pipeline[0]["$documents"]), pipeline[1:]
+    else:
+        ns = request.ns
+        matcher, pipeline = _leading_match(pipeline)
+        source = _documents(request, ns, matcher)
+    found = aggregate(source, pipeline, read=_reader(request, request.database))
+    in_process = request.client.in_process
+    cursor = ListCursor(ns, iter(found), unbounded=in_process)
+    return await _reply(request, cursor, None if in_process else size)
+
+
+def _leading_match(pipeline: list[Any]) -> tuple[Matcher, list[Any]]:
+    """Take a $match at the front off, so that it can go by ``_id``."""
+    if pipeline and isinstance(pipeline[0], dict) and isinstance(pipeline[0].get("$match"), dict):
+        return Matcher(pipeline[0]["$match"]), pipeline[1:]
+    return Matcher({}), pipeline
+
+
+class _StreamCursor:
+    """A change stream as a cursor of this server."""
+
+    def __init__(self, request: Request) -> None:
+        self._stream = open_change_stream(request.mongod, request.database, request.command)
+        self.namespace = self._stream.namespace
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        events, token, closed, invalidated = await self._stream.next_batch(batch_size, max_time)
+        fields: Document = {"postBatchResumeToken": token}
+        if invalidated:
+            fields["invalidated"] = True
+        return Batch(list(events), closed, fields)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@command("getMore", in_transactions=True)
+async def get_more(request: Request) -> Document:
+    """Return a cursor's next batch."""
+    number = request.command["getMore"]
+    if not isinstance(number, Int64):
+        raise type_mismatch(
+            f"BSON field 'getMore.getMore' is the wrong type '{type_name(number)}', expected type "
+            "'long'"
+        )
+    batch_size = _count_argument(request, "batchSize")
+    wait = request.field("maxTimeMS", (int, float), 1000) / 1000
+    cursor, batch = await request.mongod.cursors.next_batch(number, batch_size or None, wait)
+    return _cursor_reply("nextBatch", cursor, batch, 0 if batch.is_last else number)
+
+
+@command("killCursors")
+async def kill_cursors(request: Request) -> Document:
+    """Close cursors."""
+    killed: list[Int64] = []
+    missing: list[Int64] = []
+    for number in request.field("cursors", list, []):
+        (killed if request.mongod.cursors.kill(number) else missing).append(Int64(number))
+    return {
+        "cursorsKilled": killed,
+        "cursorsNotFound": missing,
+        "cursorsAlive": [],
+        "cursorsUnknown": [],
+    }

@@ -1,0 +1,112 @@
+"""A command on its way through an embedded mongod, and the register of commands."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from embedded.clients import Client
+from embedded.errors import type_mismatch
+from embedded.journal import CommittedWrites
+from embedded.sessions import Session
+from embedded.storage.bson_values import Document
+from embedded.storage.collection import Collection
+from embedded.storage.type_names import type_name
+from embedded.transactions import Transaction
+from embedded.writes import WriteUnit
+from shard_client.errors import CommandError
+
+if TYPE_CHECKING:
+    from embedded.mongod import Mongod
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One command with what surrounds it.
+
+    ``session`` is there when the command has an ``lsid``; ``transaction`` when it is part of one;
+    ``is_retryable`` when it has a ``txnNumber`` but is no transaction's.
+    """
+
+    mongod: "Mongod"
+    database: str
+    name: str
+    command: Document
+    client: Client
+    session: Session | None = None
+    transaction: Transaction | None = None
+    is_retryable: bool = False
+
+    @property
+    def target(self) -> str:
+        """The collection's name, the command's first value.
+
+        Raises InvalidNamespace when it is no name.
+        """
+        name = self.command[self.name]
+        if not isinstance(name, str):
+            raise CommandError(
+                73, f"collection name has invalid type {type_name(name)}",
+                code_name="InvalidNamespace",
+            )  # fmt: skip
+        if not name or "\0" in name or name.startswith("."):
+            raise CommandError(
+                73, f"Invalid namespace specified '{self.database}.{name}'",
+                code_name="InvalidNamespace",
+            )  # fmt: skip
+        return name
+
+    @property
+    def ns(self) -> str:
+        """The namespace that the command is about."""
+        return f"{self.database}.{self.target}"
+
+    @property
+    def collection(self) -> Collection | None:
+        """The collection that the command is about, if it is there."""
+        return self.mongod.catalog.get(self.ns)
+
+    @property
+    def unit(self) -> WriteUnit:
+        """What this command reads from and writes to."""
+        if self.transaction is not None:
+            return self.transaction
+        fields = None
+        if self.is_retryable and self.session is not None:
+            fields = {"lsid": self.session.lsid, "txnNumber": self.session.txn_number}
+        return CommittedWrites(
+            self.mongod.journal, from_migrate=self.client.from_migrate, session_fields=fields
+        )
+
+    def field(self, name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
+        """Return an argument, ``default`` when it is absent or null; TypeMismatch on others."""
+        value = self.command.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, kinds):
+            raise type_mismatch(
+                f"BSON field '{self.name}.{name}' is the wrong type '{type_name(value)}'"
+            )
+        return value
+
+
+Handler = Callable[[Request], Awaitable[Document]]
+
+COMMANDS: dict[str, Handler] = {}
+"""The commands by name, in the spelling of MongoDB and in lower case."""
+
+IN_TRANSACTIONS: set[str] = set()
+"""The commands that may be part of a transaction."""
+
+
+def command(*names: str, in_transactions: bool = False) -> Callable[[Handler], Handler]:
+    """Register the function below as the handler of the commands ``names``."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            COMMANDS[name] = handler
+            COMMANDS[name.lower()] = handler
+            if in_transactions:
+                IN_TRANSACTIONS.add(name)
+        return handler
+
+    return register

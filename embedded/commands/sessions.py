@@ -1,0 +1,59 @@
+"""Sessions and the ends of transactions."""
+
+from embedded.commands.request import Request, command
+from embedded.errors import no_such_transaction
+from embedded.storage.bson_values import Document
+
+
+@command("startSession")
+async def start_session(request: Request) -> Document:
+    """Give out a new session id."""
+    return {"id": {"id": request.mongod.new_uuid()}, "timeoutMinutes": 30}
+
+
+@command("refreshSessions")
+async def refresh_sessions(_request: Request) -> Document:
+    """Keep sessions alive: they do not age here."""
+    return {}
+
+
+@command("endSessions", "killSessions", "killAllSessions")
+async def end_sessions(request: Request) -> Document:
+    """Abort the sessions' transactions and close their cursors."""
+    for lsid in request.command[request.name] or ():
+        identifier = lsid.get("id")
+        if not isinstance(identifier, bytes):
+            continue
+        request.mongod.cursors.end_session(identifier)
+        session = request.mongod.sessions.get(lsid)
+        transaction = session.transaction
+        if transaction is not None and transaction.state == "in progress":
+            request.mongod.journal.abort(transaction)
+    return {}
+
+
+def _numbers(request: Request) -> tuple[Document, int]:
+    lsid, number = request.command.get("lsid"), request.command.get("txnNumber")
+    if not isinstance(lsid, dict) or not isinstance(number, int):
+        raise no_such_transaction("Transaction isn't in progress")
+    return lsid, number
+
+
+@command("commitTransaction")
+async def commit_transaction(request: Request) -> Document:
+    """Commit; committing again what has been committed is fine."""
+    request.mongod.commit_transaction(*_numbers(request), request.command.get("commitTimestamp"))
+    return {}
+
+
+@command("abortTransaction")
+async def abort_transaction(request: Request) -> Document:
+    """Abort."""
+    request.mongod.abort_transaction(*_numbers(request))
+    return {}
+
+
+@command("prepareTransaction")
+async def prepare_transaction(request: Request) -> Document:
+    """Prepare for a commit over several shards."""
+    return {"prepareTimestamp": request.mongod.prepare_transaction(*_numbers(request))}

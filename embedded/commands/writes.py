@@ -1,0 +1,272 @@
+"""insert, update, delete."""
+
+from functools import partial
+from typing import Any
+
+from bson.objectid import ObjectId
+
+from embedded.commands.matching import select
+from embedded.commands.request import Request, command
+from embedded.commands.writing import Statements, validate, when_unlocked, writable_collection
+from embedded.errors import bad_value, failed_to_parse
+from embedded.storage.bson_values import MISSING, Document, id_key
+from embedded.storage.collection import Collection
+from embedded.storage.queries import Matcher
+from embedded.storage.updates import Update
+from embedded.writes import WriteUnit
+from shard_client.errors import CommandError
+
+
+def _batch(request: Request, name: str) -> list[Any]:
+    statements = request.field(name, list, None)
+    if statements is None:
+        raise CommandError(
+            40414, f"BSON field '{request.name}.{name}' is missing but a required field",
+            code_name="IDLFailedToParse",
+        )  # fmt: skip
+    if not 1 <= len(statements) <= 100_000:
+        raise CommandError(
+            16,
+            f"Write batch sizes must be between 1 and 100000. Got {len(statements)} operations.",
+            code_name="InvalidLength",
+        )
+    result: list[Any] = statements
+    return result
+
+
+def with_id(document: Document) -> Document:
+    """Return ``document`` with its ``_id`` first, a new one if it has none; BadValue on arrays."""
+    given = document.get("_id", MISSING)
+    if given is MISSING:
+        return {"_id": ObjectId(), **document}
+    if isinstance(given, list):
+        raise CommandError(
+            53, "The '_id' value cannot be of type array", code_name="InvalidIdField"
+        )
+    if next(iter(document)) == "_id":
+        return document
+    return {"_id": given, **{name: value for name, value in document.items() if name != "_id"}}
+
+
+@command("insert", in_transactions=True)
+async def insert(request: Request) -> Document:
+    """Insert documents."""
+    documents = _batch(request, "documents")
+    statements = Statements(request, len(documents))
+    unit = request.unit
+    count = 0
+    for index, document in enumerate(documents):
+        if statements.repeated(index):
+            count += 1
+            continue
+        try:
+            await when_unlocked(partial(_insert, request, unit, document, statements.ids[index]))
+        except CommandError as error:
+            if statements.failed(index, error):
+                break
+            continue
+        statements.made(index, {"n": 1})
+        count += 1
+    return statements.reply({"n": count})
+
+
+def _insert(request: Request, unit: WriteUnit, document: Document, statement: int) -> None:
+    collection = writable_collection(request)
+    document = with_id(document)
+    validate(collection, document)
+    unit.insert(collection, document, statement)
+
+
+@command("update", in_transactions=True)
+async def update(request: Request) -> Document:
+    """Update, replace or upsert documents."""
+    given = _batch(request, "updates")
+    statements = Statements(request, len(given))
+    matched = modified = 0
+    upserted: list[Document] = []
+    for index, statement in enumerate(given):
+        outcome = statements.repeated(index)
+        if outcome is None:
+            try:
+                outcome = await _update(request, statement, statements.ids[index])
+            except CommandError as error:
+                if statements.failed(index, error):
+                    break
+                continue
+            statements.made(index, outcome)
+        matched += outcome["n"]
+        modified += outcome["nModified"]
+        if "upserted" in outcome:
+            upserted.append({"index": index, "_id": outcome["upserted"]})
+    reply: Document = {"n": matched}
+    if upserted:
+        reply["upserted"] = upserted
+    return statements.reply(reply | {"nModified": modified})
+
+
+async def _update(request: Request, statement: Document, number: int) -> Document:
+    """Run one update statement; returns n, nModified, and the ``_id`` of an upsert."""
+    if not isinstance(statement.get("q"), dict) or "u" not in statement:
+        raise failed_to_parse("an update statement needs 'q' and 'u'")
+    matcher = Matcher(statement["q"])
+    change = Update(statement["u"], statement["q"], statement.get("arrayFilters") or ())
+    multi = bool(statement.get("multi"))
+    if multi and change.is_replacement:
+        raise failed_to_parse("multi update is not supported for replacement-style update")
+    order = statement.get("sort")
+    if not multi:
+        return await when_unlocked(
+            lambda: update_first(
+                request, matcher, change, number, order=order, upsert=bool(statement.get("upsert"))
+            ).summary()
+        )
+    return await _update_many(request, matcher, change, number, upsert=statement.get("upsert"))
+
+
+async def _update_many(
+    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: Any
+) -> Document:
+    unit, collection = request.unit, request.collection
+    found = list(select(unit.view(collection), matcher)) if collection is not None else []
+    if not found and upsert:
+        return update_first(request, matcher, change, number, upsert=True).summary()
+    matched = modified = 0
+    for document in found:
+        assert collection is not None
+        key = id_key(document["_id"])
+
+        def one(key: Any = key, collection: Collection = collection) -> Document | None:
+            current = unit.view(collection).get(key)
+            if current is None or not matcher(current):
+                return None
+            return change_document(request, unit, collection, current, change, number).summary()
+
+        outcome = await when_unlocked(one)
+        if outcome is not None:
+            matched += 1
+            modified += outcome["nModified"]
+    return {"n": matched, "nModified": modified}
+
+
+class Changed:
+    """What an update did to one document; ``before`` None: an upsert or nothing."""
+
+    __slots__ = ("after", "before", "is_modified")
+
+    def __init__(
+        self, before: Document | None, after: Document | None, *, is_modified: bool = False
+    ) -> None:
+        self.before = before
+        self.after = after
+        self.is_modified = is_modified
+
+    def summary(self) -> Document:
+        """Return n, nModified and the ``_id`` of an upsert."""
+        if self.after is None:
+            return {"n": 0, "nModified": 0}
+        if self.before is None:
+            return {"n": 1, "nModified": 0, "upserted": self.after["_id"]}
+        return {"n": 1, "nModified": int(self.is_modified)}
+
+
+def update_first(
+    request: Request,
+    matcher: Matcher,
+    change: Update,
+    number: int,
+    *,
+    order: Document | None = None,
+    upsert: bool = False,
+) -> Changed:
+    """Update the first document that matches, or insert one; raises DocumentLocked."""
+    unit, collection = request.unit, request.collection
+    found = None
+    if collection is not None:
+        found = next(select(unit.view(collection), matcher, order), None)
+    if collection is not None and found is not None:
+        return change_document(request, unit, collection, found, change, number)
+    if not upsert:
+        return Changed(None, None)
+    collection = writable_collection(request)
+    document = with_id(change.upserted(request.mongod.wall(), ObjectId()))
+    validate(collection, document)
+    unit.insert(collection, document, number)
+    return Changed(None, document)
+
+
+def change_document(
+    request: Request,
+    unit: WriteUnit,
+    collection: Collection,
+    document: Document,
+    change: Update,
+    number: int,
+) -> Changed:
+    """Update one document; raises DocumentLocked."""
+    updated = change.apply(document, request.mongod.wall())
+    if updated.o is None:
+        return Changed(document, document)
+    validate(collection, updated.document)
+    unit.update(collection, document, updated.document, updated.o, number)
+    return Changed(document, updated.document, is_modified=True)
+
+
+@command("delete", in_transactions=True)
+async def delete(request: Request) -> Document:
+    """Delete documents."""
+    given = _batch(request, "deletes")
+    statements = Statements(request, len(given))
+    count = 0
+    for index, statement in enumerate(given):
+        outcome = statements.repeated(index)
+        if outcome is None:
+            try:
+                outcome = await _delete(request, statement, statements.ids[index])
+            except CommandError as error:
+                if statements.failed(index, error):
+                    break
+                continue
+            statements.made(index, outcome)
+        count += outcome["n"]
+    return statements.reply({"n": count})
+
+
+async def _delete(request: Request, statement: Document, number: int) -> Document:
+    if not isinstance(statement.get("q"), dict):
+        raise failed_to_parse("a delete statement needs 'q'")
+    limit = statement.get("limit")
+    if limit not in (0, 1):
+        raise bad_value(f"The limit field in delete objects must be 0 or 1. Got {limit}")
+    matcher = Matcher(statement["q"])
+    unit, collection = request.unit, request.collection
+    if collection is None:
+        return {"n": 0}
+    if limit == 1:
+        gone = await when_unlocked(lambda: delete_first(request, matcher, number))
+        return {"n": int(gone is not None)}
+    count = 0
+    for document in list(select(unit.view(collection), matcher)):
+        key = id_key(document["_id"])
+
+        def one(key: Any = key) -> bool:
+            current = unit.view(collection).get(key)
+            if current is None or not matcher(current):
+                return False
+            unit.delete(collection, current, number)
+            return True
+
+        count += await when_unlocked(one)
+    return {"n": count}
+
+
+def delete_first(
+    request: Request, matcher: Matcher, number: int, order: Document | None = None
+) -> Document | None:
+    """Delete the first document that matches and return it; raises DocumentLocked."""
+    unit, collection = request.unit, request.collection
+    if collection is None:
+        return None
+    found = next(select(unit.view(collection), matcher, order), None)
+    if found is not None:
+        unit.delete(collection, found, number)
+    return found

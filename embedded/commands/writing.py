@@ -1,0 +1,113 @@
+"""What all write commands share: retries, waiting for locks, validators, write errors."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from embedded.commands.request import Request
+from embedded.errors import bad_value
+from embedded.storage.bson_values import Document
+from embedded.storage.collection import Collection
+from embedded.storage.queries import Matcher
+from embedded.transactions import DocumentLocked
+from shard_client.errors import CommandError
+
+T = TypeVar("T")
+
+
+async def when_unlocked(attempt: Callable[[], T]) -> T:
+    """Return what ``attempt`` returns, tried again when a transaction's lock is released."""
+    while True:
+        try:
+            return attempt()
+        except DocumentLocked as locked:
+            await locked.transaction.wait_ended()
+
+
+def validate(collection: Collection, document: Document) -> None:
+    """Check ``document`` against the collection's validator: DocumentValidationFailure."""
+    validator = collection.options.get("validator")
+    if not validator or collection.options.get("validationAction") == "warn":
+        return
+    if collection.options.get("validationLevel") != "off" and not Matcher(validator)(document):
+        raise CommandError(
+            121,
+            "Document failed validation",
+            code_name="DocumentValidationFailure",
+            extra={"errInfo": {"failingDocumentId": document.get("_id")}},
+        )
+
+
+def writable_collection(request: Request) -> Collection:
+    """Return the collection to write to, made now when it is not there."""
+    mongod = request.mongod
+    found = mongod.catalog.get(request.ns)
+    if found is not None:
+        return found
+    if mongod.catalog.view(request.ns) is not None:
+        raise CommandError(
+            166, f"Namespace {request.ns} is a view, not a collection",
+            code_name="CommandNotSupportedOnView",
+        )  # fmt: skip
+    if request.database == "local":
+        raise bad_value("the local database of an embedded server is read only")
+    return mongod.create_collection(
+        request.database, request.target, from_migrate=request.client.from_migrate
+    )
+
+
+class Statements:
+    """The statements of one write command: their numbers, outcomes and errors.
+
+    A retried command's statements that were made already are not made again; their outcomes are
+    remembered in the session.
+    """
+
+    def __init__(self, request: Request, count: int) -> None:
+        self._request = request
+        given = request.command.get("stmtIds")
+        first = int(request.command.get("stmtId", 0))
+        self.ids = list(given) if given else list(range(first, first + count))
+        self._remembered = (
+            request.session.statements if request.is_retryable and request.session else {}
+        )
+        self.is_ordered = bool(request.command.get("ordered", True))
+        self.retried: list[int] = []
+        self.errors: list[Document] = []
+
+    def repeated(self, index: int) -> Any:
+        """Return the outcome of statement ``index`` if it was made before, else None."""
+        outcome = self._remembered.get(self.ids[index])
+        if outcome is not None:
+            self.retried.append(self.ids[index])
+        return outcome
+
+    def made(self, index: int, outcome: Any) -> None:
+        """Remember what statement ``index`` did."""
+        if self._request.is_retryable:
+            self._remembered[self.ids[index]] = outcome
+
+    def failed(self, index: int, error: CommandError) -> bool:
+        """Note a write error; True when the command ends here.
+
+        Raises the error itself where servers fail the whole command: write conflicts.
+        """
+        if error.code == 112:
+            raise error
+        entry: Document = {"index": index, "code": error.code}
+        entry |= error.extra
+        entry["errmsg"] = error.message
+        self.errors.append(entry)
+        transaction = self._request.transaction
+        if transaction is not None:
+            self._request.mongod.journal.abort(transaction)
+            return True
+        return self.is_ordered
+
+    def reply(self, fields: Document) -> Document:
+        """Return the command's reply: ``fields``, write errors, retried statements."""
+        reply = dict(fields)
+        if self.errors:
+            reply["writeErrors"] = self.errors
+        if self.retried:
+            reply["retriedStmtIds"] = self.retried
+        return reply

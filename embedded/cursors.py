@@ -1,0 +1,169 @@
+"""Open cursors of an embedded server."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+import bson
+from bson.int64 import Int64
+
+from embedded.errors import cursor_not_found
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+FIRST_BATCH = 101
+_MAX_BATCH_BYTES = 16 * 1024 * 1024
+_IDLE_SECONDS = 600.0
+_MAX_CURSORS = 10_000
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one aggregate, find or getMore gets.
+
+    ``fields`` are further fields of the reply's ``cursor`` (postBatchResumeToken, invalidated);
+    ``is_last`` closes the cursor.
+    """
+
+    documents: list[Any]
+    is_last: bool
+    fields: Document = field(default_factory=dict)
+
+
+class OpenCursor(Protocol):
+    """A cursor that can give more."""
+
+    namespace: str
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        """Return the next batch; ``max_time`` in seconds bounds the wait for data."""
+
+    def close(self) -> None:
+        """Release what the cursor holds."""
+
+
+class ListCursor:
+    """A cursor over documents that are known already.
+
+    With ``unbounded`` a batch may have any size, for callers inside the process.
+    """
+
+    def __init__(
+        self, namespace: str, documents: Iterator[Document], *, unbounded: bool = False
+    ) -> None:
+        self.namespace = namespace
+        self._documents = documents
+        self._unbounded = unbounded
+        self._held: Document | None = next(documents, None)
+
+    async def next_batch(self, batch_size: int | None, _max_time: float) -> Batch:
+        """Return up to ``batch_size`` documents, and as many as fit into a reply."""
+        batch: list[Document] = []
+        size = 0
+        while self._held is not None and (batch_size is None or len(batch) < batch_size):
+            if not self._unbounded:
+                size += len(bson.encode(self._held)) + 16
+                if batch and size > _MAX_BATCH_BYTES:
+                    break
+            batch.append(self._held)
+            self._held = next(self._documents, None)
+        return Batch(batch, self._held is None)
+
+    def close(self) -> None:
+        """Forget the rest."""
+        self._held = None
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    cursor: OpenCursor
+    session: bytes | None
+    used_at: float
+    running: asyncio.Task[Batch] | None = None
+
+
+class CursorTable:
+    """Cursors by id; idle ones die after ten minutes, when new ones are opened."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._entries: dict[int, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, cursor: OpenCursor, session: bytes | None) -> Int64:
+        """Register a cursor and return its id."""
+        now = asyncio.get_running_loop().time()
+        self._expire(now)
+        number = self._random.randrange(1 << 32, 1 << 63)
+        while number in self._entries:
+            number = self._random.randrange(1 << 32, 1 << 63)
+        self._entries[number] = _Entry(cursor, session, now)
+        return Int64(number)
+
+    def _expire(self, now: float) -> None:
+        for number, entry in list(self._entries.items()):
+            if entry.running is None and now - entry.used_at > _IDLE_SECONDS:
+                self.kill(number)
+        if len(self._entries) >= _MAX_CURSORS:
+            raise CommandError(8, f"{len(self._entries)} cursors are open already")
+
+    async def next_batch(
+        self, number: int, batch_size: int | None, max_time: float
+    ) -> tuple[OpenCursor, Batch]:
+        """Return a cursor and its next batch; the cursor is gone when that is its last.
+
+        Raises CursorNotFound, CursorInUse (143), CursorKilled (237), or the cursor's error.
+        """
+        entry = self._entries.get(number)
+        if entry is None:
+            raise cursor_not_found(number)
+        if entry.running is not None:
+            raise CommandError(143, f"cursor id {number} is already in use")
+        running = asyncio.ensure_future(entry.cursor.next_batch(batch_size, max_time))
+        entry.running = running
+        try:
+            batch = await running
+        except CommandError:
+            self._forget(number)
+            raise
+        except asyncio.CancelledError:
+            if number not in self._entries:
+                raise CommandError(237, f"cursor {number} was killed") from None
+            running.cancel()
+            raise
+        finally:
+            entry.running = None
+            entry.used_at = asyncio.get_running_loop().time()
+        if batch.is_last:
+            self._forget(number)
+        return entry.cursor, batch
+
+    def _forget(self, number: int) -> None:
+        entry = self._entries.pop(number, None)
+        if entry is not None:
+            entry.cursor.close()
+
+    def kill(self, number: int) -> bool:
+        """Close a cursor, also one that is waiting for data; False when there is none."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return False
+        self._forget(number)
+        if entry.running is not None:
+            entry.running.cancel()
+        return True
+
+    def end_session(self, session: bytes) -> None:
+        """Close the cursors of a session."""
+        for number, entry in list(self._entries.items()):
+            if entry.session == session:
+                self.kill(number)
+
+    def close(self) -> None:
+        """Close all."""
+        for number in list(self._entries):
+            self.kill(number)

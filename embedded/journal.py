@@ -1,0 +1,232 @@
+"""How a member changes: every change is an oplog entry first, then one of its documents."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import bson
+from bson.binary import Binary
+from bson.timestamp import Timestamp
+
+from embedded.images import PreImages
+from embedded.logical_clock import LogicalClock, as_ordinal
+from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
+from embedded.storage.bson_values import Document, id_key
+from embedded.storage.collection import Collection, DocumentView
+from embedded.transactions import DocumentLocked, Isolation, Transaction
+from embedded.writes import Operation, delete_entry, insert_entry, update_entry
+
+_TERM = 1
+_MAX_ENTRY_BYTES = 16 * 1024 * 1024
+
+
+class Journal:
+    """The oplog with the clock that stamps its entries, the pre-images, and isolation."""
+
+    def __init__(self, clock: LogicalClock, oplog: Oplog, wall: Callable[[], float]) -> None:
+        self.clock = clock
+        self.oplog = oplog
+        self.images = PreImages()
+        self.isolation = Isolation()
+        self._wall = wall
+
+    @property
+    def position(self) -> int:
+        """The ordinal of the last entry."""
+        last = self.oplog.last_ts
+        return as_ordinal(last) if last is not None else 0
+
+    def log(
+        self, fields: dict[str, Any], *, from_migrate: bool = False, at: Timestamp | None = None
+    ) -> OplogEntry:
+        """Append an entry made of ``fields``, stamped with a new cluster time or with ``at``."""
+        if at is None:
+            at = self.clock.tick()
+        else:
+            self.clock.advance(at)
+        wall = datetime.fromtimestamp(self._wall(), UTC).replace(tzinfo=None)
+        fields |= {
+            "ts": at,
+            "t": _TERM,
+            "v": 2,
+            "wall": wall.replace(microsecond=wall.microsecond // 1000 * 1000),
+        }
+        if from_migrate:
+            fields["fromMigrate"] = True
+        entry = cast(OplogEntry, fields)
+        self.oplog.append(entry)
+        return entry
+
+    def log_command(
+        self,
+        database: str,
+        o: Document,
+        *,
+        uuid: Binary | None = None,
+        o2: Document | None = None,
+        from_migrate: bool = False,
+    ) -> OplogEntry:
+        """Append a command entry (``c``) on ``database``."""
+        fields: dict[str, Any] = {"op": "c", "ns": f"{database}.$cmd"}
+        if uuid is not None:
+            fields["ui"] = uuid
+        fields["o"] = o
+        if o2 is not None:
+            fields["o2"] = o2
+        return self.log(fields, from_migrate=from_migrate)
+
+    def apply(self, operation: Operation, ts: Timestamp, image_ts: Timestamp, index: int) -> None:
+        """Make a logged operation: keep its pre-image, tell the snapshots, change the document."""
+        collection = operation.collection
+        if operation.before is not None and collection.keeps_images:
+            self.images.keep(collection.uuid, image_ts, index, operation.before)
+            self.images.forget_through(self.oplog.truncated_through)
+        self.isolation.note(collection, operation.key, operation.before, as_ordinal(ts))
+        operation.apply()
+
+    # transactions
+
+    def prepare(self, transaction: Transaction) -> Timestamp:
+        """Log the transaction as prepared; returns the prepare timestamp."""
+        entry = self._log_operations(transaction, at=None, prepare=True)[-1]
+        transaction.state = "prepared"
+        transaction.prepared_at = entry["ts"]
+        return entry["ts"]
+
+    def commit(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
+        """Log and make the transaction's operations; returns the commit's cluster time."""
+        if not transaction.operations and transaction.prepared_at is None:
+            transaction.committed_at = self.oplog.last_ts or self.clock.time
+            transaction.end("committed")
+            return transaction.committed_at
+        if transaction.prepared_at is None:
+            places = self._log_operations(transaction, at=at, prepare=False)
+            ts = places[-1]["ts"]
+        else:
+            places = transaction.chain
+            ts = self._log_end(transaction, at)
+        transaction.committed_at = ts
+        index = iter(
+            (entry["ts"], i) for entry in places for i in range(len(entry["o"]["applyOps"]))
+        )
+        for operation, (image_ts, place) in zip(transaction.operations, index, strict=True):
+            self.apply(operation, ts, image_ts, place)
+        transaction.end("committed")
+        return ts
+
+    def abort(self, transaction: Transaction) -> None:
+        """Forget the transaction; a prepared one leaves an entry."""
+        if transaction.prepared_at is not None:
+            fields = self._transaction_fields(transaction, transaction.prepared_at)
+            self.log(fields | {"o": {"abortTransaction": 1}})
+        transaction.end("aborted")
+
+    def _log_end(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
+        fields = self._transaction_fields(transaction, transaction.prepared_at)
+        at = at or self.clock.tick()
+        command = {"commitTransaction": 1, "commitTimestamp": at}
+        return self.log(fields | {"o": command}, at=at)["ts"]
+
+    @staticmethod
+    def _transaction_fields(transaction: Transaction, previous: Timestamp | None) -> dict[str, Any]:
+        return {
+            "lsid": transaction.lsid,
+            "txnNumber": transaction.txn_number,
+            "op": "c",
+            "ns": "admin.$cmd",
+            "prevOpTime": NULL_OP_TIME if previous is None else {"ts": previous, "t": _TERM},
+        }
+
+    def _log_operations(
+        self, transaction: Transaction, *, at: Timestamp | None, prepare: bool
+    ) -> list[OplogEntry]:
+        """Log the operations in as many entries as their size needs, linked to each other."""
+        parts = _parts([operation.entry for operation in transaction.operations])
+        previous: Timestamp | None = None
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            o: Document = {"applyOps": part}
+            if not last:
+                o["partialTxn"] = True
+            elif prepare:
+                o["prepare"] = True
+            if last and len(parts) > 1:
+                o["count"] = len(transaction.operations)
+            fields = self._transaction_fields(transaction, previous)
+            entry = self.log(fields | {"o": o}, at=at if len(parts) == 1 else None)
+            previous = entry["ts"]
+            transaction.chain.append(entry)
+        return transaction.chain
+
+
+def _parts(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Cut a transaction's operations into parts that fit into an oplog entry each."""
+    parts: list[list[dict[str, Any]]] = [[]]
+    size = 0
+    for entry in entries:
+        length = len(bson.encode(entry)) + 16
+        if parts[-1] and size + length > _MAX_ENTRY_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += length
+    return parts
+
+
+class CommittedWrites:
+    """The ``WriteUnit`` outside of transactions: each write is made, and seen, at once.
+
+    ``session_fields`` (``lsid`` and ``txnNumber``) mark retryable writes in the oplog.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        from_migrate: bool = False,
+        session_fields: dict[str, Any] | None = None,
+    ) -> None:
+        self._journal = journal
+        self._from_migrate = from_migrate
+        self._session_fields = session_fields
+
+    def view(self, collection: Collection) -> DocumentView:
+        """Return the committed state."""
+        return collection
+
+    def insert(self, collection: Collection, document: Document, statement: int) -> None:
+        """Insert; raises DuplicateKey, or DocumentLocked."""
+        key = id_key(document["_id"])
+        self._refuse_locked(collection, key)
+        collection.check_unique(document, inserting=True)
+        entry = insert_entry(collection, document)
+        self._make(Operation(collection, key, None, document, entry), statement)
+
+    def update(
+        self, collection: Collection, before: Document, after: Document, o: Document, statement: int
+    ) -> None:
+        """Update; raises DuplicateKey, or DocumentLocked."""
+        key = id_key(after["_id"])
+        self._refuse_locked(collection, key)
+        collection.check_unique(after, inserting=False)
+        entry = update_entry(collection, after, o)
+        self._make(Operation(collection, key, before, after, entry), statement)
+
+    def delete(self, collection: Collection, before: Document, statement: int) -> None:
+        """Delete; raises DocumentLocked."""
+        key = id_key(before["_id"])
+        self._refuse_locked(collection, key)
+        entry = delete_entry(collection, before)
+        self._make(Operation(collection, key, before, None, entry), statement)
+
+    def _refuse_locked(self, collection: Collection, key: Any) -> None:
+        holder = self._journal.isolation.holder(collection, key)
+        if holder is not None:
+            raise DocumentLocked(holder)
+
+    def _make(self, operation: Operation, statement: int) -> None:
+        fields = operation.entry
+        if self._session_fields is not None:
+            fields = {**self._session_fields, **fields, "stmtId": statement}
+        entry = self._journal.log(fields, from_migrate=self._from_migrate)
+        self._journal.apply(operation, entry["ts"], entry["ts"], 0)

@@ -1,0 +1,64 @@
+"""Logical sessions: retryable writes that were made, and each session's transaction."""
+
+from collections import OrderedDict
+from hashlib import sha256
+from typing import Any
+
+from embedded.storage.bson_values import Document
+from embedded.transactions import Transaction
+
+_NOBODY = sha256(b"").digest()
+"""The ``uid`` of sessions without authentication."""
+
+
+class Session:
+    """What a member remembers of one session."""
+
+    def __init__(self, lsid: dict[str, Any]) -> None:
+        self.lsid = lsid
+        self.txn_number = -1
+        self.statements: dict[int, Any] = {}
+        self.reply: Document | None = None
+        self.transaction: Transaction | None = None
+
+    def start_retryable(self, txn_number: int) -> None:
+        """Begin, or repeat, the retryable write ``txn_number``."""
+        if txn_number > self.txn_number:
+            self.txn_number = txn_number
+            self.statements = {}
+            self.reply = None
+            self.transaction = None
+
+
+class SessionTable:
+    """Sessions by id; the longest unused go when there are more than ``limit``."""
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+
+    def get(self, lsid: dict[str, Any]) -> Session:
+        """Return the session, new or known."""
+        key = bytes(lsid["id"])
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(full_lsid(lsid))
+            if len(self._sessions) > self._limit:
+                self._drop_oldest()
+        else:
+            self._sessions.move_to_end(key)
+        return session
+
+    def _drop_oldest(self) -> None:
+        for key, session in self._sessions.items():
+            if session.transaction is None or not session.transaction.is_open:
+                del self._sessions[key]
+                return
+
+    def __iter__(self) -> Any:
+        return iter(list(self._sessions.values()))
+
+
+def full_lsid(lsid: dict[str, Any]) -> dict[str, Any]:
+    """Return the session id with the user's digest, as the oplog and events have it."""
+    return {"id": lsid["id"], "uid": lsid.get("uid", _NOBODY)}

@@ -1,0 +1,209 @@
+"""The ``$v: 2`` diffs of the oplog: made from updates, and applied.
+
+A diff of a document has the sections ``d`` (deleted fields), ``u`` (changed), ``i`` (new), and
+``s<field>`` for what changed inside a field; one of an array has ``a: true``, ``l`` (new length),
+``u<index>`` and ``s<index>``. Source: docs/protocol.md, section 5 (updateDescription).
+"""
+
+from typing import Any
+
+import bson
+
+from embedded.storage.bson_values import MISSING, Document, copied, identical
+
+_ENTRY_OVERHEAD = 15
+"""Bytes of ``{$v: 2, diff: ...}`` around a diff."""
+
+
+def compute_diff(before: Document, after: Document) -> Document | None:
+    """Return the diff that a pipeline update logs, or None when the whole document is smaller."""
+    diff = _document_diff(before, after, padding=_ENTRY_OVERHEAD)
+    return diff if diff is not None and _size(diff) < _size(after) else None
+
+
+def _size(document: Document) -> int:
+    return len(bson.encode(document))
+
+
+def _document_diff(before: Document, after: Document, padding: int = 0) -> Document | None:
+    deleted: set[str] = set()
+    updates: Document = {}
+    inside: Document = {}
+    old, new = list(before.items()), list(after.items())
+    i = j = 0
+    while i < len(old) and j < len(new):
+        (name, value), (new_name, new_value) = old[i], new[j]
+        i += 1
+        if name != new_name:
+            deleted.add(name)
+            continue
+        j += 1
+        _compare(name, value, new_value, updates, inside)
+    inserts = dict(new[j:])
+    removals = {name: False for name, _ in old[i:]}
+    removals |= dict.fromkeys(sorted(deleted - inserts.keys()), False)
+    diff: Document = {}
+    for section, content in (("d", removals), ("u", updates), ("i", inserts)):
+        if content:
+            diff[section] = content
+    diff |= {"s" + name: sub for name, sub in inside.items()}
+    return diff if _size(after) > _size(diff) + padding else None
+
+
+def _compare(name: str, value: Any, new: Any, updates: Document, inside: Document) -> None:
+    """Put what turns ``value`` into ``new`` into one of the sections; nothing when equal."""
+    if identical(value, new):
+        return
+    sub = None
+    if isinstance(value, dict) and isinstance(new, dict):
+        sub = _document_diff(value, new)
+    elif isinstance(value, list) and isinstance(new, list):
+        sub = _array_diff(value, new)
+    if sub is None:
+        updates[name] = new
+    else:
+        inside[name] = sub
+
+
+def _array_diff(before: list[Any], after: list[Any]) -> Document | None:
+    diff: Document = {"a": True}
+    if len(before) > len(after):
+        diff["l"] = len(after)
+    for index, new in enumerate(after):
+        updates: Document = {}
+        inside: Document = {}
+        _compare("", before[index] if index < len(before) else MISSING, new, updates, inside)
+        diff |= {f"u{index}": value for value in updates.values()}
+        diff |= {f"s{index}": value for value in inside.values()}
+    as_document = {str(index): value for index, value in enumerate(after)}
+    return diff if _size(as_document) > _size(diff) else None
+
+
+def apply_diff(document: Document, diff: Document) -> Document:
+    """Return a copy of ``document`` with ``diff`` applied to it."""
+    result: Document = copied(document)
+    _apply_to_document(result, diff)
+    return result
+
+
+def _apply_to_document(document: Document, diff: Document) -> None:
+    for section, content in diff.items():
+        if section == "d":
+            for name in content:
+                document.pop(name, None)
+        elif section == "u":
+            document.update(content)
+        elif section == "i":
+            for name, value in content.items():
+                document.pop(name, None)
+                document[name] = value
+        else:
+            name = section[1:]
+            if content.get("a"):
+                _apply_to_array(document[name], content)
+            else:
+                _apply_to_document(document[name], content)
+
+
+def _apply_to_array(array: list[Any], diff: Document) -> None:
+    for section, content in diff.items():
+        if section == "a":
+            continue
+        if section == "l":
+            del array[content:]
+            continue
+        index = int(section[1:])
+        array.extend([None] * (index + 1 - len(array)))
+        if section[0] == "u":
+            array[index] = content
+        elif content.get("a"):
+            _apply_to_array(array[index], content)
+        else:
+            _apply_to_document(array[index], content)
+
+
+class DiffLog:
+    """Collects what update operators did, path by path, and writes it as one diff.
+
+    It logs what was done, as MongoDB does for operators, instead of comparing documents: an
+    element pushed is a new index, an array otherwise changed is logged whole.
+    """
+
+    def __init__(self) -> None:
+        self._root: _Node = _Node(is_array=False)
+
+    def __bool__(self) -> bool:
+        return self._root.touched
+
+    def deleted(self, document: Document, path: list[str]) -> None:
+        """A field was there, and is gone. ``document`` is that before the update."""
+        self._parent(document, path).deletes[path[-1]] = False
+
+    def updated(self, document: Document, path: list[str], value: Any) -> None:
+        """A field that was there has another value."""
+        self._parent(document, path).updates[path[-1]] = value
+
+    def created(self, before: Document, path: list[str], after: Document) -> None:
+        """A field is new; its missing parents with it. ``after`` is the updated document."""
+        holder: Any = before
+        for depth, part in enumerate(path):
+            if _child(holder, part) is MISSING:
+                prefix = path[: depth + 1]
+                self._parent(before, prefix).inserts[part] = _at(after, prefix)
+                return
+            holder = _child(holder, part)
+        self.updated(before, path, _at(after, path))
+
+    def _parent(self, document: Document, path: list[str]) -> "_Node":
+        self._root.touched = True
+        node, holder = self._root, document
+        for part in path[:-1]:
+            holder = _child(holder, part)
+            node = node.inside.setdefault(part, _Node(is_array=isinstance(holder, list)))
+        return node
+
+    def diff(self) -> Document:
+        """Return the diff of everything logged."""
+        return self._root.diff()
+
+
+class _Node:
+    """What happened directly in one document or array."""
+
+    def __init__(self, *, is_array: bool) -> None:
+        self.is_array = is_array
+        self.touched = False
+        self.deletes: dict[str, bool] = {}
+        self.updates: Document = {}
+        self.inserts: Document = {}
+        self.inside: dict[str, _Node] = {}
+
+    def diff(self) -> Document:
+        if self.is_array:
+            changes = {**self.updates, **self.inserts}
+            both = sorted({*changes, *self.inside}, key=int)
+            return {"a": True} | {
+                ("u" if index in changes else "s") + index: changes[index]
+                if index in changes
+                else self.inside[index].diff()
+                for index in both
+            }
+        diff: Document = {}
+        for section, content in (("d", self.deletes), ("u", self.updates), ("i", self.inserts)):
+            if content:
+                diff[section] = content
+        return diff | {"s" + name: node.diff() for name, node in self.inside.items()}
+
+
+def _child(holder: Any, part: str) -> Any:
+    if isinstance(holder, dict):
+        return holder.get(part, MISSING)
+    if isinstance(holder, list) and part.isdigit() and int(part) < len(holder):
+        return holder[int(part)]
+    return MISSING
+
+
+def _at(document: Any, path: list[str]) -> Any:
+    for part in path:
+        document = _child(document, part)
+    return document

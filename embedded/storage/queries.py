@@ -1,0 +1,245 @@
+"""MongoDB's query language through mongomock, with BSON's types and order."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from bson.errors import InvalidDocument
+from bson.regex import Regex
+from mongomock import aggregate as mongomock_aggregate
+from mongomock import filtering
+from pymongo.errors import OperationFailure
+
+from embedded.errors import bad_value
+from embedded.storage.bson_values import MISSING, Document, value_at
+from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
+from embedded.storage.type_names import has_type
+from shard_client.errors import CommandError
+
+NOTHING: Any = filtering.NOTHING  # type: ignore[attr-defined]
+"""mongomock's mark of a field that is not there."""
+
+process_pipeline: Any = mongomock_aggregate.process_pipeline
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Turn what mongomock raises into what a server answers."""
+    try:
+        yield
+    except OperationFailure as error:
+        raise CommandError(error.code or 2, str(error.args[0])) from error
+    except NotImplementedError as error:
+        raise CommandError(238, str(error), code_name="NotImplemented") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, InvalidDocument) as error:
+        raise bad_value(f"{type(error).__name__}: {error}") from error
+
+
+class Matcher:
+    """A filter, read once and asked often. Raises CommandError when it makes no sense."""
+
+    def __init__(self, condition: Mapping[str, Any]) -> None:
+        self.condition = condition
+        self._equal: list[tuple[str, SortKey]] = []
+        simple = all(_is_plain(name, value) for name, value in condition.items())
+        if simple:
+            self._equal = [(name, sort_key(value)) for name, value in condition.items()]
+        self._normal = None if simple else _normalised(condition)
+        if self._normal is not None:
+            self._apply({})
+
+    def __call__(self, document: Document) -> bool:
+        """Tell whether ``document`` matches."""
+        if self._normal is not None:
+            return self._apply(document)
+        for name, wanted in self._equal:
+            value = document.get(name, MISSING)
+            if isinstance(value, list):
+                if all(sort_key(item) != wanted for item in value):
+                    return False
+            elif value is MISSING or sort_key(value) != wanted:
+                return False
+        return True
+
+    def _apply(self, document: Document) -> bool:
+        with library_errors():
+            return bool(_filterer.apply(self._normal, document))
+
+
+def matches(condition: Mapping[str, Any], document: Document) -> bool:
+    """Tell whether ``document`` matches the filter ``condition``."""
+    return Matcher(condition)(document)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Tell whether this is equality of a top-level field with a value that is no array or null."""
+    return (
+        not name.startswith("$")
+        and "." not in name
+        and value is not None
+        and not isinstance(value, dict | list | Regex)
+    )
+
+
+_LOGICAL = frozenset({"$and", "$or", "$nor"})
+
+
+def is_operators(value: Any) -> bool:
+    """Tell whether a filter's value is a document of operators instead of one to be equal to."""
+    return isinstance(value, Mapping) and bool(value) and next(iter(value)).startswith("$")
+
+
+def _normalised(condition: Any) -> Any:
+    """Write equality as ``$eq`` and regular expressions as ``$regex``, all the way down."""
+    if not isinstance(condition, Mapping):
+        raise bad_value("the match filter must be an expression in an object")
+    result: Document = {}
+    for name, value in condition.items():
+        if name in _LOGICAL:
+            if not isinstance(value, list) or not value:
+                raise bad_value(f"{name} argument must be a non-empty array")
+            result[name] = [_normalised(item) for item in value]
+        elif name.startswith("$"):
+            result[name] = value
+        elif isinstance(value, Regex):
+            result[name] = {"$regex": value}
+        elif is_operators(value) and "$ref" not in value:
+            result[name] = {op: _operand(op, item) for op, item in value.items()}
+        else:
+            result[name] = {"$eq": value}
+    return result
+
+
+def _operand(operator: str, value: Any) -> Any:
+    if operator == "$elemMatch" and isinstance(value, Mapping):
+        if is_operators(value) and next(iter(value)) not in _LOGICAL:
+            return {op: _operand(op, item) for op, item in value.items()}
+        return _normalised(value)
+    if operator == "$not" and isinstance(value, Mapping):
+        return {op: _operand(op, item) for op, item in value.items()}
+    return value
+
+
+def _comparing(test: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Make a range operator: values of one type only, any element of an array."""
+
+    def compare(value: Any, wanted: Any) -> bool:
+        rank, body = sort_key(wanted)
+
+        def single(item: Any) -> bool:
+            item_rank, item_body = sort_key(item)
+            return item_rank == rank and test(item_body, body)
+
+        if value is NOTHING:
+            return False
+        if isinstance(value, list) and any(single(item) for item in value):
+            return True
+        return single(value)
+
+    return compare
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    if value is NOTHING:
+        return wanted is None
+    if isinstance(wanted, Regex):
+        return bool(_filterer.apply({"v": {"$regex": wanted}}, {"v": value}))
+    key = sort_key(wanted)
+    if isinstance(value, list) and any(sort_key(item) == key for item in value):
+        return True
+    return sort_key(value) == key
+
+
+def _any_of(value: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, list | tuple):
+        raise bad_value("$in needs an array")
+    return any(_equal(value, item) for item in wanted)
+
+
+def _modulo(value: Any, wanted: Any) -> bool:
+    divisor, remainder = (int(number) for number in wanted)
+    values = value if isinstance(value, list) else [value]
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return any(int(number) % divisor == remainder for number in numbers)
+
+
+class _BsonFilterer(filtering._Filterer):
+    """mongomock's matching with operators that know all of BSON's types."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operator_map |= {
+            "$eq": _equal,
+            "$ne": lambda value, wanted: not _equal(value, wanted),
+            "$in": _any_of,
+            "$nin": lambda value, wanted: not _any_of(value, wanted),
+            "$gt": _comparing(lambda a, b: a > b),
+            "$gte": _comparing(lambda a, b: a >= b),
+            "$lt": _comparing(lambda a, b: a < b),
+            "$lte": _comparing(lambda a, b: a <= b),
+            "$type": lambda value, wanted: value is not NOTHING and has_type(value, wanted),
+            "$mod": lambda value, wanted: value is not NOTHING and _modulo(value, wanted),
+            "$size": lambda value, wanted: isinstance(value, list) and len(value) == wanted,
+        }
+
+
+_filterer: Any = _BsonFilterer()
+
+
+def _key_at(path: str, direction: int, document: Document) -> SortKey:
+    """Return the key to sort ``document`` by; arrays count by their extreme element."""
+    value = value_at(document, path)
+    if value is MISSING:
+        parent, _, leaf = path.rpartition(".")
+        holder = value_at(document, parent) if parent else MISSING
+        if not isinstance(holder, list):
+            return (NULL, 0)
+        value = [item[leaf] for item in holder if isinstance(item, dict) and leaf in item]
+    if not isinstance(value, list):
+        return sort_key(value)
+    if not value:
+        return (EMPTY_ARRAY, 0)
+    keys = [sort_key(item) for item in value]
+    return min(keys) if direction > 0 else max(keys)
+
+
+def sort_documents(documents: Iterable[Document], order: Mapping[str, int]) -> list[Document]:
+    """Return the documents sorted by ``order``, ``{path: 1 or -1, ...}``; equal ones stay put."""
+    result = list(documents)
+    for path, direction in reversed(list(order.items())):
+        if path == "$natural":
+            if direction < 0:
+                result.reverse()
+            continue
+        result.sort(key=partial(_key_at, path, direction), reverse=direction < 0)
+    return result
+
+
+def project(document: Document, projection: Mapping[str, Any]) -> Document:
+    """Return what ``projection``, a find's, leaves of ``document``."""
+    if not projection:
+        return document
+    with library_errors():
+        if any(_is_computed(value) for value in projection.values()):
+            [projected] = process_pipeline([document], None, [{"$project": dict(projection)}], None)
+            return dict(projected)
+        fields = {
+            name: value if isinstance(value, dict) else int(bool(value))
+            for name, value in projection.items()
+        }
+        return dict(_projector(document, fields))
+
+
+def _is_computed(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, dict) and not {"$slice", "$elemMatch"} & value.keys()
+
+
+def _projector(document: Document, fields: Document) -> Document:
+    # Imported on first use: making mongomock's client costs time.
+    from embedded.storage.field_updates import machine
+
+    result: Document = machine()._copy_only_fields(document, fields, dict)
+    return result

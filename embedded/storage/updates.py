@@ -1,0 +1,346 @@
+"""Updates: operators, replacements and pipelines, and what they leave in the oplog."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from bson.objectid import ObjectId
+
+from embedded.errors import bad_value, failed_to_parse
+from embedded.storage.aggregation import aggregate
+from embedded.storage.bson_values import MISSING, Document, copied, identical, value_at
+from embedded.storage.diff import DiffLog, compute_diff
+from embedded.storage.field_updates import appends, new_value
+from embedded.storage.queries import is_operators, matches
+from shard_client.errors import CommandError
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """An update's outcome: the new document, and the oplog entry's ``o`` (None: no change)."""
+
+    document: Document
+    o: Document | None
+
+
+class Update:
+    """One update specification, ready to be applied to many documents.
+
+    ``specification`` is an update document, a replacement, or a pipeline (a list); ``condition``
+    is the statement's filter (for the positional ``$``). Raises FailedToParse and kin.
+    """
+
+    def __init__(
+        self,
+        specification: Any,
+        condition: Mapping[str, Any],
+        array_filters: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        if not isinstance(specification, Mapping | list):
+            raise failed_to_parse("Update argument must be either an object or an array")
+        self.specification: Any = specification
+        self._condition = condition
+        self._array_filters = {_identifier(each): each for each in array_filters}
+        self.is_pipeline = isinstance(specification, list)
+        self.is_replacement = not self.is_pipeline and not is_operators(specification)
+        self._changes: list[tuple[str, str, Any]] = []
+        if isinstance(specification, Mapping) and not self.is_replacement:
+            self._changes = list(_changes(specification))
+            _check_conflicts([path for _, path, _ in self._changes])
+
+    def apply(self, document: Document, now: float) -> Updated:
+        """Update ``document``, which stays as it is; ``now`` in seconds since 1970."""
+        if self.is_replacement:
+            after = _replacement(document, self.specification)
+            return Updated(after, None if identical(document, after) else after)
+        if self.is_pipeline:
+            after = self._run_pipeline(document)
+            _check_id(document, after)
+            if identical(document, after):
+                return Updated(document, None)
+            diff = compute_diff(document, after)
+            return Updated(after, after if diff is None else {"$v": 2, "diff": diff})
+        after, log = self._operate(document, now, inserting=False)
+        if not log:
+            return Updated(document, None)
+        _check_id(document, after)
+        return Updated(after, {"$v": 2, "diff": log.diff()})
+
+    def upserted(self, now: float, new_id: ObjectId) -> Document:
+        """Return the document that an upsert inserts, with ``new_id`` if no ``_id`` is given."""
+        base = _equalities(self._condition)
+        if self.is_replacement:
+            document = dict(self.specification)
+            if "_id" not in document and "_id" in base:
+                document["_id"] = base["_id"]
+        elif self.is_pipeline:
+            document = self._run_pipeline(base)
+        else:
+            document, _ = self._operate(base, now, inserting=True)
+        given = document.pop("_id", new_id)
+        return {"_id": given, **document}
+
+    def _run_pipeline(self, document: Document) -> Document:
+        for stage in self.specification:
+            if not set(stage) <= _PIPELINE_STAGES:
+                name = next(iter(stage), "")
+                raise CommandError(72, f"{name} is not allowed to be used within an update")
+        [after] = aggregate([document], self.specification)
+        if "_id" in document and "_id" not in after:
+            after = {"_id": document["_id"], **after}
+        return after
+
+    def _operate(
+        self, document: Document, now: float, *, inserting: bool
+    ) -> tuple[Document, DiffLog]:
+        after: Document = copied(document)
+        log = DiffLog()
+        for operator, pattern, argument in self._changes:
+            if operator == "$setOnInsert" and not inserting:
+                continue
+            if operator == "$rename":
+                self._rename(document, after, pattern, argument, log)
+                continue
+            for path in self._concrete_paths(after, pattern):
+                before = value_at(after, path)
+                value = new_value(operator, path, before, argument, now)
+                _store(after, path, before, value)
+                added = appends(operator, argument, before)
+                if added and value is not MISSING:
+                    _log_appended(document, path, value, added, log)
+                elif not identical(before, value):
+                    _log_change(document, after, path, before, value, log)
+        return after, log
+
+    @staticmethod
+    def _rename(document: Document, after: Document, old: str, new: Any, log: DiffLog) -> None:
+        value = value_at(after, old)
+        if value is MISSING:
+            return
+        target = value_at(after, new)
+        remove_at(after, old)
+        log.deleted(document, old.split("."))
+        set_at(after, new, value)
+        if not identical(target, value):
+            _log_change(document, after, new, target, value, log)
+
+    def _concrete_paths(self, document: Document, pattern: str) -> list[str]:
+        """Put indexes in the place of ``$``, ``$[]`` and ``$[identifier]``."""
+        if "$" not in pattern:
+            return [pattern]
+        paths = [""]
+        for part in pattern.split("."):
+            paths = [
+                f"{prefix}.{piece}" if prefix else piece
+                for prefix in paths
+                for piece in self._pieces(document, prefix, part)
+            ]
+        return paths
+
+    def _pieces(self, document: Document, prefix: str, part: str) -> list[str]:
+        if part == "$":
+            return [str(self._matched_index(document, prefix))]
+        if not part.startswith("$["):
+            return [part]
+        array = value_at(document, prefix)
+        if not isinstance(array, list):
+            raise bad_value(
+                f"The path '{prefix}' must exist in the document in order to apply array updates."
+            )
+        name = part[2:-1]
+        if not name:
+            return [str(index) for index in range(len(array))]
+        if name not in self._array_filters:
+            raise bad_value(f"No array filter found for identifier '{name}' in path '{prefix}'")
+        condition = _renamed(self._array_filters[name], name, "v")
+        return [str(i) for i, item in enumerate(array) if matches(condition, {"v": item})]
+
+    def _matched_index(self, document: Document, prefix: str) -> int:
+        array = value_at(document, prefix)
+        conditions = _renamed(
+            {n: c for n, c in self._condition.items() if _is_at_or_under(n, prefix)}, prefix, "v"
+        )
+        if isinstance(array, list) and conditions:
+            for index, item in enumerate(array):
+                if matches(conditions, {"v": [item]}):
+                    return index
+        raise bad_value("The positional operator did not find the match needed from the query.")
+
+
+def _store(after: Document, path: str, before: Any, value: Any) -> None:
+    if value is MISSING:
+        if before is not MISSING:
+            remove_at(after, path)
+    elif not identical(before, value):
+        set_at(after, path, value)
+
+
+_PIPELINE_STAGES = frozenset(
+    {"$set", "$addFields", "$unset", "$project", "$replaceRoot", "$replaceWith"}
+)
+
+
+def _identifier(array_filter: Mapping[str, Any]) -> str:
+    for name, value in array_filter.items():
+        if name in ("$and", "$or", "$nor"):
+            return _identifier(value[0])
+        return name.partition(".")[0]
+    raise failed_to_parse("Cannot use an expression without a top-level field name in arrayFilters")
+
+
+def _renamed(condition: Mapping[str, Any], old: str, new: str) -> Document:
+    result: Document = {}
+    for name, value in condition.items():
+        if name in ("$and", "$or", "$nor"):
+            result[name] = [_renamed(item, old, new) for item in value]
+        else:
+            result[new + name[len(old) :]] = value
+    return result
+
+
+def _is_at_or_under(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(prefix + ".")
+
+
+def _changes(specification: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield (operator, path, argument) in the order in which servers apply them: by path."""
+    found = []
+    for operator, fields in specification.items():
+        if not operator.startswith("$"):
+            raise failed_to_parse(
+                f"Unknown modifier: {operator}. Expected a valid update modifier or pipeline-style "
+                "update specified as an array"
+            )
+        if not isinstance(fields, Mapping):
+            raise failed_to_parse(
+                f"Modifiers operate on fields but we found another type for {operator}"
+            )
+        found += [(operator, path, argument) for path, argument in fields.items()]
+    return iter(sorted(found, key=lambda change: _path_order(change[1])))
+
+
+def _path_order(path: str) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.split(".")]
+
+
+def _check_conflicts(paths: list[str]) -> None:
+    for path in paths:
+        if not path or path.startswith("$") or ".." in path or path.endswith("."):
+            raise CommandError(
+                56,
+                f"The update path '{path}' contains an empty field name",
+                code_name="EmptyFieldName",
+            )
+    for first, second in pairwise(paths):
+        if _is_at_or_under(second, first):
+            raise CommandError(
+                40,
+                f"Updating the path '{second}' would create a conflict at '{first}'",
+                code_name="ConflictingUpdateOperators",
+            )
+
+
+def _replacement(document: Document, replacement: Any) -> Document:
+    given = replacement.get("_id", document["_id"])
+    _check_id(document, {"_id": given})
+    return {"_id": document["_id"]} | {k: v for k, v in replacement.items() if k != "_id"}
+
+
+def _check_id(before: Document, after: Document) -> None:
+    if not identical(before.get("_id"), after.get("_id")) and before.get("_id") != after.get("_id"):
+        raise CommandError(
+            66,
+            "Performing an update on the path '_id' would modify the immutable field '_id'",
+            code_name="ImmutableField",
+        )
+
+
+def _equalities(condition: Mapping[str, Any]) -> Document:
+    """Return the document that a filter's equalities describe, an upsert's starting point."""
+    found: Document = {}
+    for name, value in condition.items():
+        if name == "$and":
+            for item in value:
+                found |= _equalities(item)
+        elif name.startswith("$"):
+            continue
+        elif not is_operators(value):
+            set_at(found, name, copied(value))
+        elif "$eq" in value:
+            set_at(found, name, copied(value["$eq"]))
+        elif len(value.get("$in", ())) == 1 and len(value) == 1:
+            set_at(found, name, copied(value["$in"][0]))
+    return found
+
+
+def set_at(document: Document, path: str, value: Any) -> None:
+    """Put ``value`` at a dotted path, making parents; PathNotViable when one is no container."""
+    *parents, leaf = path.split(".")
+    holder: Any = document
+    for part in parents:
+        holder = _step(holder, part, path)
+    if isinstance(holder, list):
+        index = _index(leaf, path)
+        holder.extend([None] * (index + 1 - len(holder)))
+        holder[index] = value
+    elif isinstance(holder, dict):
+        holder[leaf] = value
+    else:
+        raise _not_viable(leaf, path)
+
+
+def _step(holder: Any, part: str, path: str) -> Any:
+    if isinstance(holder, dict):
+        return holder.setdefault(part, {})
+    if isinstance(holder, list):
+        index = _index(part, path)
+        if index >= len(holder):
+            holder.extend([None] * (index - len(holder)))
+            holder.append({})
+        return holder[index]
+    raise _not_viable(part, path)
+
+
+def _index(part: str, path: str) -> int:
+    if not part.isdigit() or int(part) > 1_500_000:
+        raise _not_viable(part, path)
+    return int(part)
+
+
+def _not_viable(part: str, path: str) -> CommandError:
+    return CommandError(
+        28, f"Cannot create field '{part}' in element of path '{path}'", code_name="PathNotViable"
+    )
+
+
+def remove_at(document: Document, path: str) -> None:
+    """Remove the field at a dotted path; an array's element becomes null."""
+    parent, _, leaf = path.rpartition(".")
+    holder = value_at(document, parent) if parent else document
+    if isinstance(holder, list):
+        holder[int(leaf)] = None
+    elif isinstance(holder, dict):
+        holder.pop(leaf, None)
+
+
+def _log_change(
+    document: Document, after: Document, path: str, before: Any, value: Any, log: DiffLog
+) -> None:
+    parts = path.split(".")
+    if value is MISSING:
+        if isinstance(value_at(after, path.rpartition(".")[0]), list):
+            log.updated(document, parts, None)
+        else:
+            log.deleted(document, parts)
+    elif before is MISSING:
+        log.created(document, parts, after)
+    else:
+        log.updated(document, parts, value)
+
+
+def _log_appended(
+    document: Document, path: str, array: list[Any], added: int, log: DiffLog
+) -> None:
+    for index in range(len(array) - added, len(array)):
+        log.updated(document, [*path.split("."), str(index)], array[index])

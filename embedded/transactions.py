@@ -1,0 +1,201 @@
+"""Multi-document transactions of one member: snapshot, write set, locks."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from bson.timestamp import Timestamp
+
+from embedded.errors import write_conflict
+from embedded.oplog import OplogEntry
+from embedded.storage.bson_values import MISSING, Document, IdKey, id_key
+from embedded.storage.collection import Collection, DocumentView
+from embedded.writes import Operation, delete_entry, insert_entry, update_entry
+
+State = Literal["in progress", "prepared", "committed", "aborted"]
+Change = tuple[int, IdKey, Document | None]
+
+
+class DocumentLocked(Exception):  # noqa: N818 (a signal to wait, no error of the client's)
+    """A write outside transactions met a document that ``transaction`` has written."""
+
+    def __init__(self, transaction: "Transaction") -> None:
+        super().__init__("locked by a transaction")
+        self.transaction = transaction
+
+
+class Isolation:
+    """Which documents open transactions have locked, and what was committed since they began."""
+
+    def __init__(self) -> None:
+        self.open: set[Transaction] = set()
+        self._locks: dict[tuple[bytes, IdKey], Transaction] = {}
+        self._history: dict[bytes, list[Change]] = {}
+
+    def holder(self, collection: Collection, key: IdKey) -> "Transaction | None":
+        """Return the open transaction that has written this document."""
+        if not self._locks:
+            return None
+        return self._locks.get((collection.uuid, key))
+
+    def lock(self, collection: Collection, key: IdKey, transaction: "Transaction") -> None:
+        """Lock a document; WriteConflict when another holds it or it changed since the snapshot."""
+        holder = self._locks.setdefault((collection.uuid, key), transaction)
+        if holder is not transaction:
+            raise write_conflict()
+        for ordinal, changed, _ in self._history.get(collection.uuid, ()):
+            if ordinal > transaction.snapshot and changed == key:
+                raise write_conflict()
+
+    def note(self, collection: Collection, key: IdKey, before: Document | None, at: int) -> None:
+        """Remember a committed change, while there are snapshots that must not see it."""
+        if self.open:
+            self._history.setdefault(collection.uuid, []).append((at, key, before))
+
+    def since(self, collection: Collection, snapshot: int) -> dict[IdKey, Document | None]:
+        """Return, for what changed after ``snapshot``, each document as it was then."""
+        past: dict[IdKey, Document | None] = {}
+        for ordinal, key, before in self._history.get(collection.uuid, ()):
+            if ordinal > snapshot:
+                past.setdefault(key, before)
+        return past
+
+    def close(self, transaction: "Transaction") -> None:
+        """Release the transaction's locks and snapshot."""
+        self.open.discard(transaction)
+        for operation in transaction.operations:
+            key = (operation.collection.uuid, operation.key)
+            if self._locks.get(key) is transaction:
+                del self._locks[key]
+        if not self.open:
+            self._locks.clear()
+            self._history.clear()
+
+
+class Transaction:
+    """One open transaction; a ``WriteUnit``.
+
+    ``snapshot`` is the ordinal of the last oplog entry that it sees; ``operations`` are its
+    writes in order, which the member makes when it commits; ``chain`` are its oplog entries.
+    """
+
+    def __init__(
+        self, lsid: dict[str, Any], txn_number: int, snapshot: int, isolation: Isolation
+    ) -> None:
+        self.lsid = lsid
+        self.txn_number = txn_number
+        self.snapshot = snapshot
+        self.state: State = "in progress"
+        self.operations: list[Operation] = []
+        self.chain: list[OplogEntry] = []
+        self.prepared_at: Timestamp | None = None
+        self.committed_at: Timestamp | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self._isolation = isolation
+        self._written: dict[bytes, dict[IdKey, Document | None]] = {}
+        self._ended = asyncio.Event()
+        isolation.open.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still commit or abort."""
+        return self.state in ("in progress", "prepared")
+
+    def end(self, state: State) -> None:
+        """Finish: release locks, wake those who wait for them."""
+        self.state = state
+        self._isolation.close(self)
+        if self.expiry is not None:
+            self.expiry.cancel()
+        self._ended.set()
+
+    async def wait_ended(self) -> None:
+        """Wait until it has committed or aborted."""
+        await self._ended.wait()
+
+    def view(self, collection: Collection) -> DocumentView:
+        """Return the snapshot with this transaction's own writes."""
+        return _Snapshot(
+            collection,
+            self._isolation.since(collection, self.snapshot),
+            self._written.get(collection.uuid, {}),
+        )
+
+    def insert(self, collection: Collection, document: Document, _statement: int) -> None:
+        """Insert; DuplicateKey or WriteConflict when it cannot be."""
+        key = id_key(document["_id"])
+        self._check(collection, key, document, inserting=True)
+        self._add(Operation(collection, key, None, document, insert_entry(collection, document)))
+
+    def update(
+        self,
+        collection: Collection,
+        before: Document,
+        after: Document,
+        o: Document,
+        _statement: int,
+    ) -> None:
+        """Update; DuplicateKey or WriteConflict when it cannot be."""
+        key = id_key(after["_id"])
+        self._check(collection, key, after, inserting=False)
+        entry = update_entry(collection, after, o)
+        self._add(Operation(collection, key, before, after, entry))
+
+    def delete(self, collection: Collection, before: Document, _statement: int) -> None:
+        """Delete; WriteConflict when it cannot be."""
+        key = id_key(before["_id"])
+        self._isolation.lock(collection, key, self)
+        self._add(Operation(collection, key, before, None, delete_entry(collection, before)))
+
+    def _check(
+        self, collection: Collection, key: IdKey, document: Document, *, inserting: bool
+    ) -> None:
+        written = self._written.get(collection.uuid, {})
+        collection.check_unique(document, ignore=written, inserting=inserting)
+        for other, mine in written.items():
+            if mine is None:
+                continue
+            if other == key:
+                if inserting:
+                    collection.refuse_duplicate_id(document)
+            else:
+                collection.refuse_clash(mine, document)
+        self._isolation.lock(collection, key, self)
+
+    def _add(self, operation: Operation) -> None:
+        self.operations.append(operation)
+        written = self._written.setdefault(operation.collection.uuid, {})
+        written[operation.key] = operation.after
+
+
+class _Snapshot:
+    """A collection as a transaction sees it."""
+
+    def __init__(
+        self,
+        collection: Collection,
+        past: dict[IdKey, Document | None],
+        written: dict[IdKey, Document | None],
+    ) -> None:
+        self._collection = collection
+        self._changed = {**past, **written}
+
+    def get(self, key: IdKey) -> Document | None:
+        found = self._changed.get(key, MISSING)
+        if found is MISSING:
+            return self._collection.get(key)
+        result: Document | None = found
+        return result
+
+    def documents(self) -> Iterator[Document]:
+        if not self._changed:
+            return self._collection.documents()
+        return iter(list(self._merged()))
+
+    def _merged(self) -> Iterator[Document]:
+        rest = dict(self._changed)
+        for document in self._collection.documents():
+            seen = rest.pop(id_key(document["_id"]), document) if rest else document
+            if seen is not None:
+                yield seen
+        yield from (document for document in rest.values() if document is not None)
