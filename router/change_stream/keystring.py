@@ -34,7 +34,8 @@ class Kind(IntEnum):
 
 
 _ZERO: Final = 0x29
-_INTS: Final = range(0x20, 0x33)  # 8-byte negative .. zero .. 8-byte positive
+# From 8 bytes to 1 of a negative integer, zero, from 1 byte to 8 of a positive one.
+_INTS: Final = frozenset({*range(0x20, 0x28), _ZERO, *range(0x2B, 0x33)})
 # How many bytes of content some types have: minKey, undefined, NaN, maxKey and others have none.
 _FIXED: Final[Mapping[int, int]] = {
     **dict.fromkeys((0x0A, 0x0F, Kind.NULL, Kind.FALSE, Kind.TRUE, _ZERO, 0x1E, 0xF0), 0),

@@ -207,11 +207,19 @@ def _older_identifier(reader: Reader, identifier: Value) -> bytes:
     return b"" if document_key is None else reader.data[document_key.start : document_key.end]
 
 
+def _next(reader: Reader) -> Value | None:
+    """Step over the next value, None if it is a number that belongs nowhere in a token."""
+    try:
+        return reader.next()
+    except OpaqueValueError:
+        return None
+
+
 def _cluster_time(reader: Reader) -> Timestamp:
     if not reader.more:
         raise CommandError(40649, "invalid empty resume token")
-    value = reader.next()
-    if value.kind != Kind.TIMESTAMP:
+    value = _next(reader)
+    if value is None or value.kind != Kind.TIMESTAMP:
         return Timestamp(0, 0)
     content = reader.content(value)
     return Timestamp(int.from_bytes(content[:4], "big"), int.from_bytes(content[4:], "big"))
@@ -220,11 +228,8 @@ def _cluster_time(reader: Reader) -> Timestamp:
 def _integer(reader: Reader, missing: CommandError, wrong: CommandError) -> int:
     if not reader.more:
         raise missing
-    try:
-        value = reader.next()
-    except OpaqueValueError:
-        raise wrong from None
-    number = integer(value.kind, reader.content(value))
+    value = _next(reader)
+    number = None if value is None else integer(value.kind, reader.content(value))
     if number is None:
         raise wrong
     return number
@@ -266,21 +271,18 @@ def _txn_op_index(reader: Reader) -> int:
 def _from_invalidate(reader: Reader) -> bool:
     if not reader.more:
         raise CommandError(50872, "Resume Token does not contain fromInvalidate")
-    try:
-        kind = reader.next().kind
-    except OpaqueValueError:
-        kind = 0
-    if kind not in (Kind.TRUE, Kind.FALSE):
+    value = _next(reader)
+    if value is None or value.kind not in (Kind.TRUE, Kind.FALSE):
         raise CommandError(50870, "Resume Token fromInvalidate is not a boolean.")
-    return kind == Kind.TRUE
+    return value.kind == Kind.TRUE
 
 
 def _uuid(reader: Reader) -> UUID | None:
-    value = reader.next()
-    if value.kind == Kind.NULL:
+    value = _next(reader)
+    if value is not None and value.kind == Kind.NULL:
         return None
-    content = reader.content(value)
-    if value.kind != Kind.BINARY or content[:2] != b"\x10\x04":
+    content = b"" if value is None or value.kind != Kind.BINARY else reader.content(value)
+    if content[:2] != b"\x10\x04":
         raise CommandError(207, "uuid of a resume token must be a UUID", code_name="InvalidUUID")
     return UUID(bytes=content[2:])
 

@@ -161,7 +161,8 @@ class Merger:
         state.buffered += size
         if state.runs:
             last = state.runs[-1]
-            if last.size + size <= COALESCE_BYTES:
+            # A run that is being used up must come to an end, so that its events are let go.
+            if not last.start and last.size + size <= COALESCE_BYTES:
                 last.events.extend(events)
                 last.size += size
                 last.last = events[-1][0]

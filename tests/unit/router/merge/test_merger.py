@@ -1,0 +1,278 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.merge.merger import COALESCE_BYTES, Block, MergeOrderError, Merger
+
+LOWEST, HIGHEST = b"", b"\xff"
+
+
+def key(number: int) -> bytes:
+    return b"%06d" % number
+
+
+def merger(remotes: int, **topology: bool) -> Merger:
+    made = Merger(b"mark", LOWEST)
+    for remote in range(remotes):
+        made.add_remote(remote, **topology)
+    return made
+
+
+def released(made: Merger) -> list[tuple[bytes, bytes]]:
+    events = []
+    while (block := made.next_block()) is not None:
+        assert block.events
+        assert block.size == sum(len(raw) for _, raw in block.events)
+        assert sum(block.shares.values()) == block.size
+        events += block.events
+    return events
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, bytes]], bytes]]]:
+    """Batches of several remotes in an order of arrival: (remote, events, promise key)."""
+    remotes = draw(st.integers(1, 5))
+    numbers = draw(st.lists(st.integers(0, 60), max_size=60).map(sorted))
+    owners = draw(st.lists(st.integers(0, remotes - 1), min_size=60, max_size=60))
+    arrivals = []
+    for remote in range(remotes):
+        mine = [
+            (key(number), b"%d:%d:%d" % (number, remote, n))
+            for n, number in enumerate(numbers)
+            if owners[n] == remote
+        ]
+        cuts = draw(st.lists(st.integers(0, len(mine)), max_size=4).map(sorted))
+        batches = []
+        for start, end in zip([0, *cuts], [*cuts, len(mine)], strict=True):
+            part = mine[start:end]
+            batches.append((part, mine[end - 1][0] if end else LOWEST))
+        batches.append(([], HIGHEST))
+        arrivals.append([(remote, part, promise) for part, promise in batches])
+    order = draw(st.permutations([r for r in range(remotes) for _ in arrivals[r]]))
+    positions = dict.fromkeys(range(remotes), 0)
+    arrived = []
+    for remote in order:
+        arrived.append(arrivals[remote][positions[remote]])
+        positions[remote] += 1
+    return remotes, arrived
+
+
+@given(histories())
+def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
+    remotes, arrivals = history
+    everything = sorted(
+        (event for _, events, _ in arrivals for event in events), key=lambda event: event[0]
+    )
+    made = merger(remotes)
+    promised: dict[int, bytes] = {}
+    seen = []
+    for remote, events, promise in arrivals:
+        made.add_batch(remote, list(events), b"token", promise)
+        promised[remote] = promise
+        now = released(made)
+        if now:
+            assert len(promised) == remotes
+            assert now[-1][0] <= min(promised.values())
+        seen += now
+        assert not made.ready
+        if len(promised) == remotes:
+            assert made.gate == min(promised.values())
+            assert promised[made.gate_holder] == made.gate
+    assert [k for k, _ in seen] == [k for k, _ in everything]
+    assert sorted(seen) == sorted(everything)
+    assert all(made.buffered_bytes(remote) == 0 for remote in range(remotes))
+
+
+@given(histories())
+def test_what_is_buffered_is_what_was_not_released(history):
+    remotes, arrivals = history
+    made = merger(remotes)
+    expected = dict.fromkeys(range(remotes), 0)
+    for remote, events, promise in arrivals:
+        made.add_batch(remote, list(events), b"token", promise)
+        expected[remote] += sum(len(raw) for _, raw in events)
+        if (block := made.next_block()) is not None:
+            for one, size in block.shares.items():
+                expected[one] -= size
+        assert {r: made.buffered_bytes(r) for r in range(remotes)} == expected
+
+
+def add(made: Merger, remote: int, numbers: Sequence[int], promise: int) -> None:
+    made.add_batch(
+        remote, [(key(n), b"%d" % remote) for n in numbers], b"p%d" % promise, key(promise)
+    )
+
+
+def test_nothing_is_ready_before_every_remote_has_promised():
+    made = merger(3)
+    add(made, 0, [1], 1)
+    add(made, 1, [2], 2)
+    assert (made.ready, made.gate, made.gate_holder) == (False, None, 2)
+    add(made, 2, [], 5)
+    assert (made.ready, made.gate, made.gate_holder) == (True, key(1), 0)
+    assert released(made) == [(key(1), b"0")]
+
+
+def test_equal_keys_keep_the_order_of_the_remotes():
+    made = merger(3)
+    for remote in (2, 0, 1):
+        add(made, remote, [4, 4], 9)
+    assert [raw for _, raw in released(made)] == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+def test_a_block_holds_at_most_one_run_of_each_remote():
+    made = merger(2)
+    big = b"x" * COALESCE_BYTES
+    made.add_batch(0, [(key(1), big), (key(4), big)], b"p", key(4))
+    made.add_batch(0, [(key(6), big)], b"p", key(6))
+    made.add_batch(1, [(key(n), b"y") for n in range(10)], b"p", key(9))
+    assert made.next_block() == Block(
+        [
+            (key(0), b"y"),
+            (key(1), big),
+            (key(1), b"y"),
+            (key(2), b"y"),
+            (key(3), b"y"),
+            (key(4), big),
+            (key(4), b"y"),
+        ],
+        2 * len(big) + 5,
+        {0: 2 * len(big), 1: 5},
+    )
+    assert [k for k, _ in released(made)] == [key(5), key(6), key(6)]
+    assert made.buffered_bytes(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "promise", "message"),
+    [
+        ([], 4, "went back"),
+        ([4], 7, "came after the promise"),
+        ([6, 8], 7, "above its promise"),
+        ([7, 6], 7, "not in the order"),
+    ],
+)
+def test_broken_promises_are_errors_and_change_nothing(numbers, promise, message):
+    made = merger(1)
+    add(made, 0, [], 5)
+    with pytest.raises(MergeOrderError, match=message) as caught:
+        add(made, 0, numbers, promise)
+    assert caught.value.remote == 0
+    assert (made.gate, made.buffered_bytes(0), made.ready) == (key(5), 0, False)
+
+
+def test_a_removed_remote_holds_nothing_back():
+    made = merger(2)
+    add(made, 0, [1, 2], 2)
+    made.remove_remote(1)
+    assert len(released(made)) == 2
+    made.remove_remote(0)
+    assert made.gate is None
+    assert made.next_block() is None
+
+
+def test_a_remote_that_joins_with_a_known_start_holds_the_gate_there():
+    made = merger(1)
+    made.add_remote(7, promise=key(3))
+    add(made, 0, [1, 2, 3, 4], 9)
+    assert [k for k, _ in released(made)] == [key(1), key(2), key(3)]
+    made.advance_mark()
+    assert made.mark == b"mark"
+    add(made, 7, [], 6)
+    assert [k for k, _ in released(made)] == [key(4)]
+    made.advance_mark()
+    assert made.mark == b"p6"
+
+
+def test_the_mark_rises_with_the_gate_and_never_falls():
+    made = Merger(b"start", key(5))
+    made.add_remote(0)
+    made.advance_mark()
+    add(made, 0, [], 3)
+    made.advance_mark()
+    assert made.mark == b"start"
+    add(made, 0, [], 8)
+    made.advance_mark()
+    assert made.mark == b"p8"
+    made.delivered(key(9), b"event")
+    made.advance_mark()
+    assert (made.mark, made.mark_key) == (b"event", key(9))
+
+
+def test_no_promise_at_or_below_the_floor_becomes_the_mark():
+    made = Merger(b"start", key(5), mark_floor=key(7))
+    made.add_remote(0)
+    add(made, 0, [], 6)
+    made.advance_mark()
+    assert made.mark == b"start"
+    add(made, 0, [], 8)
+    made.advance_mark()
+    assert made.mark == b"p8"
+
+
+class TestTopologyRemote:
+    """docs/protocol.md, section 6: when the config server's promise may be the mark."""
+
+    def make(self) -> Merger:
+        made = Merger(b"start", key(5))
+        made.add_remote(0, topology=True)
+        made.add_remote(1)
+        add(made, 1, [], 99)
+        return made
+
+    def mark_after(self, made: Merger, numbers: Sequence[int], promise: int) -> bytes:
+        add(made, 0, numbers, promise)
+        made.advance_mark()
+        return made.mark
+
+    def test_never_the_first_batch(self):
+        made = self.make()
+        assert self.mark_after(made, [], 6) == b"start"
+        assert self.mark_after(made, [], 6) == b"start"
+        assert self.mark_after(made, [], 7) == b"p7"
+        assert self.mark_after(made, [], 7) == b"p7"
+
+    def test_never_one_with_events_and_then_only_when_it_has_moved(self):
+        made = self.make()
+        self.mark_after(made, [], 6)
+        assert self.mark_after(made, [], 7) == b"p7"
+        assert self.mark_after(made, [8], 8) == b"p7"
+        assert self.mark_after(made, [], 8) == b"p7"
+        assert self.mark_after(made, [], 9) == b"p9"
+
+    def test_never_one_below_the_mark(self):
+        made = self.make()
+        self.mark_after(made, [], 2)
+        assert self.mark_after(made, [], 3) == b"start"
+        assert self.mark_after(made, [], 6) == b"p6"
+
+    def test_its_events_reach_nobody(self):
+        made = self.make()
+        add(made, 0, [6, 7], 9)
+        assert not made.ready
+        assert made.buffered_bytes(0) == 0
+
+
+def test_who_is_behind():
+    made = merger(4)
+    for remote, promise in ((0, 5), (1, 3), (2, 9)):
+        add(made, remote, [], promise)
+    assert made.behind(key(9)) == [1, 0]
+    assert made.behind(key(3)) == []
+    assert made.holding(key(9)) == [2]
+    add(made, 3, [4], 9)
+    assert (made.head, made.tail) == (key(4), key(4))
+    assert made.holding(key(9)) == [2, 3]
+
+
+def test_what_was_released_is_let_go_even_when_a_remote_is_always_ahead():
+    made = merger(2)
+    for n in range(1, 300):
+        add(made, 0, [2 * n, 2 * n + 1], 2 * n + 1)
+        add(made, 1, [], 2 * n)
+        released(made)
+    # Internals, since nothing else shows what is still referenced.
+    held = sum(len(run.events) for run in made._remotes[0].runs)
+    assert held <= 4

@@ -1,0 +1,49 @@
+"""Making resume tokens and events for tests, byte by byte (docs/protocol.md, section 3)."""
+
+from typing import Any
+
+import bson
+
+UUID_ZERO = "5A1004" + "0" * 32
+
+
+def data_of(
+    time: int,
+    number: int,
+    *,
+    inc: int = 1,
+    version: int = 1,
+    operation: str = "insert",
+    txn_op_index: str = "29",
+    uuid: str | None = UUID_ZERO,
+    invalidate: bool = False,
+) -> str:
+    """The ``_data`` of an event on the document ``{_id: number}`` (0 < number < 64)."""
+    key = f"461E5F6964002B{number << 1:02X}00" if number else ""
+    if version == 2:
+        name = operation.encode().hex().upper()
+        inside = f"46{'646F63756D656E744B6579'}00{key}" if key else ""
+        key = f"463C6F7065726174696F6E54797065003C{name}00{inside}00"
+        uuid = "14" if uuid is None else uuid
+    middle = "6F" if invalidate else "6E"
+    return (
+        f"82{time:08X}{inc:08X}2B{version << 1:02X}2C0100{txn_op_index}{middle}{uuid or ''}{key}04"
+    )
+
+
+def token_document(data: str) -> bytes:
+    return bson.encode({"_data": data})
+
+
+def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
+    """A sort key and an event."""
+    body = {"_id": {"_data": data}, "operationType": "insert", **fields}
+    return data.encode(), bson.encode(body)
+
+
+def shard_event(time: int, operation: str, shard: str, host: str = "") -> tuple[bytes, bytes]:
+    """An event on ``config.shards``."""
+    fields: dict[str, Any] = {"documentKey": {"_id": shard}}
+    if operation in ("insert", "replace"):
+        fields["fullDocument"] = {"_id": shard, "host": host, "state": 1}
+    return event(data_of(time, 1), **{**fields, "operationType": operation})
