@@ -127,7 +127,7 @@ class ClusterCatalog:
         """Return the primary shard of ``name``, which is created if need be.
 
         Args:
-            primary: where to create it; default: the shard with the fewest databases.
+            primary: where to create it; default: the shard with the least data.
 
         Raises:
             CommandError: 70 when the cluster has no shard; 48 NamespaceExists when it exists
@@ -176,8 +176,7 @@ class ClusterCatalog:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]
         if not candidates:
             raise CommandError(70, "Couldn't find a shard: the cluster has none")
-        held = [entry.primary for entry in self.databases.values()]
-        return min(candidates, key=lambda shard: held.count(shard.id))
+        return min(candidates, key=_documents_on)
 
     # sharded collections
 
@@ -263,6 +262,10 @@ class ClusterCatalog:
         reply = await self.config.execute("config", command)
         for failure in reply.get("writeErrors", ()):
             raise CommandError(failure["code"], failure["errmsg"])
+
+
+def _documents_on(shard: Member) -> int:
+    return sum(len(collection) for collection in shard.mongod.catalog)
 
 
 def new_uuid() -> Binary:

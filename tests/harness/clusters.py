@@ -1,0 +1,285 @@
+"""Sharded clusters for tests: the embedded one, or real servers, behind one interface.
+
+``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``; with it, tests that call
+``start_cluster`` run against those (docs/protocol.md, section 9).
+"""
+
+import json
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pymongo
+from pymongo.errors import OperationFailure, PyMongoError
+
+Client = pymongo.MongoClient[dict[str, Any]]
+
+READY = "Waiting for connections"
+REAL_SERVERS = "MERGEROUTER_MONGO_BIN"
+_START_SECONDS = 30.0
+_REAL_START_SECONDS = 120.0
+_ALREADY_INITIALIZED = 23
+
+
+class TestCluster(ABC):
+    """A running sharded cluster."""
+
+    __test__ = False
+
+    mongos: str
+    """``host:port`` of the mongos."""
+
+    configdb: str
+    """The config server's host string."""
+
+    shards: dict[str, str]
+    """The shards by id, with their host strings."""
+
+    @property
+    def mongos_uri(self) -> str:
+        """The connection string of the mongos."""
+        return f"mongodb://{self.mongos}/"
+
+    @property
+    @abstractmethod
+    def real(self) -> bool:
+        """Whether these are MongoDB's own servers."""
+
+    @abstractmethod
+    def start_shard(self) -> tuple[str, str]:
+        """Start one more shard server, which is no shard yet; return its id and host string."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End all servers."""
+
+    def add_shard(self) -> tuple[str, str]:
+        """Start one more server and make it a shard; return its id and host string."""
+        name, host = self.start_shard()
+        client: Client
+        with pymongo.MongoClient(self.mongos_uri) as client:
+            client.admin.command("addShard", host, name=name)
+        self.shards[name] = host
+        return name, host
+
+    def direct(self, name: str) -> Client:
+        """Return a client of one shard's server (``config``: the config server's)."""
+        host = self.configdb if name == "config" else self.shards[name]
+        return pymongo.MongoClient(f"mongodb://{host.partition('/')[2]}/?directConnection=true")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
+    """Start a cluster of ``shards`` shards called shard0, shard1, …
+
+    ``options`` are ``mergerouter embedded``'s flags, such as ``token_version=2``; real servers
+    know ``noop_interval`` (whole seconds) only.
+    """
+    folder = os.environ.get(REAL_SERVERS)
+    if folder:
+        return RealCluster(Path(folder), shards, noop_interval=options.get("noop_interval"))
+    return EmbeddedProcess(shards, options)
+
+
+class EmbeddedProcess(TestCluster):
+    """``mergerouter embedded`` as a child process."""
+
+    def __init__(self, shards: int, options: Mapping[str, Any]) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        program = "import typer; from embedded.cli import embedded; typer.run(embedded)"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, f"--shards={shards}", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.logs: list[str] = []
+        self._ready: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        attributes = self._wait_ready()
+        self.mongos = attributes["mongos"]
+        self.configdb = attributes["configdb"]
+        self.shards = attributes["shards"]
+
+    @property
+    def real(self) -> bool:
+        return False
+
+    def start_shard(self) -> tuple[str, str]:
+        name = f"shard{len(self.shards)}"
+        client: Client
+        with pymongo.MongoClient(self.mongos_uri) as client:
+            return name, client.admin.command("startShard", name)["host"]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self._reader.join()
+
+    def _wait_ready(self) -> dict[str, Any]:
+        try:
+            attributes = self._ready.get(timeout=_START_SECONDS)
+        except queue.Empty:
+            attributes = {}
+        if not attributes:
+            self.process.kill()
+            raise RuntimeError("the embedded cluster did not start:\n" + "\n".join(self.logs[-30:]))
+        return attributes
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.logs.append(line.rstrip())
+            if READY in line:
+                self._ready.put(json.loads(line)["attr"])
+        self._ready.put({})
+
+
+class RealCluster(TestCluster):
+    """MongoDB's own servers, one-member replica sets, started from a folder of binaries."""
+
+    def __init__(self, binaries: Path, shards: int, *, noop_interval: float | None = None) -> None:
+        self._binaries = binaries
+        self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-cluster-"))
+        self._noop = [] if noop_interval is None else [
+            "--setParameter", f"periodicNoopIntervalSecs={max(1, round(noop_interval))}"
+        ]  # fmt: skip
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.shards = {}
+        try:
+            self.configdb = self._start_member("cfg", "--configsvr")
+            self.mongos = self._start_mongos()
+            for _ in range(shards):
+                self.add_shard()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def real(self) -> bool:
+        return True
+
+    def start_shard(self) -> tuple[str, str]:
+        name = f"shard{len(self.shards)}"
+        return name, self._start_member(name, "--shardsvr")
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start_member(self, name: str, role: str) -> str:
+        port = _free_port()
+        data = self._folder / name
+        data.mkdir()
+        self._launch(
+            name, "mongod", role, "--replSet", name, "--port", str(port), "--dbpath", str(data),
+            "--wiredTigerCacheSizeGB", "0.4", "--oplogSize", "512",
+            "--setParameter", "enableTestCommands=1",
+            "--setParameter", "shutdownTimeoutMillisForSignaledShutdown=0", *self._noop,
+        )  # fmt: skip
+        address = f"127.0.0.1:{port}"
+        config: dict[str, Any] = {"_id": name, "members": [{"_id": 0, "host": address}]}
+        if role == "--configsvr":
+            config["configsvr"] = True
+        uri = f"mongodb://{address}/?directConnection=true"
+
+        def initiated(client: Client) -> bool:
+            try:
+                client.admin.command("replSetInitiate", config)
+            except OperationFailure as error:
+                return error.code == _ALREADY_INITIALIZED
+            return True
+
+        _eventually(uri, f"{name} to take its configuration", initiated)
+        _eventually(uri, f"{name} to be primary", _is_primary)
+        return f"{name}/{address}"
+
+    def _start_mongos(self) -> str:
+        port = _free_port()
+        self._launch(
+            "mongos", "mongos", "--configdb", self.configdb, "--port", str(port),
+            "--setParameter", "enableTestCommands=1",
+            "--setParameter", "mongosShutdownTimeoutMillisForSignaledShutdown=0",
+        )  # fmt: skip
+        _eventually(f"mongodb://127.0.0.1:{port}/", "mongos to start", _answers)
+        return f"127.0.0.1:{port}"
+
+    def _launch(self, name: str, program: str, *arguments: str) -> None:
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [self._binaries / program, "--bind_ip", "127.0.0.1", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+
+def _eventually(uri: str, what: str, done: Callable[[Client], bool]) -> None:
+    """Ask, with a new client each time, until ``done``; a bounded time.
+
+    New clients, since a connection from before replSetInitiate refuses sessions.
+    """
+    deadline = time.monotonic() + _REAL_START_SECONDS
+    failure: PyMongoError | None = None
+    client: Client
+    while time.monotonic() < deadline:
+        try:
+            with pymongo.MongoClient(uri, serverSelectionTimeoutMS=1000) as client:
+                if done(client):
+                    return
+        except PyMongoError as error:
+            failure = error
+        time.sleep(0.1)
+    raise RuntimeError(f"waited {_REAL_START_SECONDS:g} s for {what}: {failure}")
+
+
+def _is_primary(client: Client) -> bool:
+    return bool(client.admin.command("hello")["isWritablePrimary"])
+
+
+def _answers(client: Client) -> bool:
+    return bool(client.admin.command("ping")["ok"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

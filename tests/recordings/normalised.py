@@ -1,0 +1,88 @@
+"""Events of two clusters made comparable: times, UUIDs and sessions by order, not by value."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import bson
+from bson import Binary, Timestamp
+
+Event = Mapping[str, Any]
+
+
+class Normaliser:
+    """Replace what differs from cluster to cluster by its rank or order of appearance.
+
+    Learn from one cluster's ``cluster-expanded`` events, of all shards, sorted by token: it has
+    all cluster times, UUIDs and transactions that other streams of that cluster have.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        ordered = sorted(events, key=lambda event: event["_id"]["_data"])
+        times = sorted({event["clusterTime"] for event in ordered})
+        self._times = {time: rank for rank, time in enumerate(times)}
+        self._uuids: dict[bytes, str] = {}
+        self._sessions: dict[bytes, str] = {}
+        self._transactions: dict[int, int] = {}
+        for event in ordered:
+            uuid = event.get("collectionUUID")
+            if uuid is not None:
+                self._uuids.setdefault(bytes(uuid), f"<uuid {len(self._uuids)}>")
+            if "lsid" in event:
+                lsid = bytes(event["lsid"]["id"])
+                self._sessions.setdefault(lsid, f"<session {len(self._sessions)}>")
+                self._transactions.setdefault(event["txnNumber"], len(self._transactions))
+
+    def event(self, event: Event) -> dict[str, Any]:
+        """Return the event as it can be compared; the order of fields is kept."""
+        result: dict[str, Any] = {}
+        for name, value in event.items():
+            if name == "_id":
+                result[name] = {k: self._token(v) for k, v in value.items()}
+            elif name == "clusterTime":
+                result[name] = self._time(value)
+            elif name == "wallTime":
+                result[name] = "<wall time>"
+            elif name == "txnNumber":
+                result[name] = self._transactions.get(value, value)
+            else:
+                result[name] = self._value(value)
+        return result
+
+    def text(self, event: Event) -> str:
+        """Return the event in one line, long values shortened, types kept apart."""
+        return repr(_short(self.event(event)))
+
+    def encoded(self, event: Event) -> bytes:
+        """Return the event as BSON: equal only with equal types and order of fields."""
+        return bson.encode(self.event(event))
+
+    def _time(self, time: Timestamp) -> str:
+        return f"<time {self._times.get(time, '?')}>"
+
+    def _token(self, data: Any) -> Any:
+        if not isinstance(data, str):
+            return data
+        time = Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+        rest = data[18:]
+        for uuid, label in self._uuids.items():
+            rest = rest.replace(uuid.hex().upper(), label)
+        return f"82{self._time(time)}{rest}"
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Binary):
+            return self._uuids.get(bytes(value)) or self._sessions.get(bytes(value)) or value
+        if isinstance(value, Mapping):
+            return {name: self._value(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        return value
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > 300:
+        return f"{value[:100]}…({len(value)} characters)"
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return value

@@ -1,0 +1,167 @@
+"""The recorded workload on the embedded cluster: its shards' events equal the real shards'."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from bson import Timestamp
+from pymongo.errors import OperationFailure
+
+from tests.harness.clusters import EmbeddedProcess
+from tests.recordings import recorded
+from tests.recordings.normalised import Normaliser
+from tests.recordings.workload import STREAMS, setup, workload
+
+SHARDS = ["shard0", "shard1", "shard2", "shard3"]
+Client = pymongo.MongoClient[dict[str, Any]]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass
+class Drained:
+    """What one stream gave on one server: events, and how it ended."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    error: tuple[int, str] | None = None
+    invalidated: bool = False
+
+
+@dataclass
+class Run:
+    """The workload as it went on the embedded cluster."""
+
+    drained: Mapping[tuple[str, str], Drained]
+    normaliser: Normaliser
+
+
+def drain(client: Client, name: str, start: Timestamp, end: Timestamp) -> Drained:
+    """Read a stream of STREAMS from one server, as the recorder did, until ``end`` has passed."""
+    database, target, options, stages = STREAMS[name]
+    stage = {"$changeStream": {**options, "startAtOperationTime": start}}
+    return drain_command(
+        client,
+        database,
+        {"aggregate": target, "pipeline": [stage, *stages], "cursor": {}},
+        end,
+    )
+
+
+def drain_command(
+    client: Client, database: str, command: dict[str, Any], end: Timestamp
+) -> Drained:
+    result = Drained()
+    target = command["aggregate"]
+    collection = target if isinstance(target, str) else "$cmd.aggregate"
+    try:
+        reply = client[database].command(command)
+        while True:
+            cursor = reply["cursor"]
+            result.events += cursor.get("firstBatch", cursor.get("nextBatch"))
+            result.invalidated = bool(cursor.get("invalidated"))
+            if cursor["id"] == 0 or _time(cursor["postBatchResumeToken"]) > end:
+                return result
+            reply = client[database].command(
+                {"getMore": cursor["id"], "collection": collection, "maxTimeMS": 200}
+            )
+    except OperationFailure as error:
+        details = error.details or {}
+        result.error = (details["code"], details["errmsg"])
+        return result
+
+
+def _time(token: Mapping[str, str]) -> Timestamp:
+    data = token["_data"]
+    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with EmbeddedProcess(3, {"noop_interval": 0.2}) as cluster:
+        client: Client
+        with pymongo.MongoClient(cluster.mongos_uri) as client:
+            setup(client, SHARDS[:3])
+            start = client.admin.command("ping")["operationTime"]
+            start = Timestamp(start.time, start.inc + 1)
+
+            def add_shard() -> tuple[str, str]:
+                name, host = cluster.start_shard()
+                cluster.shards[name] = host
+                return name, host
+
+            workload(client, SHARDS[:3], add_shard, random.Random(1))
+            end = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+        drained: dict[tuple[str, str], Drained] = {}
+        for via in SHARDS:
+            with cluster.direct(via) as shard:
+                for name in STREAMS:
+                    drained[name, via] = drain(shard, name, start, end)
+        with cluster.direct("config") as config:
+            stage = {"allowToRunOnConfigDB": True, "startAtOperationTime": start}
+            drained["config.shards", "config"] = drain_command(
+                config,
+                "config",
+                {"aggregate": "shards", "pipeline": [{"$changeStream": stage}], "cursor": {}},
+                end,
+            )
+        everything = [e for via in SHARDS for e in drained["cluster-expanded", via].events]
+        yield Run(drained, Normaliser(everything))
+
+
+@pytest.fixture(scope="module")
+def real() -> Normaliser:
+    return Normaliser(e for via in SHARDS for e in recorded_events("cluster-expanded", via))
+
+
+def recorded_events(name: str, via: str) -> list[dict[str, Any]]:
+    return [bson.decode(event) for event in recorded.events(recorded.of(name, via))]
+
+
+@pytest.mark.parametrize("via", SHARDS)
+@pytest.mark.parametrize("name", STREAMS)
+def test_shard_gives_the_recorded_events(run: Run, real: Normaliser, name: str, via: str) -> None:
+    drained = run.drained[name, via]
+    expected = recorded_events(name, via)
+    # first as text, for a readable difference, then as bytes, types and order of fields included
+    assert [run.normaliser.text(e) for e in drained.events] == [real.text(e) for e in expected]
+    assert [run.normaliser.encoded(e) for e in drained.events] == [
+        real.encoded(e) for e in expected
+    ]
+
+
+@pytest.mark.parametrize("via", SHARDS)
+@pytest.mark.parametrize("name", STREAMS)
+def test_stream_ends_as_recorded(run: Run, name: str, via: str) -> None:
+    replies = recorded.of(name, via)
+    drained = run.drained[name, via]
+    assert drained.invalidated == any(reply.invalidated for reply in replies)
+    documents = [reply.document for reply in replies if reply.document.get("ok") == 0]
+    assert (drained.error and drained.error[0]) == (documents[0]["code"] if documents else None)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_events_of_all_shards_interleave_as_recorded(run: Run, real: Normaliser, name: str) -> None:
+    """Equal cluster times on several shards (drops, parallel inserts) are equal here too."""
+    ours = [event for via in SHARDS for event in run.drained[name, via].events]
+    theirs = [event for via in SHARDS for event in recorded_events(name, via)]
+    assert _tokens(run.normaliser, ours) == _tokens(real, theirs)
+
+
+def _tokens(normaliser: Normaliser, events: list[dict[str, Any]]) -> list[Any]:
+    merged = sorted(events, key=lambda event: event["_id"]["_data"])
+    return [normaliser.event(event)["_id"] for event in merged]
+
+
+def test_config_server_shows_the_new_shard(run: Run) -> None:
+    [event] = run.drained["config.shards", "config"].events
+    [expected] = recorded_events("config.shards", "config")
+    assert list(event) == list(expected)
+    assert event["operationType"] == expected["operationType"]
+    assert event["ns"] == expected["ns"]
+    assert event["documentKey"] == expected["documentKey"]
+    assert list(event["fullDocument"]) == list(expected["fullDocument"])
+    assert event["fullDocument"]["topologyTime"] < event["clusterTime"]
