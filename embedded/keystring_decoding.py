@@ -177,7 +177,8 @@ class _Decoder:
             return Decimal128("NaN") if kind == 3 else math.nan
         negative = first <= numbers.NEGATIVE_SMALL
         value = self._magnitude(first, negative, kind == 3)
-        value = -value if negative else value
+        if negative:
+            value = value.copy_negate() if isinstance(value, Decimal) else -value
         if kind == 3:
             return _as_decimal(value, exponent)
         if kind == 2:
@@ -239,9 +240,13 @@ class _Decoder:
             return self._marked(_as_double(body >> 2), body & 3, negative)
         if prefix == 0:
             return _from_halves(body, self._body(8, negative))
-        double = math.ldexp(_as_double((body - (1 << 62)) >> 1), -numbers.TINY_SHIFT)
+        scaled = _as_double((body - (1 << 62)) >> 1)
         marker = numbers.ABOVE_15_DIGITS if body & 1 else numbers.EXACT
-        return self._marked(double, marker, negative)
+        if marker and scaled < numbers.SMALLEST_NORMAL_SCALED:
+            stored, unit = numbers.unscaled_tiny(scaled)
+            rest = Decimal(self._body(8, negative)).scaleb(unit)
+            return Context(prec=34).add(stored, rest)
+        return self._marked(math.ldexp(scaled, -numbers.TINY_SHIFT), marker, negative)
 
     def _marked(self, stored: Any, marker: int, negative: bool) -> Any:
         """Undo what the marker says of a decimal."""

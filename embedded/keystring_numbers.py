@@ -30,6 +30,7 @@ ABOVE_15_DIGITS: Final = 3
 
 TINIEST_WITH_MARKER: Final = math.ldexp(1.0, -255)
 TINY_SHIFT: Final = 256
+SMALLEST_NORMAL_SCALED: Final = math.ldexp(1.0, TINY_SHIFT - 1022)
 EXPONENT_BIAS: Final = 6176
 _MAX_BIASED_EXPONENT: Final = 12287
 _LARGE: Final = float(1 << 63)
@@ -215,11 +216,19 @@ def _encode_tiny(value: Decimal, double: float) -> bytes:
         high, low = _normalized_halves(magnitude)
         return _signed(first, high.to_bytes(8, "big") + low.to_bytes(8, "big"), value < 0)
     up = _TO_34_DOWN.create_decimal(Decimal(math.ldexp(1.0, TINY_SHIFT)))
-    down = _TO_34_DOWN.create_decimal(Decimal(math.ldexp(1.0, -TINY_SHIFT)))
     scaled = _double_toward_zero(_TO_34_DOWN.multiply(magnitude, up))
     scaled = max(scaled, math.ldexp(abs(double), TINY_SHIFT))
     head = (((_bits(scaled) << 1) | 1) + (1 << 62)).to_bytes(8, "big")
-    stored = _TO_34_DOWN.multiply(_TO_34_DOWN.create_decimal(Decimal(scaled)), down)
-    unit = max(stored.adjusted() - 33, -EXPONENT_BIAS)
+    stored, unit = unscaled_tiny(scaled)
     rest = int(_WIDE.scaleb(_WIDE.subtract(magnitude, stored), -unit))
     return _signed(first, head + rest.to_bytes(8, "big"), value < 0)
+
+
+def unscaled_tiny(scaled: float) -> tuple[Decimal, int]:
+    """Return the decimal that a scaled double below the normal ones stands for.
+
+    With it the exponent of the units in which a continuation counts.
+    """
+    down = _TO_34_DOWN.create_decimal(Decimal(math.ldexp(1.0, -TINY_SHIFT)))
+    stored = _TO_34_DOWN.multiply(_TO_34_DOWN.create_decimal(Decimal(scaled)), down)
+    return stored, max(stored.adjusted() - 33, -EXPONENT_BIAS)

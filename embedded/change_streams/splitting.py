@@ -83,5 +83,12 @@ def _fragments(event: ChangeEvent) -> list[ChangeEvent]:
     for _, document in parts:
         document["splitEvent"]["of"] = len(parts)
     return [
-        replace(event, document=document, token=token, key=token.key()) for token, document in parts
+        replace(
+            event,
+            document=document,
+            token=token,
+            key=token.key(),
+            token_document=document["_id"],
+        )
+        for token, document in parts
     ]
