@@ -127,7 +127,7 @@ class ClusterCatalog:
         """Return the primary shard of ``name``, which is created if need be.
 
         Args:
-            primary: where to create it; default: the shard with the least data.
+            primary: where to create it; default: the shard with the fewest writes.
 
         Raises:
             CommandError: 70 when the cluster has no shard; 48 NamespaceExists when it exists
@@ -176,7 +176,7 @@ class ClusterCatalog:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]
         if not candidates:
             raise CommandError(70, "Couldn't find a shard: the cluster has none")
-        return min(candidates, key=_documents_on)
+        return min(candidates, key=_writes_on)
 
     # sharded collections
 
@@ -264,8 +264,9 @@ class ClusterCatalog:
             raise CommandError(failure["code"], failure["errmsg"])
 
 
-def _documents_on(shard: Member) -> int:
-    return sum(len(collection) for collection in shard.mongod.catalog)
+def _writes_on(shard: Member) -> int:
+    """Return what stands for the size of a shard's files, which grow only."""
+    return len(shard.mongod.oplog)
 
 
 def new_uuid() -> Binary:

@@ -1,5 +1,6 @@
 """Events of two clusters made comparable: times, UUIDs and sessions by order, not by value."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -7,6 +8,9 @@ import bson
 from bson import Binary, Timestamp
 
 Event = Mapping[str, Any]
+
+_UUID_IN_TOKEN = re.compile("5A1004([0-9A-F]{32})")
+"""BinData, 16 bytes, subtype 4, in a token's KeyString."""
 
 
 class Normaliser:
@@ -24,9 +28,8 @@ class Normaliser:
         self._sessions: dict[bytes, str] = {}
         self._transactions: dict[int, int] = {}
         for event in ordered:
-            uuid = event.get("collectionUUID")
-            if uuid is not None:
-                self._uuids.setdefault(bytes(uuid), f"<uuid {len(self._uuids)}>")
+            for digits in _UUID_IN_TOKEN.findall(event["_id"]["_data"]):
+                self._uuids.setdefault(bytes.fromhex(digits), f"<uuid {len(self._uuids)}>")
             if "lsid" in event:
                 lsid = bytes(event["lsid"]["id"])
                 self._sessions.setdefault(lsid, f"<session {len(self._sessions)}>")

@@ -85,7 +85,7 @@ def run() -> Iterator[Run]:
         client: Client
         with pymongo.MongoClient(cluster.mongos_uri) as client:
             setup(client, SHARDS[:3])
-            start = client.admin.command("ping")["operationTime"]
+            start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
             start = Timestamp(start.time, start.inc + 1)
 
             def add_shard() -> tuple[str, str]:
