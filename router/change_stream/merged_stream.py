@@ -351,18 +351,13 @@ class MergedStream:
         return None
 
     def _close_removed(self) -> list[Action]:
-        """Close the removed shards' remotes that have promised and handed over all they had."""
+        """Close the removed shards' remotes that have promised past their removal."""
         actions: list[Action] = []
         for remote, state in list(self._remotes.items()):
             promise = self._merger.promise(remote)
-            if (
-                state.removed_at is not None
-                and promise is not None
-                and promise >= state.removed_at
-                and not self._merger.buffered_bytes(remote)
-            ):
+            if promise and state.removed_at and promise >= state.removed_at:
                 del self._remotes[remote]
-                self._merger.remove_remote(remote)
+                self._merger.retire_remote(remote)
                 actions.append(CloseRemote(remote))
         return actions
 

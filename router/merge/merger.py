@@ -80,6 +80,7 @@ class Merger:
         self._mark_floor = mark_key if mark_floor is None else mark_floor
         self._remotes: dict[int, _Remote] = {}
         self._silent: set[int] = set()
+        self._retired: set[int] = set()
         self._promises: SortedList[tuple[bytes, int]] = SortedList()
 
     def add_remote(
@@ -100,12 +101,16 @@ class Merger:
             state.eligible = False
             self._promises.add((promise, remote))
 
-    def remove_remote(self, remote: int) -> None:
-        """Forget a remote, its promise, and what it still has buffered."""
-        state = self._remotes.pop(remote)
+    def retire_remote(self, remote: int) -> None:
+        """Expect nothing more of a remote: it holds nothing back; what it has sent is released."""
+        state = self._remotes[remote]
         self._silent.discard(remote)
         if state.promise is not None:
             self._promises.remove((state.promise, remote))
+        if state.runs:
+            self._retired.add(remote)
+        else:
+            del self._remotes[remote]
 
     def add_batch(
         self, remote: int, events: list[Event], pbrt: bytes, key: bytes, size: int | None = None
@@ -245,6 +250,10 @@ class Merger:
                         merged = part
         if not shares:
             return None
+        for remote in self._retired & shares.keys():
+            if not self._remotes[remote].runs:
+                self._retired.discard(remote)
+                del self._remotes[remote]
         if len(shares) > 1:
             # Timsort finds the presorted runs and merges them; it is stable, which settles ties.
             merged.sort(key=_KEY)

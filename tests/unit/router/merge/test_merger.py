@@ -163,12 +163,16 @@ def test_broken_promises_are_errors_and_change_nothing(numbers, promise, message
     assert (made.gate, made.buffered_bytes(0), made.ready) == (key(5), 0, False)
 
 
-def test_a_removed_remote_holds_nothing_back():
-    made = merger(2)
-    add(made, 0, [1, 2], 2)
-    made.remove_remote(1)
-    assert len(released(made)) == 2
-    made.remove_remote(0)
+def test_a_retired_remote_holds_nothing_back_and_loses_nothing():
+    made = merger(3)
+    add(made, 0, [1, 4], 4)
+    add(made, 1, [2, 3], 3)
+    made.retire_remote(1)
+    made.retire_remote(2)
+    assert made.gate == key(4)
+    assert [raw for _, raw in released(made)] == [b"0", b"1", b"1", b"0"]
+    assert made.head is None
+    made.retire_remote(0)
     assert made.gate is None
     assert made.next_block() is None
 
