@@ -1,0 +1,10 @@
+"""Settings that make a short-lived Spark quick: no test runs long enough to gain by others."""
+
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.memory": "600m",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.default.parallelism": "1",
+    "spark.ui.showConsoleProgress": "false",
+}

@@ -1,0 +1,146 @@
+"""Events as rows: the JSON columns against bson's own encoder, and the Arrow batches."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+import bson
+import pytest
+from bson import json_util
+from bson.binary import Binary, UuidRepresentation
+from bson.code import Code
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.datetime_ms import DatetimeMS
+from bson.dbref import DBRef
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.max_key import MaxKey
+from bson.objectid import ObjectId
+from bson.raw_bson import RawBSONDocument
+from bson.regex import Regex
+from bson.timestamp import Timestamp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_sink import event_rows
+from spark_sink.event_rows import arrow_batches, canonical_json, relaxed_json
+from tests.spark.history import event_token
+
+MONGO_VALUES = {
+    "id": ObjectId("0123456789abcdef01234567"),
+    "when": datetime(2024, 2, 29, 12, 30, 15, 123000, tzinfo=UTC),
+    "long ago": DatetimeMS(-(10**15)),
+    "decimal": Decimal128("1.10"),
+    "long": Int64(2**53 + 1),
+    "bytes": b"\x00\xff",
+    "uuid": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD),
+    "code": Code("return 1"),
+    "scoped": Code("return x", {"x": 1}),
+    "pattern": Regex("^a", "i"),
+    "time": Timestamp(5, 6),
+    "ref": DBRef("orders", 1),
+    "max": MaxKey(),
+    "nothing": None,
+    "list": [1, 2.5, "ä", [True]],
+}
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(min_value=-(2**63), max_value=2**63 - 1)
+    | st.floats()
+    | st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+    | st.binary()
+    | st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+)
+names = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0$"))
+documents = st.dictionaries(
+    names, st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(names, inner))
+)
+
+
+def raw(document) -> RawBSONDocument:
+    return RawBSONDocument(bson.encode(document))
+
+
+def reference(document, options) -> object:
+    codec = CodecOptions(tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+    return json.loads(
+        json_util.dumps(bson.decode(bson.encode(document), codec), json_options=options)
+    )
+
+
+@settings(max_examples=30)
+@given(documents)
+def test_json_columns_are_extended_json(document):
+    relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
+    canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
+    assert json.loads(relaxed_json(raw(document))) == relaxed
+    assert json.loads(canonical_json(raw(document))) == canonical
+
+
+@pytest.mark.parametrize("extra", [{}, {"infinite": float("inf")}])
+def test_mongodbs_own_types_too(extra):
+    document = MONGO_VALUES | extra
+    relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
+    canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
+    assert json.loads(relaxed_json(raw(document))) == relaxed
+    assert json.loads(canonical_json(raw(document))) == canonical
+
+
+def test_a_row_has_what_the_event_has():
+    event = raw(
+        {
+            "_id": {"_data": event_token(1_700_000_000, 7)},
+            "operationType": "update",
+            "clusterTime": Timestamp(1_700_000_000, 7),
+            "wallTime": datetime(2023, 11, 14, 22, 13, 20, 5000, tzinfo=UTC),
+            "ns": {"db": "shop", "coll": "orders"},
+            "documentKey": {"_id": 1},
+            "updateDescription": {"updatedFields": {"n": 2}, "removedFields": []},
+        }
+    )
+    codec = CodecOptions(
+        document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS
+    )
+    event = RawBSONDocument(event.raw, codec)
+    [batch] = arrow_batches([event], relaxed_json)
+    [row] = batch.to_pylist()
+    assert row == {
+        "token": event_token(1_700_000_000, 7),
+        "operationType": "update",
+        "clusterTime": datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+        "clusterTimeOrdinal": 7,
+        "wallTime": datetime(2023, 11, 14, 22, 13, 20, 5000, tzinfo=UTC),
+        "namespace": "shop.orders",
+        "database": "shop",
+        "collection": "orders",
+        "documentKey": '{"_id":1}',
+        "fullDocument": None,
+        "fullDocumentBeforeChange": None,
+        "updateDescription": '{"updatedFields":{"n":2},"removedFields":[]}',
+        "event": event.raw,
+    }
+
+
+def test_a_pipeline_may_leave_nothing_but_the_token():
+    [batch] = arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})], relaxed_json)
+    [row] = batch.to_pylist()
+    assert {name for name, value in row.items() if value is not None} == {"token", "event"}
+
+
+def test_a_pipeline_may_make_other_things_of_the_fields():
+    event = raw({"_id": {"_data": event_token(1, 1)}, "fullDocument": [1, "a"]})
+    [batch] = arrow_batches([event], relaxed_json)
+    assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'
+
+
+def test_batches_are_bounded_in_rows_and_bytes(monkeypatch):
+    monkeypatch.setattr(event_rows, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(event_rows, "BYTES_PER_BATCH", 1000)
+    small = [raw({"_id": {"_data": event_token(1, n)}}) for n in range(1, 8)]
+    large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
+    batches = list(arrow_batches(small + large, relaxed_json))
+    assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]

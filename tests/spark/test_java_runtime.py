@@ -1,0 +1,65 @@
+"""Which Java is found, and that the bundled one runs with Spark's arguments."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from spark_sink import java_runtime
+from spark_sink.java_runtime import JavaNotFoundError, bundled_java, ensure_java, find_java
+
+
+def fake_java(folder, version):
+    """A `java` that says it is of some version."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_java_home_comes_first(tmp_path):
+    home, other = fake_java(tmp_path / "home", "17.0.1"), fake_java(tmp_path / "other", "21")
+    environment = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
+    runtime = ensure_java(environment)
+    assert (runtime.home, runtime.version, runtime.bundled) == (home, 17, False)
+
+
+def test_an_old_java_home_gives_way_to_the_path(tmp_path):
+    home, other = fake_java(tmp_path / "home", "1.8.0_392"), fake_java(tmp_path / "other", "21")
+    environment = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
+    assert ensure_java(environment).version == 21
+    assert environment["JAVA_HOME"] == str(other)
+
+
+def test_without_any_java_the_bundled_one_serves(tmp_path):
+    runtime = find_java({"JAVA_HOME": str(tmp_path / "missing"), "PATH": str(tmp_path)})
+    assert runtime.bundled
+    assert runtime.version >= 17
+
+
+def test_the_bundled_java_is_not_stopped_by_the_vector_module():
+    runtime = bundled_java()
+    assert runtime is not None
+    done = subprocess.run(
+        [
+            runtime.home / "bin" / "java",
+            "--add-modules=jdk.incubator.vector",
+            "-Dname=two words",
+            "-XshowSettings:properties",
+            "-version",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert "name = two words" in done.stderr
+
+
+def test_no_java_at_all_says_what_was_looked_at(tmp_path, monkeypatch):
+    old = fake_java(tmp_path / "old", "11.0.2")
+    monkeypatch.setattr(java_runtime, "bundled_java", lambda: None)
+    with pytest.raises(JavaNotFoundError, match=r"Java 17 or newer.*old/bin/java \(version 11\)"):
+        find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
