@@ -102,6 +102,8 @@ class MotorReplicaSet:
         distrusted = self._distrusted
         try:
             await self._client.admin.command("ping")
+            # The driver hands its events out once a second only; what it knows is there already.
+            self._take_over()
         except PyMongoError as error:
             log.info("no primary", set=self._name, error=str(error))
             await asyncio.sleep(0.2)
@@ -109,6 +111,13 @@ class MotorReplicaSet:
             if self._distrusted == distrusted:
                 self._distrusted = None
             self._changed.set()
+
+    def _take_over(self) -> None:
+        client: Any = self._client  # Motor's types call these properties methods
+        roles = dict.fromkeys(client.secondaries, "secondary")
+        if client.primary is not None:
+            roles[client.primary] = "primary"
+        self.topology_changed(roles, tuple(client.nodes))
 
     def topology_changed(self, roles: dict[Address, str], hosts: tuple[Address, ...]) -> None:
         """Take over what the driver found, in the loop's thread."""
