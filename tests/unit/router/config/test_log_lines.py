@@ -1,0 +1,48 @@
+"""The log's form: one JSON object a line, as mongos writes it."""
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from router.config.log_lines import RECENT, configure_logging
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    yield io.StringIO()
+    structlog.reset_defaults()
+
+
+def test_lines_have_mongos_s_fields_in_order(stream: io.StringIO) -> None:
+    configure_logging(stream=stream)
+    structlog.get_logger().warning("Something", component="NETWORK", port=5, weird=object)
+    (line,) = [json.loads(each) for each in stream.getvalue().splitlines()]
+    assert list(line) == ["t", "s", "c", "ctx", "msg", "attr"]
+    assert (line["s"], line["c"], line["msg"]) == ("W", "NETWORK", "Something")
+    assert line["attr"]["port"] == 5
+    assert RECENT.lines[-1] + "\n" == stream.getvalue()
+
+
+def test_verbosity_decides_what_is_said(stream: io.StringIO) -> None:
+    for verbosity, quiet, said in ((0, False, 2), (1, False, 3), (0, True, 1)):
+        stream.truncate(stream.seek(0))
+        configure_logging(verbosity, quiet=quiet, stream=stream)
+        log = structlog.get_logger()
+        log.debug("debug")
+        log.info("info")
+        log.error("error")
+        assert len(stream.getvalue().splitlines()) == said
+
+
+def test_exceptions_are_in_the_line(stream: io.StringIO) -> None:
+    configure_logging(stream=stream)
+    try:
+        raise ValueError("how it happened")
+    except ValueError:
+        structlog.get_logger().exception("It broke")
+    line = json.loads(stream.getvalue())
+    assert line["s"] == "E"
+    assert "how it happened" in line["attr"]["exception"]

@@ -1,0 +1,104 @@
+"""Settings from flags, environment and file, named as in mongos."""
+
+from pathlib import Path
+
+import pytest
+
+from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
+from router.config.settings import load_settings
+from router.cursors.limits import StreamLimits
+
+CONFIGDB = {"sharding": {"configDB": "cfg/a:1,b:2"}}
+
+
+def test_defaults_are_safe() -> None:
+    settings = load_settings(CONFIGDB)
+    assert settings.net.port == 27020
+    assert settings.net.hosts == ["127.0.0.1"]
+    assert settings.upstream is None
+    assert settings.feed.port is None
+
+
+def test_flags_win_over_the_environment_and_this_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(
+        "sharding:\n  configDB: cfg/a:1\nnet:\n  port: 1\n  bindIp: 127.0.0.2,::1\n"
+        "net.maxIncomingConnections: 7\nsystemLog:\n  verbosity: 2\n"
+    )
+    monkeypatch.setenv("MERGEROUTER_NET__PORT", "2")
+    assert load_settings({}, file).net.port == 2
+    settings = load_settings({"net": {"port": 3, "bindIp": None}}, file)
+    assert settings.net.port == 3
+    assert settings.net.hosts == ["127.0.0.2", "::1"]
+    assert settings.net.max_incoming_connections == 7
+    assert settings.system_log.verbosity == 2
+
+
+def test_what_was_given_is_shown_as_mongos_shows_it() -> None:
+    flags = {**CONFIGDB, "net": {"port": 5, "bindIp": None}, "setParameter": {"maxCursors": "9"}}
+    assert load_settings(flags).given() == {
+        "net": {"port": 5},
+        "setParameter": {"maxCursors": "9"},
+        "sharding": {"configDB": "cfg/a:1,b:2"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"net": {"prot": 1}}, "prot"),
+        ({"nets": {}, "sharding": {"configDB": "a/b:1"}, "x": 1}, "x"),
+        ({"net": {"port": 70000}}, "port"),
+        ({"sharding": {"configDB": "no-set-name:1"}}, "configDB"),
+        ({"upstream": "localhost:1"}, "upstream"),
+        ({"setParameter": {"noSuch": 1}}, "Unknown --setParameter 'noSuch'"),
+        ({"setParameter": {"cursorTimeoutMillis": "soon"}}, "cursorTimeoutMillis"),
+        ({"setParameter": {"cursorTimeoutMillis": -1}}, "cursorTimeoutMillis"),
+        ({"setParameter": {"idleShardNudge": "maybe"}}, "idleShardNudge"),
+    ],
+)
+def test_what_is_wrong_is_named(flags: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_settings(flags)
+
+
+def test_a_file_without_settings_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("- 1\n")
+    with pytest.raises(ValueError, match="does not hold settings"):
+        load_settings({}, file)
+
+
+def test_parameters_set_the_limits_in_their_own_units() -> None:
+    given = {
+        "cursorTimeoutMillis": "1500",
+        "localLogicalSessionTimeoutMinutes": 2,
+        "idleShardNudgeMs": "7.5",
+        "idleShardNudge": "false",
+        "streamBufferBytes": "1000",
+    }
+    limits = stream_limits(parse_parameters(given))
+    assert limits.cursor_timeout == 1.5
+    assert limits.session_timeout == 120
+    assert limits.nudge_delay == 0.0075
+    assert limits.nudge is False
+    assert limits.stream_buffer_bytes == 1000
+
+
+def test_parameters_left_alone_keep_the_limits_as_they_are() -> None:
+    assert stream_limits(parse_parameters({})) == StreamLimits()
+
+
+def test_every_parameter_accepts_its_own_default() -> None:
+    for parameter in PARAMETERS.values():
+        assert parameter.parse(parameter.default) == parameter.default
+        assert parameter.parse(str(parameter.default)) == parameter.default
+
+
+def test_compressors_are_those_that_work_here() -> None:
+    flags = {"net": {"compression": {"compressors": "lz4, zlib"}}}
+    assert load_settings(flags).net.compressors == ("zlib",)
+    flags = {"net": {"compression": {"compressors": "disabled"}}}
+    assert load_settings(flags).net.compressors == ()

@@ -1,0 +1,209 @@
+"""The feed over sockets: what is asked, what comes, how it ends."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import bson
+import pytest
+
+from router.change_stream.request import AfterToken, AtTime, Scope
+from router.feed.feed import Feed
+from router.feed.watch import parse_watch
+from shard_client.errors import CommandError
+from tests.harness.fake_cursors import FakeCursor, FakeCursors, event
+from tests.harness.until import until
+
+TOKEN = "826B00045C000000012B0229296E04"
+
+
+@asynccontextmanager
+async def feed(**settings: Any) -> AsyncIterator[tuple[FakeCursors, int]]:
+    cursors = FakeCursors()
+    settings = {"request_wait": 0.02, **settings}
+    async with Feed(cast(Any, cursors), **settings) as listening:
+        yield cursors, await listening.listen(["127.0.0.1"], 0)
+
+
+async def watch(
+    port: int, line: dict[str, Any] | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    if line is not None:
+        writer.write(json.dumps(line).encode() + b"\n")
+    return reader, writer
+
+
+async def the_cursor(cursors: FakeCursors) -> FakeCursor:
+    await until(lambda: cursors.cursors)
+    (cursor,) = cursors.cursors.values()
+    return cursor
+
+
+async def test_a_silent_client_gets_the_default_one_event_a_line() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port)
+        cursor = await the_cursor(cursors)
+        assert cursors.opened[0].scope is Scope.CLUSTER
+        cursor.put(*map(event, range(200)))
+        numbers = [json.loads(await reader.readline())["n"] for _ in range(200)]
+        assert numbers == list(range(200))
+        writer.close()
+
+
+async def test_the_settings_say_what_the_default_is() -> None:
+    async with feed(default={"database": "shop", "collection": "orders"}) as (cursors, port):
+        _reader, writer = await watch(port)
+        await the_cursor(cursors)
+        assert cursors.opened[0].namespace == "shop.orders"
+        writer.close()
+
+
+async def test_a_client_that_ends_its_own_side_goes_on_reading() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db"})
+        writer.write_eof()
+        cursor = await the_cursor(cursors)
+        cursor.put(event(1))
+        assert json.loads(await reader.readline())["n"] == 1
+        writer.close()
+
+
+async def test_the_form_of_json_is_the_client_s() -> None:
+    for form, number in (("relaxed", 5), ("canonical", {"$numberInt": "5"})):
+        async with feed() as (cursors, port):
+            reader, writer = await watch(port, {"database": "db", "json": form})
+            (await the_cursor(cursors)).put(event(5))
+            assert json.loads(await reader.readline())["n"] == number
+            writer.close()
+
+
+async def test_the_end_of_the_stream_ends_the_feed_after_its_last_line() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db"})
+        cursor = await the_cursor(cursors)
+        cursor.put(event(1))
+        cursor.end()
+        lines = (await reader.read()).splitlines()
+        assert [json.loads(line)["n"] for line in lines] == [1]
+        await until(lambda: not cursors.cursors)
+        writer.close()
+
+
+async def test_a_failure_is_the_last_line() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db"})
+        (await the_cursor(cursors)).fail(CommandError(286, "history lost"))
+        (line,) = (await reader.read()).splitlines()
+        assert json.loads(line) == {
+            "error": {
+                "errmsg": "history lost",
+                "code": 286,
+                "codeName": "ChangeStreamHistoryLost",
+            }
+        }
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json\n",
+        b"[1]\n",
+        b'{"nonsense": 1}\n',
+        b'{"collection": "c"}\n',
+        b'{"database": 5}\n',
+        b'{"database": "d", "json": "yaml"}\n',
+        b'{"database": "d", "pipeline": 5}\n',
+        b'{"database": "d", "pipeline": [{"$group": {"_id": 1}}]}\n',
+        b'{"database": "d", "resumeAfter": {"_data": "zz"}}\n',
+        b'{"database": "local"}\n',
+    ],
+)
+async def test_a_bad_line_is_answered_with_an_error(line: bytes) -> None:
+    async with feed(request_wait=5) as (cursors, port):
+        reader, writer = await watch(port)
+        writer.write(line)
+        (answer,) = (await reader.read()).splitlines()
+        assert json.loads(answer)["error"]["code"]
+        assert not cursors.opened
+        writer.close()
+
+
+async def test_an_endless_line_ends_its_connection() -> None:
+    async with feed(request_wait=5) as (cursors, port):
+        reader, writer = await watch(port)
+        writer.write(b"x" * (3 * 2**20))
+        # What was not read resets the connection, so that the error may not arrive.
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        await until(lambda: writer.is_closing() or reader.at_eof())
+        assert not cursors.opened
+        writer.close()
+
+
+async def test_a_slow_reader_is_waited_for() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db"})
+        cursor = await the_cursor(cursors)
+        for start in range(0, 3000, 500):
+            cursor.put(*(event(n, 10_000) for n in range(start, start + 500)))
+            await asyncio.sleep(0)
+        await until(lambda: not cursor.in_use)
+        # 30 MB do not fit into the socket's buffers: the cursor is left alone meanwhile.
+        assert len(cursor.events) > 0
+        for number in range(3000):
+            assert json.loads(await reader.readline())["n"] == number
+        writer.close()
+
+
+async def test_a_client_that_goes_frees_its_cursor() -> None:
+    async with feed() as (cursors, port):
+        _reader, writer = await watch(port, {"database": "db"})
+        cursor = await the_cursor(cursors)
+        writer.transport.abort()
+        cursor.put(*(event(n, 10_000) for n in range(500)))
+        await until(lambda: not cursors.cursors)
+
+
+async def test_the_router_s_end_closes_feeds_after_whole_lines() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db"})
+        (await the_cursor(cursors)).put(event(1))
+        assert await reader.readline()
+    assert await reader.read() == b""
+    assert not cursors.cursors
+    writer.close()
+
+
+async def test_feeds_beyond_the_most_are_refused() -> None:
+    async with feed(max_clients=1) as (cursors, port):
+        _reader, first = await watch(port, {"database": "db"})
+        await the_cursor(cursors)
+        reader, second = await watch(port, {"database": "db"})
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        assert len(cursors.opened) == 1
+        first.close()
+        second.close()
+
+
+def test_a_watch_has_the_scope_and_start_that_its_line_says() -> None:
+    whole = parse_watch({}).request
+    assert (whole.scope, whole.namespace) == (Scope.CLUSTER, "admin.$cmd.aggregate")
+    database = parse_watch('{"database": "d", "fullDocument": "updateLookup"}').request
+    assert (database.scope, database.namespace) == (Scope.DATABASE, "d.$cmd.aggregate")
+    assert database.change_stream_options["fullDocument"] == "updateLookup"
+    one = parse_watch(
+        '{"database": "d", "collection": "c", "pipeline": [{"$match": {"a": 1}}],'
+        ' "startAtOperationTime": {"$timestamp": {"t": 5, "i": 6}}}'
+    ).request
+    assert (one.scope, one.namespace) == (Scope.COLLECTION, "d.c")
+    assert list(one.stages) == [{"$match": {"a": 1}}]
+    assert one.start == AtTime(bson.Timestamp(5, 6))
+    resumed = parse_watch(json.dumps({"database": "d", "resumeAfter": {"_data": TOKEN}})).request
+    assert isinstance(resumed.start, AfterToken)
+    assert resumed.start.token.data == TOKEN.encode()
