@@ -13,6 +13,7 @@ from shard_client.errors import CommandError
 _DOCUMENTS: Final = ("collation", "let", "readConcern", "writeConcern", "$_passthroughToShard")
 _FLAGS: Final = ("allowDiskUse", "needsMerge", "fromMongos", "fromRouter")
 _NUMBERS: Final = (int, float)
+_NUMBER_NAMES: Final = ("long", "int", "decimal", "double")
 
 # Fields of aggregate itself, and those that any command may carry.
 _KNOWN: Final = frozenset(
@@ -64,6 +65,8 @@ class AggregateFields:
 
 def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateFields:
     """Check the command's fields in the order in which they come, then what must be there."""
+    if database == "local":
+        raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
     batch_size: int | None = None
     collection = _collection(database, command.get("aggregate"))
     for name, value in command.items():
@@ -73,7 +76,7 @@ def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateField
             check_shape(value)
         elif name == "cursor":
             batch_size = _batch_size(value)
-        elif value is not None:
+        elif value is not None or name in _FLAGS:
             _check_field(name, value)
     if "pipeline" not in command:
         raise CommandError(
@@ -129,6 +132,10 @@ def _collection(database: str, target: Any) -> str | None:
         return target
     if isinstance(target, _NUMBERS) and not isinstance(target, bool) and target == 1:
         return None
+    if type_name(target) not in ("int", "long", "double", "decimal"):
+        raise CommandError(
+            ErrorCode.TypeMismatch, f"collection name has invalid type: {type_name(target)}"
+        )
     raise CommandError(
         ErrorCode.FailedToParse,
         "Invalid command format: the 'aggregate' field must specify a collection name or 1",
@@ -143,7 +150,7 @@ def _batch_size(cursor: Any) -> int | None:
         if name != "batchSize":
             raise unknown_field(f"cursor.{name}")
         if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-            raise wrong_type("cursor.batchSize", value, "[long, int, decimal, double]")
+            raise wrong_type("cursor.batchSize", value, *_NUMBER_NAMES)
         if value < 0:
             raise CommandError(
                 51024, f"BSON field 'batchSize' value must be >= 0, actual value '{int(value)}'"
@@ -174,7 +181,7 @@ def _check_field(name: str, value: Any) -> None:
 
 def _check_max_time(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        raise wrong_type("aggregate.maxTimeMS", value, "[long, int, decimal, double]")
+        raise wrong_type("aggregate.maxTimeMS", value, *_NUMBER_NAMES)
     if value < 0:
         raise CommandError(
             51024, f"BSON field 'maxTimeMS' value must be >= 0, actual value '{int(value)}'"

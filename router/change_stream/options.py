@@ -49,13 +49,13 @@ def unknown_field(path: str) -> CommandError:
     )
 
 
-def wrong_type(path: str, value: Any, expected: str) -> CommandError:
+def wrong_type(path: str, value: Any, *expected: str) -> CommandError:
     """Return the error for a field of the wrong type; ``expected`` as MongoDB names types."""
-    quoted = expected if expected.startswith("[") else f"'{expected}'"
-    types = "types" if expected.startswith("[") else "type"
+    # The server closes the quote before the bracket.
+    types = f"types '[{', '.join(expected)}']" if len(expected) > 1 else f"type '{expected[0]}'"
     return CommandError(
         ErrorCode.TypeMismatch,
-        f"BSON field '{path}' is the wrong type '{type_name(value)}', expected {types} {quoted}",
+        f"BSON field '{path}' is the wrong type '{type_name(value)}', expected {types}",
     )
 
 
@@ -120,9 +120,9 @@ def check_fields(spec: Mapping[str, Any]) -> None:
         check = _CHECKS.get(name)
         if check is None:
             raise unknown_field(f"$changeStream.{name}")
-        if value is None and check is _boolean:
-            continue
-        check(name, value)
+        # A null stands for an absent value, save for flags.
+        if value is not None or check is _boolean:
+            check(name, value)
 
 
 def check_namespace(spec: Mapping[str, Any], database: str, collection: str | None) -> None:

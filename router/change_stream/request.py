@@ -120,8 +120,6 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
             "Internal parameter(s) [needsMerge, fromMongos] cannot be set to 'true' when sent to "
             "mongos",
         )
-    if database == "local":
-        raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
     spec: Mapping[str, Any] = fields.pipeline[0][CHANGE_STREAM] if opens_stream else {}
     start: Start = FromNow()
     if opens_stream:

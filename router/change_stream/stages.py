@@ -133,7 +133,7 @@ def _check_api_strict(stage: Mapping[str, Any]) -> None:
     if name == SPLIT:
         raise CommandError(
             323,
-            f"stage {name} is not allowed with 'apiStrict: true' in API Version 1",
+            f"{name} is not allowed with 'apiStrict: true' in API Version 1",
             code_name="APIStrictError",
         )
     if name == CHANGE_STREAM:

@@ -1,0 +1,132 @@
+"""Errors beyond the recorded ones; those are in tests/recordings/test_request_recordings.py."""
+
+import pytest
+from bson.code import Code
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.max_key import MaxKey
+from bson.objectid import ObjectId
+from bson.regex import Regex
+from bson.timestamp import Timestamp
+
+from router.change_stream.bson_text import render, type_name
+from router.change_stream.options import AtTime, FromNow
+from router.change_stream.request import parse_request
+from shard_client.errors import CommandError
+
+
+def parse(database: str = "db", **fields):
+    command = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}, **fields}
+    return parse_request(database, {k: v for k, v in command.items() if v is not ...})
+
+
+def stream(*stages, **options):
+    return {"pipeline": [{"$changeStream": options}, *stages]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"aggregate": 2}, 9, "must specify a collection name or 1"),
+        ({"aggregate": True}, 14, "collection name has invalid type: bool"),
+        ({"aggregate": None}, 14, "collection name has invalid type: null"),
+        ({"aggregate": ""}, 73, "Invalid namespace specified 'db.'"),
+        ({"pipeline": ...}, 40414, "'aggregate.pipeline' is missing but a required field"),
+        ({"pipeline": {}}, 14, "'pipeline' option must be specified as an array"),
+        ({"pipeline": [{"$changeStream": {}}, {}]}, 40323, "exactly one field"),
+        ({"cursor": None}, 14, "cursor field must be missing or an object"),
+        ({"cursor": {"batchSize": "x"}}, 14, "'cursor.batchSize' is the wrong type 'string'"),
+        ({"cursor": {"batchSize": True}}, 14, "expected types '[long, int, decimal, double']"),
+        ({"maxTimeMS": -1}, 51024, "'maxTimeMS' value must be >= 0"),
+        ({"maxTimeMS": "1"}, 14, "'aggregate.maxTimeMS' is the wrong type 'string'"),
+        ({"collation": 5}, 14, "'aggregate.collation' is the wrong type 'int', expected type"),
+        ({"allowDiskUse": 1}, 14, "Field 'allowDiskUse' should be a boolean value"),
+        ({"allowDiskUse": None}, 14, "but found: null"),
+        ({"$_passthroughToShard": {}}, 40414, "$_passthroughToShard.shard"),
+        ({"startTransaction": True}, 263, "cannot run within a multi-document transaction"),
+        (stream(allChangesForCluster=1), 14, "'allChangesForCluster' should be a boolean value"),
+        (stream(fullDocument=5), 14, "'$changeStream.fullDocument' is the wrong type 'int'"),
+        (stream(resumeAfter="82"), 14, "'$changeStream.resumeAfter' is the wrong type 'string'"),
+        (stream({"$changeStreamSplitLargeEvent": 1}), 7182800, "should be an empty object"),
+        (stream({"$densify": {}}), 20, "$densify is not permitted in a $changeStream pipeline"),
+        (stream({"$changeStream": {}}), 40602, "only valid as the first stage"),
+        (stream({"$_internalInhibitOptimization": {}}), 5491300, "not allowed in user requests"),
+        (
+            {**stream({"$changeStreamSplitLargeEvent": {}}), "apiVersion": "1", "apiStrict": True},
+            323,
+            "$changeStreamSplitLargeEvent is not allowed with 'apiStrict: true' in API Version 1",
+        ),
+    ],
+)
+def test_errors(fields, code, message):
+    with pytest.raises(CommandError) as caught:
+        parse(**fields)
+    assert caught.value.code == code
+    assert message in caught.value.message
+
+
+def test_nobody_gets_into_the_local_database():
+    with pytest.raises(CommandError, match="Can't use 'local' database through mongos"):
+        parse("local", bogus=1)
+
+
+def test_a_clients_way_into_the_config_database_is_closed():
+    with pytest.raises(CommandError) as caught:
+        parse("config", **stream(allowToRunOnConfigDB=True))
+    assert caught.value.code == 73
+
+
+def test_nulls_stand_for_absent_options():
+    request = parse(**stream(resumeAfter=None, startAtOperationTime=None, fullDocument=None))
+    assert request.start == FromNow()
+    assert parse(maxTimeMS=None, collation=None).max_time_ms is None
+
+
+def test_what_is_taken_over():
+    request = parse(
+        **stream({"$match": {}}, startAtOperationTime=Timestamp(7, 1), showExpandedEvents=True),
+        cursor={"batchSize": Int64(5)},
+        maxTimeMS=1000.0,
+        let={"a": 1},
+        hint="x",
+    )
+    assert request.start == AtTime(Timestamp(7, 1))
+    assert request.change_stream_options == {"showExpandedEvents": True}
+    assert request.stages == ({"$match": {}},)
+    assert (request.batch_size, request.max_time_ms) == (5, 1000)
+    assert request.extras == {"let": {"a": 1}, "hint": "x"}
+    assert not request.explain
+    assert parse(cursor=..., explain=True).explain
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (True, "bool"),
+        (5, "int"),
+        (2**40, "long"),
+        (Int64(5), "long"),
+        (1.5, "double"),
+        ("x", "string"),
+        ({}, "object"),
+        ([], "array"),
+        (b"", "binData"),
+        (ObjectId(), "objectId"),
+        (Timestamp(1, 1), "timestamp"),
+        (Regex("a"), "regex"),
+        (Decimal128("1"), "decimal"),
+        (MaxKey(), "maxKey"),
+        (None, "null"),
+        (Code("f"), "javascript"),
+        (Code("f", {}), "javascriptWithScope"),
+    ],
+)
+def test_type_names(value, name):
+    assert type_name(value) == name
+
+
+def test_rendering():
+    document = {"a": [1, "x", None], "b": {"c": False}, "t": Timestamp(1, 2), "d": b"\x01"}
+    assert render(document) == (
+        '{a: [1, "x", null], b: {c: false}, t: Timestamp(1, 2), d: BinData(0, 01)}'
+    )
