@@ -4,10 +4,11 @@ An event's resume token is found at its fixed place at the front of the event, w
 events that begin otherwise are scanned. Source: docs/protocol.md, sections 1 and 2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class by its nature
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bson.timestamp import Timestamp
 
@@ -32,7 +33,7 @@ Event = tuple[bytes, bytes]
 
 # An event's length, and the 20 bytes up to its token's text:
 # 0x03 "_id\0", int32 length of the token, 0x02 "_data\0", int32 length of the text.
-_event_front = Struct("<I20s").unpack_from
+_event_front = Struct("<I20s0s").unpack_from
 _TOKEN_TEXT = 24
 _token_front = Struct("<5sI7sI").unpack_from
 
@@ -182,29 +183,30 @@ def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
     """Split the elements of an array into events whose token is at the front; None if not so.
 
     Array elements are named 0, 1, 2, …, so the names' widths are known. The bytes before a token's
-    text are the same for all tokens of one length, so one comparison checks them.
+    text are the same for all tokens of one length, so one comparison checks them, and one unpacking
+    fetches length, those bytes and the key, taking the token to be as long as the last one.
     """
     events: list[Event] = []
     append = events.append
-    front = _event_front
-    key_ends: dict[bytes, int] = {}
-    expected, key_end, length = b"", 0, 0
+    expected, key_end = b"", 0
+    unpack: Callable[[bytes, int], tuple[Any, ...]] = _event_front
     position, width, same_width = start, 3, 10
+    key: bytes
     try:
         while position < end:
             for _ in range(same_width):
                 event = position + width
-                length, bytes_before_text = front(body, event)
-                if bytes_before_text != expected:
-                    key_end = key_ends.get(bytes_before_text) or _key_end(bytes_before_text)
-                    if not key_end:
+                length, before_text, key = unpack(body, event)
+                if before_text != expected:
+                    length, expected, key = _event_front(body, event)
+                    if not (key_end := _key_end(expected)):
                         return None
-                    expected = bytes_before_text
-                    key_ends[expected] = key_end
+                    unpack = _front_with_key(key_end - _TOKEN_TEXT)
+                    length, _, key = unpack(body, event)
                 if length <= key_end:
                     return None
                 position = event + length
-                append((body[event + _TOKEN_TEXT : event + key_end], body[event:position]))
+                append((key, body[event:position]))
                 if position >= end:
                     break
             same_width = 9 * 10 ** (width - 2)
@@ -214,6 +216,14 @@ def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
     return events if position == end else None
 
 
+@lru_cache(maxsize=256)
+def _front_with_key(key_size: int) -> Callable[[bytes, int], tuple[int, bytes, bytes]]:
+    """Return what unpacks an event's length, its bytes 4 to 24, and a key of ``key_size`` bytes."""
+    unpack: Callable[[bytes, int], Any] = Struct(f"<I20s{key_size}s").unpack_from
+    return unpack
+
+
+@lru_cache(maxsize=256)
 def _key_end(bytes_before_text: bytes) -> int:
     """Return where in an event its sort key ends, given its bytes 4 to 24; 0 if they are others."""
     id_field, token_size, data_field, text_size = _token_front(bytes_before_text)
