@@ -13,6 +13,7 @@ from embedded.mongos import (
     shard_collection,
     sharding_admin,
     statistics,
+    views,
     writes,
 )
 from embedded.mongos.request import Request
@@ -27,9 +28,9 @@ COMMANDS: dict[str, Handler] = {
     "delete": writes.delete,
     "findAndModify": find_and_modify.find_and_modify,
     "findandmodify": find_and_modify.find_and_modify,
-    "find": reads.find,
-    "count": reads.count,
-    "distinct": reads.distinct,
+    "find": views.find,
+    "count": views.count,
+    "distinct": views.distinct,
     "aggregate": aggregations.aggregate,
     "getMore": reads.get_more,
     "killCursors": reads.kill_cursors,

@@ -52,17 +52,26 @@ async def drop_database(request: Request) -> Document:
         for collection in shard.mongod.catalog.collections(database)
     }
     async with request.state.locks.exclusive(database, *held):
-        others = [
-            shard
-            for shard in request.catalog.shards
-            if shard is not primary and shard.mongod.catalog.collections(database)
-        ]
+        members = [m for m in request.catalog.shards if m.mongod.catalog.collections(database)]
         for collection in request.catalog.sharded_in(database):
             await drop_sharded(request, collection)
-        await request.send(primary, {"dropDatabase": 1})
-        replies_of(await request.send_all({other: {"dropDatabase": 1} for other in others}))
+        if primary in members:
+            await _drop_rest(request, [primary])
+        await _drop_rest(request, [member for member in members if member is not primary])
         await request.catalog.forget_database(database)
     return {"dropped": database}
+
+
+async def _drop_rest(request: Request, members: list[Member]) -> None:
+    """Drop a database on some shards, also where its sharded collections were all it had."""
+    left = [m for m in members if m.mongod.catalog.collections(request.database)]
+    for member in members:
+        member.hear()
+        if member not in left:
+            member.mongod.journal.log_command(request.database, {"dropDatabase": 1})
+    replies_of(await request.send_all({member: {"dropDatabase": 1} for member in left}))
+    for member in members:
+        member.tell()
 
 
 async def drop_sharded(request: Request, collection: ShardedCollection) -> None:
