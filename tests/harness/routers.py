@@ -104,9 +104,10 @@ def start_router(
         configdb: ``rsName/host:port``.
         upstream: ``mongodb://host:port`` of a mongos.
         feed: whether to open a feed.
-        flags: further flags, underscores for hyphens; a dict under ``set_parameter``.
+        flags: further flags, underscores for hyphens; ``port`` when it matters; a dict under
+            ``set_parameter``.
     """
-    arguments = ["--configdb", configdb, "--port", "0"]
+    arguments = ["--configdb", configdb, "--port", str(flags.pop("port", 0))]
     if upstream is not None:
         arguments += ["--upstream", upstream]
     if feed:

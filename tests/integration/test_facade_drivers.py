@@ -1,0 +1,223 @@
+"""Real drivers through the router: one connection string for reads, writes and streams."""
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, MongoClient, WriteConcern
+from pymongo.errors import OperationFailure
+from pymongo.monitoring import ServerHeartbeatListener, ServerHeartbeatSucceededEvent
+from pymongo.synchronous.collection import Collection
+
+from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.routers import RouterProcess, start_router
+
+NODE_TESTS = Path(__file__).parent / "node"
+_AWAIT_MS = 2000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(shards=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, cluster.mongos_uri, feed=True) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(router: RouterProcess) -> Iterator[MongoClient[dict[str, Any]]]:
+    with pymongo.MongoClient[dict[str, Any]](router.uri) as connected:
+        yield connected
+
+
+@pytest.fixture
+def collection(client: MongoClient[dict[str, Any]]) -> Collection[dict[str, Any]]:
+    """A collection of its own, sharded so that both shards have documents."""
+    name = f"c{uuid.uuid4().hex[:8]}"
+    client.admin.command("enableSharding", "facade")
+    client.admin.command("shardCollection", f"facade.{name}", key={"_id": 1})
+    client.admin.command("split", f"facade.{name}", middle={"_id": 50})
+    client.admin.command("moveChunk", f"facade.{name}", find={"_id": 0}, to="shard0")
+    client.admin.command("moveChunk", f"facade.{name}", find={"_id": 50}, to="shard1")
+    return client.facade[name]
+
+
+def keys(events: list[dict[str, Any]]) -> list[Any]:
+    return [event["documentKey"]["_id"] for event in events]
+
+
+def test_a_stream_sees_what_the_same_client_writes(collection: Collection[dict[str, Any]]) -> None:
+    with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
+        collection.insert_many([{"_id": number} for number in range(0, 100, 10)])
+        collection.update_one({"_id": 70}, {"$set": {"a": 1}})
+        collection.delete_one({"_id": 0})
+        events = [stream.next() for _ in range(12)]
+    assert [event["operationType"] for event in events[-2:]] == ["update", "delete"]
+    assert sorted(keys(events[:10])) == list(range(0, 100, 10))
+    tokens = [event["_id"]["_data"] for event in events]
+    assert tokens == sorted(tokens)
+    assert collection.count_documents({}) == 9
+
+
+def test_any_event_s_token_resumes_with_the_next(collection: Collection[dict[str, Any]]) -> None:
+    with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
+        collection.insert_many([{"_id": number} for number in range(40, 60)])
+        events = [stream.next() for _ in range(20)]
+    for index in (0, 7, 18):
+        with collection.watch(
+            resume_after=events[index]["_id"], max_await_time_ms=_AWAIT_MS
+        ) as stream:
+            assert [stream.next() for _ in events[index + 1 :]] == events[index + 1 :]
+
+
+@pytest.mark.parametrize("scope", ["collection", "database", "cluster"])
+def test_every_scope_can_be_watched(
+    scope: str, client: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]]
+) -> None:
+    target: Any = {"collection": collection, "database": collection.database, "cluster": client}
+    pipeline = [{"$match": {"ns.coll": collection.name}}]
+    with target[scope].watch(pipeline, max_await_time_ms=_AWAIT_MS) as stream:
+        collection.insert_one({"_id": 1})
+        assert keys([stream.next()]) == [1]
+
+
+def test_an_empty_await_ends_in_its_time(collection: Collection[dict[str, Any]]) -> None:
+    with collection.watch(max_await_time_ms=50) as stream:
+        before = stream.resume_token
+        assert stream.try_next() is None
+        assert stream.resume_token["_data"] >= before["_data"]  # type: ignore[index]
+
+
+def test_transactions_and_unacknowledged_writes_pass(
+    client: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]]
+) -> None:
+    with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
+        with client.start_session() as session, session.start_transaction():
+            collection.insert_one({"_id": 1}, session=session)
+            collection.insert_one({"_id": 99}, session=session)
+        events = [stream.next() for _ in range(2)]
+        assert sorted(keys(events)) == [1, 99]
+        assert len({event["txnNumber"] for event in events}) == 1
+        unacknowledged = collection.with_options(write_concern=WriteConcern(w=0))
+        unacknowledged.insert_one({"_id": 2})
+        assert keys([stream.next()]) == [2]
+
+
+def test_large_cursors_of_the_upstream_go_on_there(collection: Collection[dict[str, Any]]) -> None:
+    collection.insert_many([{"_id": number, "pad": "x" * 10_000} for number in range(300)])
+    found = [document["_id"] for document in collection.find(batch_size=7).sort("_id")]
+    assert found == list(range(300))
+
+
+@pytest.mark.parametrize("compressor", ["zlib", "snappy", "zstd"])
+def test_compressed_connections(
+    compressor: str, router: RouterProcess, collection: Collection[dict[str, Any]]
+) -> None:
+    pytest.importorskip({"zlib": "zlib", "snappy": "snappy", "zstd": "zstandard"}[compressor])
+    with pymongo.MongoClient[dict[str, Any]](router.uri, compressors=compressor) as client:
+        same = client.facade[collection.name]
+        with same.watch(max_await_time_ms=_AWAIT_MS) as stream:
+            same.insert_one({"_id": 1, "pad": "x" * 10_000})
+            assert stream.next()["fullDocument"]["pad"] == "x" * 10_000
+
+
+def test_errors_reach_the_client_as_from_mongos(collection: Collection[dict[str, Any]]) -> None:
+    with pytest.raises(OperationFailure) as raised:
+        collection.watch([{"$group": {"_id": 1}}])
+    assert raised.value.code == 20
+    with pytest.raises(OperationFailure) as raised:
+        collection.database.command("noSuchCommand")
+    assert raised.value.code == 59
+
+
+class _Heartbeats(ServerHeartbeatListener):
+    def __init__(self) -> None:
+        self.awaited = threading.Event()
+
+    def started(self, event: Any) -> None: ...
+
+    def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
+        if event.awaited:
+            self.awaited.set()
+
+    def failed(self, event: Any) -> None: ...
+
+
+def test_monitors_get_hello_streamed(router: RouterProcess) -> None:
+    heartbeats = _Heartbeats()
+    with pymongo.MongoClient[dict[str, Any]](
+        router.uri, heartbeatFrequencyMS=500, event_listeners=[heartbeats]
+    ) as client:
+        assert client.is_mongos
+        assert heartbeats.awaited.wait(10)
+
+
+async def test_pymongo_s_asynchronous_client(
+    router: RouterProcess, collection: Collection[dict[str, Any]]
+) -> None:
+    async with AsyncMongoClient[dict[str, Any]](router.uri) as client:
+        same = client.facade[collection.name]
+        async with await same.watch(max_await_time_ms=_AWAIT_MS) as stream:
+            await same.insert_many([{"_id": 1}, {"_id": 99}])
+            assert sorted(keys([await stream.next(), await stream.next()])) == [1, 99]
+
+
+async def test_motor(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
+    client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(router.uri)
+    same = client.facade[collection.name]
+    async with same.watch(max_await_time_ms=_AWAIT_MS) as stream:
+        await same.insert_many([{"_id": 1}, {"_id": 99}])
+        assert sorted(keys([await stream.next(), await stream.next()])) == [1, 99]
+    client.close()
+
+
+def test_node_s_driver(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    if not (NODE_TESTS / "node_modules" / "mongodb").is_dir():
+        pytest.skip(f"the mongodb package is missing: run `npm install` in {NODE_TESTS}")
+    finished = subprocess.run(
+        [node, "watch.js", router.uri, "facade", collection.name],
+        cwd=NODE_TESTS,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    seen = json.loads(finished.stdout)
+    assert sorted(seen["inserted"]) == list(range(0, 100, 5))
+    assert seen["resumed"] == seen["inserted"][1:]
+    assert seen["helloStreamed"]
+
+
+def test_the_feed_gives_lines_of_the_same_events(
+    router: RouterProcess, collection: Collection[dict[str, Any]]
+) -> None:
+    request = {"database": "facade", "collection": collection.name}
+    with socket.create_connection(("127.0.0.1", router.feed_port or 0)) as connection:
+        connection.settimeout(20)
+        with connection.makefile("rw") as lines:
+            start = collection.database.command("ping")["operationTime"]
+            request["startAtOperationTime"] = {"$timestamp": {"t": start.time, "i": start.inc}}
+            lines.write(json.dumps(request) + "\n")
+            lines.flush()
+            collection.insert_many([{"_id": number} for number in range(0, 100, 5)])
+            events = [json.loads(lines.readline()) for _ in range(20)]
+    assert sorted(keys(events)) == list(range(0, 100, 5))
+    tokens = [event["_id"]["_data"] for event in events]
+    assert tokens == sorted(tokens)
