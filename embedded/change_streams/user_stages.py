@@ -139,29 +139,53 @@ def _compiled(stage: Mapping[str, Any]) -> Stage:
 
 
 def _match(condition: Any) -> Stage:
+    wanted = _predicate(condition)
+    return lambda document: document if wanted(document) else None
+
+
+def _predicate(condition: Any) -> Callable[[dict[str, Any]], bool]:
+    """Return the test that a filter stands for; logic and $expr are taken apart here."""
     if not isinstance(condition, Mapping):
         raise CommandError(15959, "the match filter must be an expression in an object")
-    for name in condition:
-        if name.startswith("$") and name not in _TOP_LEVEL:
+    tests: list[Callable[[dict[str, Any]], bool]] = []
+    plain: dict[str, Any] = {}
+    for name, value in condition.items():
+        if name == "$expr":
+            tests.append(Expression(value).true_for)
+        elif name in _LOGIC and isinstance(value, list) and value:
+            tests.append(_LOGIC[name]([_predicate(item) for item in value]))
+        elif name.startswith("$") and name not in _TOP_LEVEL:
             raise CommandError(
                 2,
                 f"unknown top level operator: {name}. If you have a field name that starts with a "
                 "'$' symbol, consider using $getField or $setField.",
                 code_name="BadValue",
             )
-    plain = {name: value for name, value in condition.items() if name != "$expr"}
-    matcher = Matcher(plain)
-    expression = Expression(condition["$expr"]) if "$expr" in condition else None
-
-    def stage(document: dict[str, Any]) -> dict[str, Any] | None:
-        wanted = matcher(document) and (expression is None or expression.true_for(document))
-        return document if wanted else None
-
-    return stage
+        else:
+            plain[name] = value
+    if plain:
+        tests.append(Matcher(plain))
+    return _all_of(tests)
 
 
+_Test = Callable[[dict[str, Any]], bool]
+
+
+def _all_of(tests: list[_Test]) -> _Test:
+    return lambda document: all(test(document) for test in tests)
+
+
+def _any_of(tests: list[_Test]) -> _Test:
+    return lambda document: any(test(document) for test in tests)
+
+
+def _none_of(tests: list[_Test]) -> _Test:
+    return lambda document: not any(test(document) for test in tests)
+
+
+_LOGIC: Final = {"$and": _all_of, "$or": _any_of, "$nor": _none_of}
 _TOP_LEVEL: Final = frozenset(
-    {"$and", "$or", "$nor", "$expr", "$comment", "$jsonSchema", "$alwaysTrue", "$alwaysFalse"}
+    {"$and", "$or", "$nor", "$comment", "$jsonSchema", "$alwaysTrue", "$alwaysFalse"}
 )
 
 
