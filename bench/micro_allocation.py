@@ -1,0 +1,66 @@
+"""What the settings of shard_client.allocation spare: split batches, hold them, build replies.
+
+Run: .venv/bin/python -m bench.micro_allocation [--held 4]
+"""
+
+import argparse
+import multiprocessing
+import resource
+import time
+
+from bench.events import event
+from shard_client.allocation import collect_less_often, keep_freed_memory
+from shard_client.cursor_reply import CursorBatch, build_cursor_reply, slice_cursor_reply
+from shard_client.frames import build_reply_parts, reply_body
+
+BATCH_BYTES = 1024 * 1024
+BATCHES = 400
+
+
+def reply(events: list[bytes]) -> bytes:
+    parts = build_cursor_reply(
+        "nextBatch", cursor_id=1, namespace="bench.events", events=events, pbrt=b""
+    )
+    return b"".join(build_reply_parts(parts, request_id=1, response_to=2))
+
+
+def measure(size: int, held: int, tuned: bool) -> tuple[float, float]:
+    """Return microseconds of CPU and page faults an event, in a process of its own."""
+    count = BATCH_BYTES // size
+    frame = memoryview(reply([event(number, size) for number in range(count)]))
+    if tuned:
+        keep_freed_memory()
+        collect_less_often()
+    batches: list[CursorBatch] = []
+    body = sent = b""
+    used = faults = 0.0
+    for number in range(BATCHES + BATCHES // 10):
+        if number == BATCHES // 10:
+            used, faults = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        body = reply_body(frame)
+        batches.append(slice_cursor_reply(body))
+        if len(batches) == held:
+            for batch in batches:
+                sent = reply([raw for _, raw in batch.events])
+            batches.clear()
+    used = time.process_time() - used
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    assert len(body) < len(sent)  # both stay to the end, as in a connection
+    return used / BATCHES / count * 1e6, faults / BATCHES / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--held", type=int, default=4)
+    args = parser.parse_args()
+    print("an event               us of CPU   page faults")
+    context = multiprocessing.get_context("spawn")
+    for size in (600, 2048):
+        for tuned in (False, True):
+            with context.Pool(1) as pool:
+                used, faults = pool.apply(measure, (size, args.held, tuned))
+            print(f"{size:5} B, {'tuned' if tuned else 'as is'}     {used:8.3f}  {faults:12.4f}")
+
+
+if __name__ == "__main__":
+    main()
