@@ -132,8 +132,11 @@ class CursorTable:
             raise
         except asyncio.CancelledError:
             if number not in self._entries:
-                raise CommandError(237, f"cursor {number} was killed") from None
-            running.cancel()
+                raise CommandError(
+                    237, f"cursor {number} was killed", code_name="CursorKilled"
+                ) from None
+            # The client is gone in the middle of a batch, so the cursor's place is lost.
+            self._forget(number)
             raise
         finally:
             entry.running = None

@@ -32,6 +32,9 @@ log = structlog.get_logger()
 
 Role = Literal["shardsvr", "configsvr"]
 
+_MOST_DRIFT = 365 * 86_400
+"""Seconds that a gossiped cluster time may be ahead of the wall clock."""
+
 _VERSIONS = {1: ("6.0.15", 17), 2: ("7.0.14", 21)}
 
 
@@ -137,8 +140,8 @@ class Mongod:
 
         Gossips: takes ``$clusterTime`` in, puts ``$clusterTime`` and ``operationTime`` on replies.
         """
-        self._hear(command)
         try:
+            self._hear(command)
             reply = await self.execute(database, command, client)
             reply["ok"] = 1.0
         except CommandError as error:
@@ -151,8 +154,15 @@ class Mongod:
 
     def _hear(self, command: Document) -> None:
         heard = command.get("$clusterTime")
-        if isinstance(heard, dict) and isinstance(heard.get("clusterTime"), Timestamp):
-            self.clock.advance(heard["clusterTime"])
+        if not isinstance(heard, dict) or not isinstance(heard.get("clusterTime"), Timestamp):
+            return
+        if heard["clusterTime"].time > self.wall() + _MOST_DRIFT:
+            raise CommandError(
+                200,
+                "New cluster time is too far from this node's wall clock time",
+                code_name="ClusterTimeFailsRateLimiter",
+            )
+        self.clock.advance(heard["clusterTime"])
 
     async def execute(self, database: str, command: Document, client: Client) -> Document:
         """Answer one command; raises CommandError, and leaves the gossip to the caller."""

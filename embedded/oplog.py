@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypedDict
 
+import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
@@ -62,14 +63,18 @@ class OplogEntry(TypedDict, total=False):
 
 
 class Oplog:
-    """Entries in order of ``ts``; the oldest go when there are more than ``max_entries``.
+    """Entries in order of ``ts``; the oldest go when there are too many, or too many bytes.
 
     ``since`` and ``wait_beyond`` are what a change stream needs; ``truncated_through`` tells it
-    whether its starting point is still covered.
+    whether its starting point is still covered. Up to an eighth more than ``max_entries`` or
+    ``max_bytes`` (of BSON) may be held, so that dropping is rare.
     """
 
-    def __init__(self, max_entries: int = 200_000) -> None:
+    def __init__(self, max_entries: int = 200_000, max_bytes: int = 256 * 1024 * 1024) -> None:
         self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._sizes: list[int] = []
         self._entries: list[OplogEntry] = []
         self._ordinals: list[int] = []
         self._truncated_through = 0
@@ -103,17 +108,33 @@ class Oplog:
             raise ValueError(f"oplog entry {entry['ts']} is not newer than {self.last_ts}")
         self._entries.append(entry)
         self._ordinals.append(ordinal)
-        if len(self._entries) > self._max_entries + self._max_entries // 8:
-            self._truncate(len(self._entries) - self._max_entries)
+        size = len(bson.encode(entry))
+        self._sizes.append(size)
+        self._bytes += size
+        if (
+            len(self._entries) > self._max_entries + self._max_entries // 8
+            or self._bytes > self._max_bytes + self._max_bytes // 8
+        ):
+            self._truncate()
         if self._grown is not None:
             if not self._grown.done():
                 self._grown.set_result(None)
             self._grown = None
 
-    def _truncate(self, count: int) -> None:
+    def _truncate(self) -> None:
+        """Drop the oldest entries, so that neither limit is passed; the newest always stays."""
+        count = max(0, len(self._entries) - self._max_entries)
+        left = self._bytes - sum(self._sizes[:count])
+        while left > self._max_bytes and count < len(self._entries) - 1:
+            left -= self._sizes[count]
+            count += 1
+        if not count:
+            return
         self._truncated_through = self._ordinals[count - 1]
+        self._bytes = left
         del self._entries[:count]
         del self._ordinals[:count]
+        del self._sizes[:count]
 
     def since(self, ts: Timestamp, *, inclusive: bool = False) -> Iterator[OplogEntry]:
         """Yield the entries after ``ts`` (``inclusive``: from ``ts`` on), also later appended ones.

@@ -2,9 +2,10 @@
 
 import asyncio
 from itertools import count
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
+from bson.errors import InvalidDocument
 
 from embedded.clients import Client
 from embedded.storage.bson_values import Document, without_dbrefs
@@ -109,7 +110,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._client.peer = f"{peer[0]}:{peer[1]}" if peer else ""
@@ -162,7 +163,7 @@ class _Connection(asyncio.Protocol):
 
     # serving
 
-    def _give_up(self, error: ProtocolError) -> None:
+    def _give_up(self, error: Exception) -> None:
         log.warning("connection closed", reason=str(error), peer=self._client.peer)
         if self._transport is not None:
             self._transport.abort()
@@ -175,7 +176,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.resume_reading()
             try:
                 await self._answer(parse_message(frame))
-            except ProtocolError as error:
+            except (ProtocolError, InvalidDocument) as error:
                 self._give_up(error)
                 return
 
@@ -245,8 +246,8 @@ class _Connection(asyncio.Protocol):
     async def _run(self, database: str, command: Document) -> Document:
         try:
             return await self._handler.run_command(database, command, self._client)
-        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
-            # A command that makes the server fail must not take the connection with it.
+        except Exception as error:
+            # A fault of the server's own must take neither the connection nor the others with it.
             log.exception("command failed", command=next(iter(command)), peer=self._client.peer)
             return CommandError(1, f"{type(error).__name__}: {error}").to_reply()
 

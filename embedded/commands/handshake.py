@@ -10,6 +10,7 @@ from bson.timestamp import Timestamp
 
 from embedded.commands.request import Request, command
 from embedded.storage.bson_values import Document
+from shard_client.compression import negotiate
 from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
 _ELECTION = ObjectId("7fffffff0000000000000001")
@@ -58,6 +59,9 @@ async def _answer(request: Request, primary_field: str) -> Document:
         reply["configsvr"] = 2
     if given.get("helloOk"):
         reply["helloOk"] = True
+    compressors = negotiate(given.get("compression") or ())
+    if compressors:
+        reply["compression"] = compressors
     reply |= {
         "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
         "maxMessageSizeBytes": MAX_MESSAGE_SIZE,

@@ -18,6 +18,8 @@ from shard_client.errors import CommandError
 
 
 def _batch(request: Request, name: str) -> list[Any]:
+    """Return a write command's statements, once its target and their number are fine."""
+    _ = request.ns
     statements = request.field(name, list, None)
     if statements is None:
         raise CommandError(

@@ -64,7 +64,10 @@ class Matcher:
 
     def _apply(self, document: Document) -> bool:
         with library_errors():
-            return bool(_filterer.apply(self._normal, document))
+            try:
+                return bool(_filterer.apply(self._normal, document))
+            except KeyError:  # $expr met a field that this document does not have
+                return False
 
 
 def matches(condition: Mapping[str, Any], document: Document) -> bool:
