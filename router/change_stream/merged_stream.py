@@ -1,7 +1,6 @@
 """One change stream over all shards, as a state machine without I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final
 
@@ -16,6 +15,7 @@ from router.change_stream.actions import (
     Taken,
     Waiting,
 )
+from router.change_stream.remotes import Remotes
 from router.change_stream.request import AfterToken, StreamRequest
 from router.change_stream.resume_point import ResumePoint
 from router.change_stream.resume_token import (
@@ -23,15 +23,8 @@ from router.change_stream.resume_token import (
     TIME_DIGITS,
     ResumeToken,
     cluster_time_of,
-    first_key,
     high_water_mark,
     token_of,
-)
-from router.change_stream.topology import (
-    ShardAdded,
-    ShardRemoved,
-    one_tick_after,
-    topology_changes,
 )
 from router.merge.merger import Block, Event, MergeOrderError, Merger
 from router.merge.outbox import ELEMENT_OVERHEAD, Outbox
@@ -55,17 +48,6 @@ MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 _BSON: Final = itemgetter(1)
 
 
-@dataclass(slots=True)
-class _Remote:
-    """A remote cursor as the stream sees it."""
-
-    opening: OpenRemote
-    heard: bool = False
-    invalidated: bool = False
-    removed_at: bytes | None = None
-    swallows: bool = False
-
-
 class MergedStream:
     """The merged stream of one request (docs/design.md, sections 5, 7 and 8).
 
@@ -87,7 +69,6 @@ class MergedStream:
         topology_from: Timestamp,
         token_version: int,
     ) -> None:
-        self._start_at = start_at
         version = 2 if request.splits_large_events else token_version
         mark, floor = _starting_mark(request, start_at, version)
         self._merger = Merger(mark.raw, mark.data, mark_floor=floor)
@@ -97,22 +78,19 @@ class MergedStream:
         if isinstance(request.start, AfterToken) and not mark.is_high_water_mark:
             self._resume = ResumePoint(mark)
             swallows = request.start.start_after and mark.from_invalidate
-        self._remotes: dict[int, _Remote] = {}
-        self._next = 0
+        self._remotes = Remotes(self._merger, start_at)
         self._error: CommandError | None = None
         self._refused = False
-        self._started = False
         self._openings: list[Action] = []
         only = request.passthrough_to_shard
         if only is None:
-            self._openings.append(self._open(CONFIG, "", topology_from, topology=True))
+            self._openings.append(self._remotes.open(CONFIG, "", topology_from, topology=True))
         else:
             shards = _only(shards, only)
         for shard, host in shards.items():
-            opening = self._open(shard, host, start_at)
+            opening = self._remotes.open(shard, host, start_at)
             self._remotes[opening.remote].swallows = swallows
             self._openings.append(opening)
-        self._started = True
 
     def start(self) -> list[Action]:
         """Return the cursors to open: the config server's and one per shard."""
@@ -137,7 +115,7 @@ class MergedStream:
             if not (batch.invalidated or ResumeToken.decode(key.decode("ascii")).from_invalidate):
                 return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
             if state.swallows:
-                state.swallows = False
+                state.swallows, state.swallowed = False, key
                 events, size = self._swallow(events, size, key)
                 actions.append(ReopenRemote(remote, batch.pbrt))
             else:
@@ -147,14 +125,16 @@ class MergedStream:
                 return self._broken(remote, "config.shards was dropped or renamed")
             # New shards hold the gate before the config server's promise lets it move past them.
             try:
-                actions += self._change_topology(events)
+                actions += self._remotes.change(events)
             except (KeyError, InvalidBSON) as error:
                 return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
         try:
-            self._merger.add_batch(remote, events, batch.pbrt, key, size)
+            # A client cannot resume after an invalidate that it has not been given.
+            marks = key != state.swallowed
+            self._merger.add_batch(remote, events, batch.pbrt, key, size, marks=marks)
         except MergeOrderError as error:
             return [*actions, *self._broken(remote, str(error))]
-        return actions + self._close_removed()
+        return actions + self._remotes.close_removed()
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """The remote has failed for good: ``take`` raises ``error`` after what is ready.
@@ -188,10 +168,9 @@ class MergedStream:
         """Hand out the next batch, without waiting; it may be empty.
 
         ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which fails
-        only if a cursor could not be opened);
-        ``max_bytes`` bounds the events' BSON, save that the first event always goes
-        (docs/protocol.md, section 2). Raises CommandError as mongos would, labels included, once
-        everything that was ready has been handed out.
+        only if a cursor could not be opened); ``max_bytes`` bounds the batch, save that the first
+        event always goes (docs/protocol.md, section 2). Raises CommandError as mongos would,
+        labels included, once everything that was ready has been handed out.
         """
         taken: list[Event] = []
         size = 0
@@ -201,7 +180,10 @@ class MergedStream:
             part, part_size = self._outbox.take(wanted, space, first=not taken)
             if not part:
                 break
-            taken = taken + part if taken else part
+            if taken:
+                taken.extend(part)
+            else:
+                taken = part
             size += part_size
         more = self._fill()
         if taken:
@@ -236,7 +218,7 @@ class MergedStream:
             return []
         at, latest = cluster_time_of(head), cluster_time_of(tail)
         return [
-            Waiting(remote, self._remotes[remote].opening.target, head, at, latest)
+            Waiting(remote, self._remotes[remote].target, head, at, latest)
             for remote in self._merger.behind(head)
             if self._remotes[remote].heard and not self._remotes[remote].invalidated
         ]
@@ -250,7 +232,7 @@ class MergedStream:
     @property
     def remotes(self) -> Mapping[int, str]:
         """Open remotes: number to target."""
-        return {number: state.opening.target for number, state in self._remotes.items()}
+        return self._remotes.targets
 
     @property
     def gate_holder(self) -> int | None:
@@ -311,60 +293,10 @@ class MergedStream:
             return events[:-1], size - len(events[-1][1])
         return events, size
 
-    def _open(
-        self, target: str, host: str, start_at: Timestamp, *, topology: bool = False
-    ) -> OpenRemote:
-        remote = self._next
-        self._next += 1
-        opening = OpenRemote(remote, target, host, start_at, topology)
-        self._remotes[remote] = _Remote(opening)
-        # Whoever joins later promises nothing below its start, and so holds nothing else back.
-        promise = first_key(start_at) if self._started else None
-        self._merger.add_remote(remote, promise=promise, topology=topology)
-        return opening
-
-    def _change_topology(self, events: list[Event]) -> list[Action]:
-        actions: list[Action] = []
-        for change in topology_changes(events):
-            known = self._shard_remote(change.shard)
-            match change:
-                case ShardRemoved():
-                    if known is not None:
-                        known.removed_at = first_key(one_tick_after(change.at))
-                case ShardAdded() if known is not None and known.opening.host == change.host:
-                    known.removed_at = None
-                case ShardAdded() if known is None or known.removed_at is not None:
-                    after = one_tick_after(change.at)
-                    start_at = max(after, self._start_at)
-                    actions.append(self._open(change.shard, change.host, start_at))
-                case ShardAdded():
-                    # The same shard elsewhere: whoever follows replica sets finds it.
-                    assert known is not None
-                    known.opening = replace(known.opening, host=change.host)
-        return actions
-
-    def _shard_remote(self, shard: str) -> _Remote | None:
-        """The newest remote on a shard."""
-        for state in reversed(self._remotes.values()):
-            if state.opening.target == shard and not state.opening.topology:
-                return state
-        return None
-
-    def _close_removed(self) -> list[Action]:
-        """Close the removed shards' remotes that have promised past their removal."""
-        actions: list[Action] = []
-        for remote, state in list(self._remotes.items()):
-            promise = self._merger.promise(remote)
-            if promise and state.removed_at and promise >= state.removed_at:
-                del self._remotes[remote]
-                self._merger.retire_remote(remote)
-                actions.append(CloseRemote(remote))
-        return actions
-
     def _broken(
         self, remote: int, reason: str, code: ErrorCode = ErrorCode.InternalError
     ) -> list[Action]:
-        target = self._remotes[remote].opening.target
+        target = self._remotes[remote].target
         self._error = CommandError(code, f"The change stream of {target} broke its rules: {reason}")
         return [CloseRemote(remote)]
 

@@ -7,6 +7,7 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.change_stream.request import StreamRequest
+from router.change_stream.resume_token import ResumeToken
 from router.change_stream.stages import CHANGE_STREAM
 
 TokenDocument = Mapping[str, Any] | bytes
@@ -61,10 +62,14 @@ def _start(
     start_after: TokenDocument | None,
     resume_after: TokenDocument | None,
 ) -> dict[str, Any]:
+    resume = _document(resume_after)
+    if resume is not None and ResumeToken.parse(resume).from_invalidate:
+        # A cursor that was reopened after an invalidate and then failed before it got further.
+        start_after, resume = resume, None
     given = {
         "startAtOperationTime": start_at,
         "startAfter": _document(start_after),
-        "resumeAfter": _document(resume_after),
+        "resumeAfter": resume,
     }
     start = {name: value for name, value in given.items() if value is not None}
     if len(start) != 1:

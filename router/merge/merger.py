@@ -113,13 +113,21 @@ class Merger:
             del self._remotes[remote]
 
     def add_batch(
-        self, remote: int, events: list[Event], pbrt: bytes, key: bytes, size: int | None = None
+        self,
+        remote: int,
+        events: list[Event],
+        pbrt: bytes,
+        key: bytes,
+        size: int | None = None,
+        *,
+        marks: bool = True,
     ) -> None:
         """Take in one batch: ``events`` in order, then the promise ``pbrt``, whose key is ``key``.
 
         ``size`` is the events' bytes, summed here when absent; the list belongs to the merger from
-        now on. Raises MergeOrderError, and takes in nothing, when the batch is out of order, goes
-        below the remote's earlier promise or above its new one.
+        now on. Without ``marks`` the promise never becomes the high water mark. Raises
+        MergeOrderError, and takes in nothing, when the batch is out of order, goes below the
+        remote's earlier promise or above its new one.
         """
         state = self._remotes[remote]
         promised = state.promise
@@ -137,7 +145,7 @@ class Merger:
             # Sorting what is sorted already is the quickest way to see that it is.
             if sorted(events, key=_KEY) != events:
                 raise MergeOrderError(remote, "a batch is not in the order of its tokens")
-        eligible = self._is_eligible(state, key, has_events=bool(events))
+        eligible = marks and self._is_eligible(state, key, has_events=bool(events))
         if promised is None:
             self._silent.discard(remote)
         else:

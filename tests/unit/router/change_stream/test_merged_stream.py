@@ -369,9 +369,12 @@ def test_starting_after_an_invalidate_swallows_the_first_of_each_shard(shown):
     # The other shard's collection went later: its invalidate does not end the stream again.
     actions, later = invalidated(stream, B, 20, shown=shown)
     assert actions == [ReopenRemote(B, later)]
-    stream.batch_arrived(B, batch([], later))
-    arrive(stream, B, upto=40)
     taken = stream.take(None)
+    stream.batch_arrived(B, batch([], later))
+    # Nobody may resume after an invalidate that was kept from them.
+    assert taken.pbrt == stream.take(None).pbrt == token_of(taken.events[-1])
+    arrive(stream, B, upto=40)
+    assert stream.take(None).pbrt == hwm(40)
     assert (times(taken.events), taken.closed) == ([12, 20], False)
     assert bson.decode(taken.events[-1])["_id"]["_data"] == data_of(20, 0)
     # Its next one does.

@@ -73,6 +73,12 @@ def test_reopening():
             assert command["pipeline"] == [expected]
 
 
+def test_a_cursor_that_stands_at_an_invalidate_is_reopened_with_start_after():
+    token = token_document(data_of(5, 0, invalidate=True))
+    _, command = shard_command(request(cursor={}), resume_after=token)
+    assert command["pipeline"] == [{"$changeStream": {"startAfter": bson.decode(token)}}]
+
+
 def test_exactly_one_start():
     for starts in ({}, {"start_at": AT, "start_after": {}}):
         with pytest.raises(ValueError, match="exactly one"):
@@ -85,7 +91,7 @@ def test_the_topology_is_watched_on_the_config_server():
     assert command["pipeline"] == [
         {"$changeStream": {"allowToRunOnConfigDB": True, "startAtOperationTime": AT}}
     ]
-    _, again = topology_command(resume_after={"_data": "82"})
+    _, again = topology_command(resume_after={"_data": data_of(9, 3)})
     assert "resumeAfter" in again["pipeline"][0]["$changeStream"]
 
 

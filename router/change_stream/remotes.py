@@ -1,0 +1,126 @@
+"""The remotes of one merged stream: who is open, who joins, who leaves."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from bson.timestamp import Timestamp
+
+from router.change_stream.actions import Action, CloseRemote, OpenRemote
+from router.change_stream.resume_token import first_key
+from router.change_stream.topology import (
+    ShardAdded,
+    ShardRemoved,
+    one_tick_after,
+    topology_changes,
+)
+from router.merge.merger import Event, Merger
+
+
+@dataclass(slots=True)
+class Remote:
+    """A remote cursor as its stream sees it.
+
+    ``heard``: it has answered its opening. ``invalidated``: its stream has ended at its promise.
+    ``swallows``: its first invalidate is to be swallowed; ``swallowed`` is that one's sort key.
+    ``removed_at``: its shard is gone once its promise has reached this sort key.
+    """
+
+    opening: OpenRemote
+    heard: bool = False
+    invalidated: bool = False
+    swallows: bool = False
+    swallowed: bytes | None = None
+    removed_at: bytes | None = None
+
+    @property
+    def target(self) -> str:
+        """The shard's id, or "config"."""
+        return self.opening.target
+
+
+class Remotes:
+    """Numbers a stream's remotes and keeps the merger's in step (docs/design.md, section 8)."""
+
+    def __init__(self, merger: Merger, start_at: Timestamp) -> None:
+        """``start_at``: no remote that joins later starts before the stream does."""
+        self._merger = merger
+        self._start_at = start_at
+        self._open: dict[int, Remote] = {}
+        self._next = 0
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._open
+
+    def __getitem__(self, number: int) -> Remote:
+        return self._open[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._open)
+
+    def get(self, number: int) -> Remote | None:
+        """Return the remote, None if it is closed."""
+        return self._open.get(number)
+
+    @property
+    def targets(self) -> Mapping[int, str]:
+        """Open remotes: number to target."""
+        return {number: remote.target for number, remote in self._open.items()}
+
+    def open(
+        self,
+        target: str,
+        host: str,
+        start_at: Timestamp,
+        *,
+        topology: bool = False,
+        promise: bytes | None = None,
+    ) -> OpenRemote:
+        """Add a remote; ``promise`` is what it promises beforehand, as for Merger.add_remote."""
+        opening = OpenRemote(self._next, target, host, start_at, topology)
+        self._next += 1
+        self._open[opening.remote] = Remote(opening)
+        self._merger.add_remote(opening.remote, promise=promise, topology=topology)
+        return opening
+
+    def change(self, events: list[Event]) -> list[Action]:
+        """Follow the config server's events; shards that joined are opened one tick later.
+
+        They hold the gate at their start, and nothing else back. Raises KeyError or InvalidBSON for
+        events that are not of config.shards.
+        """
+        actions: list[Action] = []
+        for change in topology_changes(events):
+            known = self._newest(change.shard)
+            if isinstance(change, ShardRemoved):
+                if known is not None:
+                    known.removed_at = first_key(one_tick_after(change.at))
+            elif known is None or (known.removed_at and known.opening.host != change.host):
+                actions.append(self._join(change))
+            else:
+                # The same shard, perhaps elsewhere: whoever follows replica sets finds it.
+                known.removed_at = None
+                known.opening = replace(known.opening, host=change.host)
+        return actions
+
+    def close_removed(self) -> list[Action]:
+        """Close the removed shards' remotes that have promised past their removal."""
+        gone = [
+            number
+            for number, remote in self._open.items()
+            if remote.removed_at and (self._merger.promise(number) or b"") >= remote.removed_at
+        ]
+        for number in gone:
+            del self._open[number]
+            self._merger.retire_remote(number)
+        return [CloseRemote(number) for number in gone]
+
+    def _join(self, change: ShardAdded) -> OpenRemote:
+        start_at = max(one_tick_after(change.at), self._start_at)
+        return self.open(change.shard, change.host, start_at, promise=first_key(start_at))
+
+    def _newest(self, shard: str) -> Remote | None:
+        """Return the newest remote on a shard."""
+        for remote in reversed(self._open.values()):
+            if remote.target == shard and not remote.opening.topology:
+                return remote
+        return None
