@@ -44,7 +44,7 @@ class MotorReplicaSet:
             appname="mergerouter",
             serverSelectionTimeoutMS=5000,
             connectTimeoutMS=5000,
-            socketTimeoutMS=10_000,
+            socketTimeoutMS=2000,
             heartbeatFrequencyMS=int(heartbeat * 1000),
             maxPoolSize=2,
             event_listeners=[_Listener(self)],
@@ -90,12 +90,13 @@ class MotorReplicaSet:
         self._distrusted = address
 
     async def close(self) -> None:
-        """End the monitoring."""
+        """End the monitoring; bounded by the driver's socket timeout."""
         self._closed = True
         if self._check is not None:
             self._check.cancel()
             await asyncio.wait({self._check})
-        self._client.close()
+        # The driver says goodbye to its server, and waits for the answer.
+        await asyncio.to_thread(self._client.delegate.close)
 
     async def _ask_driver(self) -> None:
         """Let the driver select and ask a primary; it marks one unknown that does not answer."""
