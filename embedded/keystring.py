@@ -7,12 +7,12 @@ that tell equal values apart (an int from a double, say) go to the type bits.
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from decimal import Decimal
 from math import copysign
 from typing import Any, Final
 
+from bson.binary import Binary
 from bson.code import Code
 from bson.datetime_ms import DatetimeMS
 from bson.dbref import DBRef
@@ -59,88 +59,96 @@ _DECIMAL_ZERO_PREFIX: Final = 0x1A
 
 
 class KeyStringBuilder:
-    """Build one key from values, all ascending: ``append`` each, then ``key`` and ``type_bits``."""
+    """Build one key from values, all ascending: ``append`` each, then ``key`` and ``type_bits``.
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._bits: list[int] = []
+    ``prefix`` is the key of values that come before, ``zero_bits`` the number of their type bits,
+    all zero: what many keys have in common need not be encoded each time.
+    """
+
+    def __init__(self, prefix: bytes = b"", zero_bits: int = 0) -> None:
+        self._parts: list[bytes] = [prefix]
+        self._bits: list[int] = [0] * zero_bits
 
     def append(self, value: Any) -> None:
         """Add one BSON value. Raises TypeError for what is no BSON value."""
-        if isinstance(value, bool):
-            self._parts.append(bytes((TRUE if value else FALSE,)))
-        elif isinstance(value, int):
-            is_long = isinstance(value, Int64) or not -(1 << 31) <= value < 1 << 31
-            self._bits += _LONG_BITS if is_long else _INT_BITS
-            self._parts.append(encode_integer(value))
-        elif isinstance(value, str) and not isinstance(value, Code):
-            self._bits.append(0)
-            self._parts.append(bytes((STRING,)) + _c_string(value))
-        elif isinstance(value, ObjectId):
-            self._parts.append(bytes((OBJECT_ID,)) + value.binary)
-        elif isinstance(value, Mapping):
-            self._parts.append(bytes((OBJECT,)))
-            self._append_fields(value)
-        elif isinstance(value, (bytes, uuid.UUID)):
-            self._parts.append(_binary(value))
-        elif isinstance(value, (list, tuple)):
-            self._parts.append(bytes((ARRAY,)))
-            for item in value:
-                self.append(item)
-            self._parts.append(b"\x00")
-        else:
-            self._append_rarer(value)
+        (_APPENDERS.get(type(value)) or _appender_of_base(value))(self, value)
 
-    def _append_rarer(self, value: Any) -> None:
-        if value is None:
-            self._parts.append(bytes((NULLISH,)))
-        elif isinstance(value, Timestamp):
-            self._parts.append(struct.pack(">BII", TIMESTAMP, value.time, value.inc))
-        elif isinstance(value, float):
-            minus_zero = value == 0.0 and copysign(1.0, value) < 0
-            self._bits += _MINUS_ZERO_BITS if minus_zero else _DOUBLE_BITS
-            self._parts.append(encode_double(value))
-        elif isinstance(value, (datetime, DatetimeMS)):
-            millis = int(value) if isinstance(value, DatetimeMS) else int(DatetimeMS(value))
-            self._parts.append(struct.pack(">BQ", DATE, (millis + (1 << 63)) & ((1 << 64) - 1)))
-        elif isinstance(value, Decimal128):
-            self._append_decimal(value.to_decimal())
-        elif isinstance(value, (Regex, re.Pattern)):
-            self._parts.append(_regex(value))
-        elif isinstance(value, Code):
-            self._append_code(value)
-        elif isinstance(value, DBRef):
-            self.append(value.as_doc())
-        elif isinstance(value, MinKey):
-            self._parts.append(bytes((MIN_KEY,)))
-        elif isinstance(value, MaxKey):
-            self._parts.append(bytes((MAX_KEY,)))
-        else:
-            raise TypeError(f"not a BSON value: {value!r}")
+    def _constant(self, value: Any) -> None:
+        self._parts.append(_CONSTANTS[type(value)])
 
-    def _append_fields(self, document: Mapping[str, Any]) -> None:
-        for name, value in document.items():
-            self._parts.append(bytes((type_class(value),)) + name.encode() + b"\x00")
-            self.append(value)
-        self._parts.append(b"\x00")
+    def _bool(self, value: bool) -> None:
+        self._parts.append(b"\x6f" if value else b"\x6e")
 
-    def _append_code(self, value: Code) -> None:
-        if value.scope is None:
-            self._parts.append(bytes((CODE,)) + _c_string(str(value)))
-            return
-        self._parts.append(bytes((CODE_WITH_SCOPE,)) + _c_string(str(value)))
-        self._append_fields(value.scope)
+    def _int(self, value: int) -> None:
+        self._bits += _INT_BITS if -(1 << 31) <= value < 1 << 31 else _LONG_BITS
+        self._parts.append(encode_integer(value))
 
-    def _append_decimal(self, value: Decimal) -> None:
-        if value.is_zero():
-            kind = decimal_zero_kind(value)
+    def _long(self, value: int) -> None:
+        self._bits += _LONG_BITS
+        self._parts.append(encode_integer(value))
+
+    def _double(self, value: float) -> None:
+        minus_zero = value == 0.0 and copysign(1.0, value) < 0
+        self._bits += _MINUS_ZERO_BITS if minus_zero else _DOUBLE_BITS
+        self._parts.append(encode_double(value))
+
+    def _decimal(self, value: Decimal128) -> None:
+        number = value.to_decimal()
+        if number.is_zero():
+            kind = decimal_zero_kind(number)
             self._bits += _as_bits((kind >> 12) + _DECIMAL_ZERO_PREFIX, 5)
             self._bits += _as_bits(kind & 0xFFF, 12)
         else:
             self._bits += _DECIMAL_BITS
-            if value.is_finite():
-                self._bits += _as_bits(stored_exponent(value), 6)
-        self._parts.append(encode_decimal(value))
+            if number.is_finite():
+                self._bits += _as_bits(stored_exponent(number), 6)
+        self._parts.append(encode_decimal(number))
+
+    def _string(self, value: str) -> None:
+        self._bits.append(0)
+        self._parts.append(b"\x3c" + _c_string(value))
+
+    def _object_id(self, value: ObjectId) -> None:
+        self._parts.append(b"\x64" + value.binary)
+
+    def _binary(self, value: bytes | uuid.UUID) -> None:
+        self._parts.append(_binary(value))
+
+    def _timestamp(self, value: Timestamp) -> None:
+        self._parts.append(struct.pack(">BII", TIMESTAMP, value.time, value.inc))
+
+    def _date(self, value: datetime | DatetimeMS) -> None:
+        millis = int(value) if isinstance(value, DatetimeMS) else int(DatetimeMS(value))
+        self._parts.append(struct.pack(">BQ", DATE, (millis + (1 << 63)) & ((1 << 64) - 1)))
+
+    def _regex(self, value: "Regex[Any] | re.Pattern[Any]") -> None:
+        self._parts.append(_regex(value))
+
+    def _code(self, value: Code) -> None:
+        if value.scope is None:
+            self._parts.append(bytes((CODE,)) + _c_string(str(value)))
+            return
+        self._parts.append(bytes((CODE_WITH_SCOPE,)) + _c_string(str(value)))
+        self._fields(value.scope)
+
+    def _array(self, items: Iterable[Any]) -> None:
+        self._parts.append(b"\x50")
+        for item in items:
+            self.append(item)
+        self._parts.append(b"\x00")
+
+    def _object(self, document: Mapping[str, Any]) -> None:
+        self._parts.append(b"\x46")
+        self._fields(document)
+
+    def _reference(self, value: DBRef) -> None:
+        self._object(value.as_doc())
+
+    def _fields(self, document: Mapping[str, Any]) -> None:
+        for name, value in document.items():
+            self._parts.append(bytes((type_class(value),)) + name.encode() + b"\x00")
+            self.append(value)
+        self._parts.append(b"\x00")
 
     def key(self) -> bytes:
         """Return the key, closed by the byte that ends keys."""
@@ -171,30 +179,67 @@ def encode_key(values: Iterable[Any]) -> tuple[bytes, bytes]:
 
 def type_class(value: Any) -> int:
     """Return the byte of ``value``'s class of types, in the order in which BSON types compare."""
-    if isinstance(value, bool):
-        return FALSE
     if isinstance(value, Code):
         return CODE if value.scope is None else CODE_WITH_SCOPE
-    for types, class_byte in _CLASSES:
-        if isinstance(value, types):
-            return class_byte
+    found = _CLASSES.get(type(value))
+    return found if found is not None else _CLASSES[_base_of(value)]
+
+
+_Builder = KeyStringBuilder
+_APPENDERS: Final[dict[type, Callable[[KeyStringBuilder, Any], None]]] = {
+    bool: _Builder._bool,
+    Int64: _Builder._long,
+    int: _Builder._int,
+    float: _Builder._double,
+    Decimal128: _Builder._decimal,
+    Code: _Builder._code,
+    str: _Builder._string,
+    dict: _Builder._object,
+    Mapping: _Builder._object,
+    DBRef: _Builder._reference,
+    list: _Builder._array,
+    tuple: _Builder._array,
+    bytes: _Builder._binary,
+    Binary: _Builder._binary,
+    uuid.UUID: _Builder._binary,
+    ObjectId: _Builder._object_id,
+    type(None): _Builder._constant,
+    datetime: _Builder._date,
+    DatetimeMS: _Builder._date,
+    Timestamp: _Builder._timestamp,
+    Regex: _Builder._regex,
+    re.Pattern: _Builder._regex,
+    MinKey: _Builder._constant,
+    MaxKey: _Builder._constant,
+}
+_CONSTANTS: Final = {type(None): b"\x14", MinKey: b"\x0a", MaxKey: b"\xf0"}
+_CLASSES: Final[dict[type, int]] = {
+    bool: FALSE,
+    **dict.fromkeys((int, Int64, float, Decimal128), NUMERIC),
+    str: STRING,
+    **dict.fromkeys((dict, Mapping, DBRef), OBJECT),
+    **dict.fromkeys((list, tuple), ARRAY),
+    **dict.fromkeys((bytes, Binary, uuid.UUID), BIN_DATA),
+    ObjectId: OBJECT_ID,
+    type(None): NULLISH,
+    **dict.fromkeys((datetime, DatetimeMS), DATE),
+    Timestamp: TIMESTAMP,
+    **dict.fromkeys((Regex, re.Pattern), REGEX),
+    MinKey: MIN_KEY,
+    MaxKey: MAX_KEY,
+}
+
+
+def _base_of(value: Any) -> type:
+    """Return the BSON type that ``value``'s own type derives from."""
+    for base in _APPENDERS:
+        if isinstance(value, base):
+            return base
     raise TypeError(f"not a BSON value: {value!r}")
 
 
-_CLASSES: Final[tuple[tuple[Any, int], ...]] = (
-    ((int, float, Decimal128), NUMERIC),
-    (str, STRING),
-    ((Mapping, DBRef), OBJECT),
-    ((list, tuple), ARRAY),
-    ((bytes, uuid.UUID), BIN_DATA),
-    (ObjectId, OBJECT_ID),
-    (type(None), NULLISH),
-    ((datetime, DatetimeMS), DATE),
-    (Timestamp, TIMESTAMP),
-    ((Regex, re.Pattern), REGEX),
-    (MinKey, MIN_KEY),
-    (MaxKey, MAX_KEY),
-)
+def _appender_of_base(value: Any) -> Callable[[KeyStringBuilder, Any], None]:
+    return _APPENDERS[_base_of(value)]
 
 
 def _as_bits(number: int, count: int) -> list[int]:

@@ -22,7 +22,7 @@ DEFAULT_FIRST_BATCH: Final = 101
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 _ENTRIES_AT_A_TIME: Final = 256
-"""Oplog entries read before others get their turn."""
+"""Oplog entries, or events, before others get their turn."""
 
 _ELEMENT_OVERHEAD: Final = 8
 _IN_GET_MORE: Final = "Executor error during getMore"
@@ -100,6 +100,8 @@ class ChangeStreamCursor:
                 self._held_back = (event, before)
                 break
             events.append(event)
+            if len(events) % _ENTRIES_AT_A_TIME == 0:
+                await self._let_others_run()
         return Batch(events, self._promise, False, False)
 
     @property
@@ -119,12 +121,15 @@ class ChangeStreamCursor:
             if found is not None:
                 return found
             if not stream.at_end:
-                await anyio.lowlevel.checkpoint()
-                if self._closed:
-                    raise _killed()
+                await self._let_others_run()
             elif not stream.invalidated and not await self._wait(deadline):
                 return None
         return None
+
+    async def _let_others_run(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        if self._closed:
+            raise _killed()
 
     async def _wait(self, deadline: float) -> bool:
         """Wait for the oplog to grow; whether it did before ``deadline``."""

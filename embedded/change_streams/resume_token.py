@@ -1,5 +1,6 @@
 """Resume tokens, versions 1 and 2, made and read byte for byte (docs/protocol.md, section 3)."""
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -9,8 +10,9 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from embedded.change_streams.shell_text import document_text
-from embedded.keystring import encode_key
+from embedded.keystring import TIMESTAMP, KeyStringBuilder
 from embedded.keystring_decoding import decode_key
+from embedded.keystring_numbers import encode_integer
 from shard_client.errors import CommandError
 
 HIGH_WATER_MARK: Final = 0
@@ -46,19 +48,23 @@ class ResumeToken:
         return self.token_type == HIGH_WATER_MARK and not self.from_invalidate
 
     def _encode(self) -> tuple[bytes, bytes]:
-        values: list[Any] = [self.cluster_time, self.version]
+        at = self.cluster_time
+        prefix = struct.pack(">BII", TIMESTAMP, at.time, at.inc) + encode_integer(self.version)
+        numbers = 2
         if self.version >= 1:
-            values.append(self.token_type)
-        values.append(self.txn_op_index)
+            prefix += encode_integer(self.token_type)
+            numbers += 1
+        prefix += encode_integer(self.txn_op_index)
         if self.version >= 1:
-            values.append(self.from_invalidate)
+            prefix += b"\x6f" if self.from_invalidate else b"\x6e"
+        builder = KeyStringBuilder(prefix, 2 * numbers)
         if self.uuid is not None or self.version >= 2:
-            values.append(self.uuid)
+            builder.append(self.uuid)
         if self.event_identifier is not None:
-            values.append(self.event_identifier)
+            builder.append(self.event_identifier)
         if self.fragment is not None:
-            values.append(self.fragment)
-        return encode_key(values)
+            builder.append(self.fragment)
+        return builder.key(), builder.type_bits()
 
     def key(self) -> bytes:
         """Return the KeyString that orders the token in its stream."""

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from embedded.change_streams.expressions import DESCEND, KEEP, PRUNE, Expression
 from embedded.change_streams.projection import add_fields, project, unset
+from embedded.change_streams.shell_text import document_text, type_name
+from embedded.storage.bson_values import MISSING
 from embedded.storage.queries import Matcher
 from shard_client.errors import CommandError
 
@@ -79,6 +81,11 @@ class UserStages:
                 break
             current = stage(current)
         return current
+
+
+def _needs_no_image(stage: Mapping[str, Any]) -> bool:
+    text = repr(stage)
+    return "$match" in stage and "fullDocument" not in text and "$$" not in text
 
 
 def check_stages(pipeline: Any) -> None:
@@ -197,8 +204,10 @@ def _replace_with(new_root: Any) -> Stage:
         if not isinstance(root, Mapping):
             raise CommandError(
                 40228,
-                "PlanExecutor error during aggregation :: caused by :: 'newRoot' expression must "
-                "evaluate to an object",
+                "'newRoot' expression must evaluate to an object, but resulting value was: "
+                f"{document_text(None if root is MISSING else root)}. Type of resulting value: "
+                f"'{'missing' if root is MISSING else type_name(root)}'. Input document: "
+                f"{document_text(document)}",
             )
         return dict(root)
 
