@@ -74,7 +74,10 @@ class ReplayMember:
             if tape is None:
                 missing = {"ok": 0.0, "errmsg": "cursor not found", "code": 43}
                 return bson.encode(missing), False
-            return tape.more(command.get("batchSize", 0) or 1 << 30)
+            answer = tape.more(command.get("batchSize", 0) or 1 << 30)
+            if isinstance(tape, RecordedTape) and tape.closed:
+                del self.tapes[command["getMore"]]
+            return answer
         if name == "aggregate":
             self.opened.append(command)
             tape = self.play(command)
@@ -253,6 +256,13 @@ class RecordedTape:
         first = bson.decode(replies[0])
         self._cursor_id = first["cursor"]["id"] if first["ok"] else 0
         self._namespace = first["cursor"]["ns"] if first["ok"] else ""
+        last = bson.decode(replies[-1])
+        self._closes = bool(last["ok"]) and last["cursor"]["id"] == 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the reply that closed the recorded cursor has been given."""
+        return self._closes and not self._replies
 
     def open(self, command: dict[str, Any]) -> bytes:
         """Answer with the recorded opening reply."""
