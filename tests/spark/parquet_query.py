@@ -1,6 +1,6 @@
-"""A streaming query of its own process, which tests kill: router to Parquet, with a checkpoint.
+"""A streaming query in a process that tests kill: router to Parquet, with a checkpoint.
 
-python -m tests.spark.parquet_query URI FOLDER [available-now] [bundled-java]
+python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java]
 
 Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task that has passed on a
 hundred rows creates FOLDER/held and goes no further: so it can be killed in the middle of a batch.
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 from spark_sink import local_session
 from spark_sink.java_runtime import bundled_java
@@ -23,16 +25,8 @@ from tests.spark.quick_session import QUICK
 MAX_EVENTS = 1000
 
 
-def main(uri: str, folder: Path, *, available_now: bool) -> None:
-    settings = QUICK | {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
-    spark = local_session("parquet-query", settings=settings)
-    events = (
-        spark.readStream.format("mergerouter")
-        .option("uri", uri)
-        .option("database", "shop")
-        .option("maxEventsPerTrigger", MAX_EVENTS)
-        .load()
-    )
+def parquet_writer(spark: SparkSession, uri: str, database: str, folder: Path) -> DataStreamWriter:
+    """The query, not started yet."""
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -42,20 +36,30 @@ def main(uri: str, folder: Path, *, available_now: bool) -> None:
                 time.sleep(60)
                 raise TimeoutError("nobody killed this process")
 
-    writer = (
+    events = (
+        spark.readStream.format("mergerouter")
+        .option("uri", uri)
+        .option("database", database)
+        .option("maxEventsPerTrigger", MAX_EVENTS)
+        .load()
+    )
+    return (
         events.mapInArrow(hold, events.schema)
         .writeStream.format("parquet")
         .option("path", str(folder / "table"))
         .option("checkpointLocation", str(folder / "checkpoint"))
     )
-    if available_now:
-        writer = writer.trigger(availableNow=True)
-    writer.start().awaitTermination()
+
+
+def main(uri: str, database: str, folder: Path) -> None:
+    settings = QUICK | {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
+    spark = local_session("parquet-query", settings=settings)
+    parquet_writer(spark, uri, database, folder).start().awaitTermination()
 
 
 if __name__ == "__main__":
-    if "bundled-java" in sys.argv:
+    if sys.argv[4:] == ["bundled-java"]:
         runtime = bundled_java()
         assert runtime is not None
         os.environ["JAVA_HOME"] = str(runtime.home)
-    main(sys.argv[1], Path(sys.argv[2]), available_now="available-now" in sys.argv)
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.spark.fake_router import FakeRouter
+from tests.spark.conftest import Shop
+from tests.spark.parquet_query import parquet_writer
 
 REPOSITORY = Path(__file__).parents[2]
 WAIT = 60.0
@@ -24,13 +26,13 @@ WAIT = 60.0
 class Query:
     """The process of parquet_query, and what it has committed."""
 
-    def __init__(self, uri: str, folder: Path) -> None:
-        self.uri = uri
+    def __init__(self, shop: Shop, folder: Path) -> None:
+        self.target = [shop.uri, shop.database, str(folder)]
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.spark.parquet_query", self.uri, str(self.folder)]
+        command = [sys.executable, "-m", "tests.spark.parquet_query", *self.target]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -73,46 +75,44 @@ class Query:
         return sorted((token, json.loads(key)["_id"]) for token, key in rows)
 
 
-@pytest.fixture
-def router() -> Iterator[FakeRouter]:
-    router = FakeRouter()
-    yield router
-    router.close()
-
-
 @pytest.mark.timeout(240)
-def test_kill_and_restart(tmp_path: Path, router: FakeRouter) -> None:
-    query = Query(router.uri, tmp_path)
+def test_kill_and_restart(tmp_path: Path, shop: Shop, spark: SparkSession) -> None:
+    query = Query(shop, tmp_path)
     try:
         query.start()
         query.wait_for(lambda: query.batches("commits") == [0])
-        router.insert(300)
+        shop.insert(300)
         query.wait_for(lambda: len(query.rows()) == 300)
 
         # In the middle of a batch: some of its rows are written to files that nobody sees yet.
         (tmp_path / "armed").touch()
-        router.insert(2500)
+        shop.insert(2500)
         query.wait_for((tmp_path / "held").exists)
         query.kill()
         assert len(query.rows()) == 300
         assert query.batches("offsets")[-1] == query.batches("commits")[-1] + 1
         (tmp_path / "armed").unlink()
-        router.insert(100)
+        shop.insert(100)
 
         # Between batches, on the Java that comes with the install.
         query.start("bundled-java")
         query.wait_for(lambda: len(query.rows()) == 2900)
         query.wait_for(lambda: query.batches("offsets") == query.batches("commits"))
         query.kill()
-        router.insert(100)
-
-        # After the sink has committed a batch, but before the checkpoint knows.
-        last = query.batches("commits")[-1]
-        (tmp_path / "checkpoint" / "commits" / str(last)).unlink()
-        (tmp_path / "checkpoint" / "commits" / f".{last}.crc").unlink()
-        query.start("available-now")
-        assert query.process is not None
-        assert query.process.wait(WAIT) == 0, (tmp_path / "log").read_text()
+        shop.insert(100)
     finally:
         query.kill()
-    assert [number for _, number in query.rows()] == list(range(3000))
+
+    # As if after the sink has committed a batch, but before the checkpoint knows.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = query.batches("commits")[-1]
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    writer = parquet_writer(spark, shop.uri, shop.database, tmp_path)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert query.batches("commits") == query.batches("offsets")
+
+    rows = query.rows()
+    assert sorted(number for _, number in rows) == list(range(3000))
+    with shop.client[shop.database].watch(start_at_operation_time=shop.created) as watch:
+        assert [token for token, _ in rows] == [watch.next()["_id"]["_data"] for _ in rows]

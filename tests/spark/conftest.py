@@ -1,0 +1,73 @@
+"""One cluster with a router before it, and one Spark, for all tests that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from bson.timestamp import Timestamp
+from pyspark.sql import SparkSession
+
+from spark_sink import local_session
+from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.routers import RouterProcess, start_router
+from tests.spark.quick_session import QUICK
+
+
+class Shop:
+    """Documents written through a router to a sharded collection, numbered from 0."""
+
+    def __init__(self, cluster: TestCluster, router: RouterProcess, database: str) -> None:
+        self.router = router
+        self.uri = router.uri
+        self.database = database
+        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(router.uri)
+        self.orders = self.client[database].orders
+        self.written = 0
+        namespace = f"{database}.orders"
+        first, second = list(cluster.shards)[:2]
+        admin = self.client.admin
+        admin.command("enableSharding", database, primaryShard=first)
+        admin.command("shardCollection", namespace, key={"customer": 1})
+        admin.command("split", namespace, middle={"customer": 5})
+        admin.command("moveChunk", namespace, find={"customer": 5}, to=second)
+        self.created = self.now()
+
+    def now(self) -> Timestamp:
+        time: Timestamp = self.client.admin.command("ping")["$clusterTime"]["clusterTime"]
+        return time
+
+    def insert(self, count: int) -> None:
+        numbers = range(self.written, self.written + count)
+        self.orders.insert_many([{"_id": n, "customer": n % 10, "text": "x" * 99} for n in numbers])
+        self.written += count
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(2, noop_interval=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, upstream=cluster.mongos_uri, feed=True) as router:
+        yield router
+
+
+@pytest.fixture
+def shop(
+    cluster: TestCluster, router: RouterProcess, request: pytest.FixtureRequest
+) -> Iterator[Shop]:
+    shop = Shop(cluster, router, request.node.name.replace("test_", "")[:40])
+    yield shop
+    shop.client.close()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = local_session("tests", settings=QUICK)
+    yield session
+    session.stop()

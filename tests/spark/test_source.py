@@ -1,0 +1,123 @@
+"""The source in a running Spark, reading a router before a sharded cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import spark_partition_id
+
+from tests.spark.conftest import Shop
+
+
+def stream(spark: SparkSession, shop: Shop, **options: object) -> DataFrame:
+    reader = spark.readStream.format("mergerouter").option("uri", shop.uri)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.load()
+
+
+def rows_so_far(frame: DataFrame, name: str) -> list[Row]:
+    """What the stream has now, in the order in which it came."""
+    query = frame.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return frame.sparkSession.table(name).collect()
+
+
+def test_rows_are_the_routers_events(spark: SparkSession, shop: Shop) -> None:
+    shop.insert(60)
+    shop.orders.update_many({"customer": 3}, {"$set": {"paid": True}})
+    with shop.client.start_session() as session, session.start_transaction():
+        shop.orders.delete_one({"_id": 1, "customer": 1}, session=session)
+        shop.orders.insert_one({"_id": 1000, "customer": 9}, session=session)
+    start = {"startAtOperationTime": f"{shop.created.time},{shop.created.inc}"}
+    frame = stream(
+        spark,
+        shop,
+        database=shop.database,
+        collection="orders",
+        fullDocument="updateLookup",
+        maxEventsPerTrigger=40,
+        eventsPerPartition=15,
+        **start,
+    )
+    rows = rows_so_far(frame.withColumn("partition", spark_partition_id()), "rows")
+
+    with (
+        MongoClient(shop.uri, document_class=RawBSONDocument) as client,
+        client[shop.database].orders.watch(
+            full_document="updateLookup", start_at_operation_time=shop.created
+        ) as watch,
+    ):
+        events = [watch.next() for _ in range(68)]
+    assert [bytes(row["event"]) for row in rows] == [event.raw for event in events]
+    assert [row["token"] for row in rows] == sorted(row["token"] for row in rows)
+    assert {row["partition"] for row in rows} == {0, 1, 2}
+    kinds = [row["operationType"] for row in rows]
+    assert [kinds.count(kind) for kind in ("insert", "update", "delete")] == [61, 6, 1]
+    assert {row["namespace"] for row in rows} == {f"{shop.database}.orders"}
+    assert json.loads(rows[60]["documentKey"]) == {"_id": 3, "customer": 3}
+    assert json.loads(rows[60]["updateDescription"])["updatedFields"] == {"paid": True}
+    assert json.loads(rows[60]["fullDocument"])["paid"] is True
+
+
+def test_a_pipeline_runs_on_the_shards_and_what_it_hides_can_be_resumed_over(
+    spark: SparkSession, shop: Shop
+) -> None:
+    shop.insert(50)
+    frame = stream(
+        spark,
+        shop,
+        database=shop.database,
+        pipeline='[{"$match": {"fullDocument.customer": {"$in": [4, 5]}}}]',
+        startAtOperationTime=f"{shop.created.time},{shop.created.inc}",
+        maxEventsPerTrigger=3,
+    )
+    rows = rows_so_far(frame, "matched")
+    assert [json.loads(row["fullDocument"])["_id"] % 10 for row in rows] == [4, 5] * 5
+
+
+def test_bad_options_fail_before_the_query_starts(spark: SparkSession, shop: Shop) -> None:
+    with pytest.raises(AnalysisException, match="'collection' needs option 'database'"):
+        stream(spark, shop, collection="orders")
+
+
+def test_what_the_server_refuses_ends_the_query_with_its_words(
+    spark: SparkSession, shop: Shop
+) -> None:
+    frame = stream(spark, shop, pipeline='[{"$group": {"_id": 1}}]')
+    with pytest.raises(StreamingQueryException, match=r"\$group"):
+        rows_so_far(frame, "refused")
+
+
+def test_sparks_own_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
+    lines = (
+        spark.readStream.format("socket")
+        .option("host", "127.0.0.1")
+        .option("port", str(shop.router.feed_port))
+        .load()
+    )
+    query = lines.writeStream.format("memory").queryName("fed").start()
+    found: list[int] = []
+    until = time.monotonic() + 30
+    try:
+        while len(found) < 20:
+            assert query.isActive
+            assert time.monotonic() < until
+            shop.insert(5)  # the first ones are written before the feed has begun
+            query.processAllAvailable()
+            events = [json.loads(row["value"]) for row in spark.table("fed").collect()]
+            found = [event["fullDocument"]["_id"] for event in events if _is_order(event, shop)]
+    finally:
+        query.stop()
+    assert found == list(range(found[0], found[-1] + 1))
+
+
+def _is_order(event: dict[str, Any], shop: Shop) -> bool:
+    return event["operationType"] == "insert" and event["ns"]["db"] == shop.database
