@@ -203,8 +203,9 @@ class MergedStream:
     def waiting_for(self) -> Waiting | None:
         """The gate holder, when events are buffered that it keeps back, and nothing is ready."""
         holder = self._merger.gate_holder
-        lagging = self.lagging
-        return lagging[0] if lagging and lagging[0].remote == holder else None
+        if holder is None or not self._may_move(holder):
+            return None
+        return next(iter(self._waits([holder])), None)
 
     @property
     def lagging(self) -> Sequence[Waiting]:
@@ -213,14 +214,25 @@ class MergedStream:
         Empty while something is ready. Remotes that have not answered yet, or never will because
         their streams have ended, are not among them.
         """
+        head = self._merger.head
+        if head is None:
+            return []
+        return self._waits([r for r in self._merger.behind(head) if self._may_move(r)])
+
+    def _may_move(self, number: int) -> bool:
+        remote = self._remotes[number]
+        return remote.heard and not remote.invalidated
+
+    def _waits(self, numbers: Sequence[int]) -> list[Waiting]:
+        """Describe those of the remotes that keep back the first buffered event."""
         head, tail = self._merger.head, self._merger.tail
         if head is None or tail is None or self._outbox or self._error is not None:
             return []
         at, latest = cluster_time_of(head), cluster_time_of(tail)
         return [
-            Waiting(remote, self._remotes[remote].target, head, at, latest)
-            for remote in self._merger.behind(head)
-            if self._remotes[remote].heard and not self._remotes[remote].invalidated
+            Waiting(number, self._remotes[number].target, head, at, latest)
+            for number in numbers
+            if (self._merger.promise(number) or b"") < head
         ]
 
     def buffered_bytes(self, remote: int) -> int:

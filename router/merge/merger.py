@@ -79,6 +79,8 @@ class Merger:
         self.mark_key = mark_key
         self._mark_floor = mark_key if mark_floor is None else mark_floor
         self._remotes: dict[int, _Remote] = {}
+        # Those with events buffered: most remotes have none most of the time.
+        self._full: dict[int, _Remote] = {}
         self._silent: set[int] = set()
         self._retired: set[int] = set()
         self._promises: SortedList[tuple[bytes, int]] = SortedList()
@@ -156,6 +158,7 @@ class Merger:
         state.eligible = eligible
         if events and not state.topology:
             self._buffer(state, events, size)
+            self._full[remote] = state
 
     def _is_eligible(self, state: _Remote, key: bytes, *, has_events: bool) -> bool:
         """Whether this promise may become the high water mark (docs/protocol.md, section 6)."""
@@ -210,13 +213,13 @@ class Merger:
     @property
     def head(self) -> bytes | None:
         """The smallest buffered sort key."""
-        heads = [r.runs[0].events[r.runs[0].start][0] for r in self._remotes.values() if r.runs]
-        return min(heads, default=None)
+        firsts = [remote.runs[0] for remote in self._full.values()]
+        return min([run.events[run.start][0] for run in firsts], default=None)
 
     @property
     def tail(self) -> bytes | None:
         """The largest buffered sort key."""
-        return max((r.runs[-1].last for r in self._remotes.values() if r.runs), default=None)
+        return max([remote.runs[-1].last for remote in self._full.values()], default=None)
 
     def promise(self, remote: int) -> bytes | None:
         """The remote's promised min sort key, None while it is silent."""
@@ -240,28 +243,29 @@ class Merger:
         Equal keys keep the order of the remotes' numbers.
         """
         bound = self.gate
-        if bound is None:
+        if bound is None or not self._full:
             return None
-        for state in self._remotes.values():
+        for state in self._full.values():
             if len(state.runs) > 1 and state.runs[0].last < bound:
                 bound = state.runs[0].last
         merged: list[Event] = []
         shares: dict[int, int] = {}
-        for remote, state in self._remotes.items():
-            if state.runs:
-                part, size = self._cut(state, bound)
-                if part:
-                    shares[remote] = size
-                    if merged:
-                        merged.extend(part)
-                    else:
-                        merged = part
+        for remote in sorted(self._full):
+            part, size = self._cut(self._full[remote], bound)
+            if part:
+                shares[remote] = size
+                if merged:
+                    merged.extend(part)
+                else:
+                    merged = part
         if not shares:
             return None
-        for remote in self._retired & shares.keys():
+        for remote in shares:
             if not self._remotes[remote].runs:
-                self._retired.discard(remote)
-                del self._remotes[remote]
+                del self._full[remote]
+                if remote in self._retired:
+                    self._retired.discard(remote)
+                    del self._remotes[remote]
         if len(shares) > 1:
             # Timsort finds the presorted runs and merges them; it is stable, which settles ties.
             merged.sort(key=_KEY)

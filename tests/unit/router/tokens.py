@@ -42,8 +42,9 @@ def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
 
 
 def shard_event(time: int, operation: str, shard: str, host: str = "") -> tuple[bytes, bytes]:
-    """An event on ``config.shards``."""
+    """An event on ``config.shards`` about a shard whose name ends in a digit, or not."""
     fields: dict[str, Any] = {"documentKey": {"_id": shard}}
     if operation in ("insert", "replace"):
         fields["fullDocument"] = {"_id": shard, "host": host, "state": 1}
-    return event(data_of(time, 1), **{**fields, "operationType": operation})
+    number = 1 + (int(shard[-1]) if shard[-1].isdigit() else 0)
+    return event(data_of(time, number), **{**fields, "operationType": operation})

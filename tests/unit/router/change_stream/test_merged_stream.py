@@ -3,7 +3,7 @@ from random import Random
 import bson
 import pytest
 from bson.timestamp import Timestamp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.change_stream.actions import CloseRemote, OpenRemote, ReopenRemote
@@ -281,6 +281,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, list], list[tuple[bytes, bytes
     return by_shard, [(key, raw) for key, raw, _ in owned]
 
 
+@settings(max_examples=60)
 @given(histories(), st.randoms(use_true_random=False))
 def test_any_history_and_any_cut_before_and_after_make_the_history(history, rnd: Random):
     by_shard, everything = history
@@ -578,3 +579,33 @@ def test_a_failing_script_fails_the_run():
     scripts = {"config": Script([], END), "shard0": Script([at(12)], END)}
     scripts["shard1"] = Script([at(14)], hwm(13))
     assert "broke its rules" in error_of(Driver(stream, scripts, Random(3))).message
+
+
+@settings(max_examples=60)
+@given(histories(), st.data(), st.randoms(use_true_random=False))
+def test_shards_that_join_in_the_middle_of_a_history_lose_nothing(history, data, rnd: Random):
+    """A shard has no events before config.shards says that it is there."""
+    by_shard, everything = history
+    version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1
+    joining = data.draw(st.lists(st.sampled_from(sorted(by_shard)[1:] or [""]), unique=True))
+    config, expected = [], set(everything)
+    for shard in filter(None, joining):
+        time = data.draw(st.integers(11, 30))
+        config.append(shard_event(time, "insert", shard, "new/h:1"))
+        before = {e for e in by_shard[shard] if cluster_time_of(e[0]) <= Timestamp(time, 1)}
+        expected -= before
+        by_shard[shard] = [e for e in by_shard[shard] if e not in before]
+    config.sort()
+
+    end = hwm(1000, 0, version)
+    scripts = {shard: Script(events, end, version=version) for shard, events in by_shard.items()}
+    scripts["config"] = Script(config, END)
+    known = {shard: shard for shard in by_shard if shard not in joining}
+    request = parse_request(
+        "db", {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
+    )
+    stream = MergedStream(
+        request, known, start_at=START, topology_from=START, token_version=version
+    )
+    driver = Driver(stream, scripts, rnd, max_events=9).run()
+    assert driver.events == [raw for _, raw in sorted(expected)]
