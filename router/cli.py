@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
+import structlog
 import typer
 import uvloop
 import yaml
@@ -14,7 +15,11 @@ from router.config.log_lines import configure_logging
 from router.config.settings import Settings, load_settings
 from router.service import run_until_signalled
 
+log = structlog.get_logger()
+
 _GROUP = "mergerouter.commands"
+_NETWORK_FAILURE = 48
+"""The status with which mongos ends when it cannot listen."""
 
 
 def main() -> None:
@@ -95,7 +100,11 @@ def serve(
     if settings.sharding.config_db is None:
         raise typer.BadParameter("error: no args for --configdb", param_hint="--configdb")
     configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
-    uvloop.run(run_until_signalled(settings))
+    try:
+        uvloop.run(run_until_signalled(settings))
+    except OSError as error:
+        log.error("Failed to set up the listener", component="NETWORK", error=str(error))
+        raise typer.Exit(_NETWORK_FAILURE) from error
 
 
 def _parameters(assignments: list[str]) -> dict[str, str]:

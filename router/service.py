@@ -61,9 +61,8 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
             max_connections=settings.net.max_incoming_connections,
             compressors=settings.net.compressors,
         )
-        tasks = await owned.enter_async_context(asyncio.TaskGroup())
-        learning = tasks.create_task(learn_identity(node))
-        owned.callback(learning.cancel)
+        learning = asyncio.create_task(learn_identity(node))
+        owned.push_async_callback(_end, learning)
         listener = await owned.enter_async_context(Listener(node))
         await asyncio.wait((learning,), timeout=_IDENTITY_WAIT)
         attributes: dict[str, object] = {
@@ -85,6 +84,11 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
         log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
         await listener.drain(drain_time)
     log.info("Shut down", component="CONTROL")
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
 
 
 def _upstream(settings: Settings) -> UpstreamMongos | None:

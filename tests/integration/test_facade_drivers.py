@@ -13,7 +13,7 @@ from typing import Any
 import pymongo
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient, MongoClient, WriteConcern
+from pymongo import AsyncMongoClient, MongoClient, WriteConcern, compression_support
 from pymongo.errors import OperationFailure
 from pymongo.monitoring import ServerHeartbeatListener, ServerHeartbeatSucceededEvent
 from pymongo.synchronous.collection import Collection
@@ -23,6 +23,11 @@ from tests.harness.routers import RouterProcess, start_router
 
 NODE_TESTS = Path(__file__).parent / "node"
 _AWAIT_MS = 2000
+_COMPRESSORS = {
+    "zlib": compression_support._have_zlib(),
+    "snappy": compression_support._have_snappy(),
+    "zstd": compression_support._have_zstd(),
+}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +131,8 @@ def test_large_cursors_of_the_upstream_go_on_there(collection: Collection[dict[s
 def test_compressed_connections(
     compressor: str, router: RouterProcess, collection: Collection[dict[str, Any]]
 ) -> None:
-    pytest.importorskip({"zlib": "zlib", "snappy": "snappy", "zstd": "zstandard"}[compressor])
+    if not _COMPRESSORS[compressor]:
+        pytest.skip(f"pymongo has no {compressor} here")
     with pymongo.MongoClient[dict[str, Any]](router.uri, compressors=compressor) as client:
         same = client.facade[collection.name]
         with same.watch(max_await_time_ms=_AWAIT_MS) as stream:
@@ -203,6 +209,36 @@ def test_node_s_driver(router: RouterProcess, collection: Collection[dict[str, A
     assert sorted(seen["inserted"]) == list(range(0, 100, 5))
     assert seen["resumed"] == seen["inserted"][1:]
     assert seen["helloStreamed"]
+
+
+def test_mongosh(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
+    local = NODE_TESTS / "node_modules" / ".bin" / "mongosh"
+    mongosh = shutil.which("mongosh") or (str(local) if local.exists() else None)
+    if mongosh is None or shutil.which("node") is None:
+        pytest.skip(f"mongosh is missing: run `npm install` in {NODE_TESTS}")
+    script = f"""
+        const c = db.getSiblingDB("facade").getCollection("{collection.name}");
+        const stream = c.watch([], {{maxAwaitTimeMS: 500}});
+        stream.tryNext();
+        c.insertMany([{{_id: 1}}, {{_id: 99}}]);
+        const seen = [];
+        while (seen.length < 2) {{
+          const event = stream.tryNext();
+          if (event) seen.push(event.documentKey._id);
+        }}
+        print(JSON.stringify({{seen, count: c.countDocuments(), msg: db.hello().msg}}));
+    """
+    finished = subprocess.run(
+        [mongosh, "--quiet", "--norc", router.uri, "--eval", script],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    seen = json.loads(finished.stdout.strip().splitlines()[-1])
+    assert seen == {"seen": seen["seen"], "count": 2, "msg": "isdbgrid"}
+    assert sorted(seen["seen"]) == [1, 99]
 
 
 def test_the_feed_gives_lines_of_the_same_events(

@@ -1,0 +1,82 @@
+"""The command line: what it says about settings that cannot be."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+import typer
+from typer.testing import CliRunner
+
+from router import cli
+from router.config.settings import Settings
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
+    """What would have been served."""
+    settings: list[Settings] = []
+
+    async def run(given: Settings) -> None:
+        settings.append(given)
+
+    monkeypatch.setattr(cli, "run_until_signalled", run)
+    yield settings
+    structlog.reset_defaults()
+
+
+def invoke(*arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(cli.serve)
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no args for --configdb"),
+        (("--configdb", "nonsense"), "configDB"),
+        (("--configdb", "c/h:1", "--setParameter", "x=1"), "Unknown --setParameter 'x'"),
+        (("--configdb", "c/h:1", "--setParameter", "x"), "Illegal option assignment"),
+        (("--configdb", "c/h:1", "--port", "99999"), "port"),
+        (("--configdb", "c/h:1", "--upstream", "http://x"), "upstream"),
+        (("--config", "/does/not/exist"), "/does/not/exist"),
+    ],
+)
+def test_bad_settings_are_named(
+    arguments: tuple[str, ...], said: str, served: list[Settings]
+) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not served
+
+
+def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
+    result = invoke(
+        "--configdb", "cfg/a:1,b:2", "--port", "5", "--bind_ip", "127.0.0.1,::1",
+        "--setParameter", "maxCursors=7", "--setParameter", "cursorTimeoutMillis=1",
+        "--upstream", "mongodb://m:9", "--feed-port", "6", "--maxConns", "8",
+        "--networkMessageCompressors", "zlib", "-vv",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    (settings,) = served
+    assert settings.sharding.config_db == "cfg/a:1,b:2"
+    assert settings.net.hosts == ["127.0.0.1", "::1"]
+    assert settings.parameters["maxCursors"] == 7
+    assert (settings.net.port, settings.feed.port) == (5, 6)
+    assert settings.net.max_incoming_connections == 8
+    assert settings.net.compressors == ("zlib",)
+    assert settings.system_log.verbosity == 2
+
+
+def test_a_port_that_is_taken_is_said_and_is_mongos_s_status(
+    monkeypatch: pytest.MonkeyPatch, served: list[Settings]
+) -> None:
+    async def fail(_settings: Settings) -> None:
+        raise OSError("address in use")
+
+    monkeypatch.setattr(cli, "run_until_signalled", fail)
+    result = invoke("--configdb", "cfg/a:1")
+    assert result.exit_code == 48
+    assert "address in use" in result.output
