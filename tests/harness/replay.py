@@ -20,7 +20,9 @@ _NOW = Timestamp(1_800_000_000, 1)
 
 
 class Tape(Protocol):
-    """One change stream as a member plays it."""
+    """One change stream as a member plays it; ``ended`` once a reply has closed the cursor."""
+
+    ended: bool
 
     def open(self, command: dict[str, Any]) -> bytes:
         """Return the BSON reply to the opening `aggregate`."""
@@ -224,6 +226,7 @@ class EventTape:
         self._start, self._end = start, end
         self._events = events
         self._at = 0
+        self.ended = False
 
     def open(self, command: dict[str, Any]) -> bytes:
         """Answer with an empty first batch."""
@@ -256,6 +259,7 @@ class RecordedTape:
         first = bson.decode(replies[0])
         self._cursor_id = first["cursor"]["id"] if first["ok"] else 0
         self._namespace = first["cursor"]["ns"] if first["ok"] else ""
+        self.ended = False
         last = bson.decode(replies[-1])
         self._closes = bool(last["ok"]) and last["cursor"]["id"] == 0
 
@@ -271,5 +275,7 @@ class RecordedTape:
     def more(self, batch_size: int) -> tuple[bytes, bool]:
         """Answer with the next recorded reply."""
         if self._replies:
-            return self._replies.pop(0), False
+            body = self._replies.pop(0)
+            self.ended = bson.decode(body)["cursor"]["id"] == 0
+            return body, False
         return cursor_body(self._cursor_id, self._namespace, [], self._end), True

@@ -1,28 +1,35 @@
 """The recorded shards play over sockets; the whole router gives what the recorded mongos gave."""
 
 import asyncio
-import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import bson
 import pytest
+import pytest_asyncio
 from bson import Int64, Timestamp
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
+from pymongo.errors import OperationFailure
 
 from tests.harness.replay import EventTape, RecordedTape, ReplayMember, cursor_body
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import until
 from tests.recordings import recorded
 from tests.recordings.workload import STREAMS
 
 LATER = "826B00FFFF000000012B0229296E04"
 """A high water mark after everything recorded: what an idle member goes on to promise."""
 
+CURSOR_IDS = itertools.count(1)
 SHARDS = ("shard0", "shard1", "shard2", "shard3")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 FAILING = {"coll-big", "bad-id"}
 RAW = CodecOptions(document_class=RawBSONDocument)
 
@@ -30,11 +37,14 @@ RAW = CodecOptions(document_class=RawBSONDocument)
 class FailingTape:
     """A shard whose first getMore fails, as a shard's does that opened with batchSize 0."""
 
+    ended = False
+
     def __init__(self, error: dict[str, Any], start: str) -> None:
         self._error, self._start = error, start
+        self._id = next(CURSOR_IDS)
 
     def open(self, command: dict[str, Any]) -> bytes:
-        return cursor_body(7, "rec.$cmd.aggregate", [], self._start, first=True)
+        return cursor_body(self._id, "rec.$cmd.aggregate", [], self._start, first=True)
 
     def more(self, batch_size: int) -> tuple[bytes, bool]:
         return bson.encode(self._error), False
@@ -44,36 +54,52 @@ def tape(stream: str, via: str) -> RecordedTape | FailingTape:
     replies = recorded.of(stream, via)
     if replies[0].pbrt is not None:
         return RecordedTape([reply.raw for reply in replies], LATER)
-    message = replies[0].document["errmsg"].replace(
-        "PlanExecutor error during aggregation", "Executor error during getMore"
+    message = (
+        replies[0]
+        .document["errmsg"]
+        .replace("PlanExecutor error during aggregation", "Executor error during getMore")
     )
     error = {**bson.decode(replies[0].raw), "errmsg": message}
     first = bson.decode(recorded.of(stream, "mongos")[0].raw)
     return FailingTape(error, first["cursor"]["postBatchResumeToken"]["_data"])
 
 
-@contextlib.asynccontextmanager
-async def playing(stream: str) -> AsyncIterator[tuple[RouterProcess, list[ReplayMember]]]:
-    """Run the recorded members and a router on them; shard3 joins by its recorded insert."""
+@dataclass
+class Stage:
+    """The recorded members, the stream that they play now, and a router on them."""
+
+    stream: str = ""
+    members: dict[str, ReplayMember] = field(default_factory=dict)
+    router: RouterProcess | None = None
+
+    @property
+    def uri(self) -> str:
+        assert self.router is not None
+        return self.router.uri
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    """Run members and router; shard3 joins each stream by an insert on config.shards."""
+    stage = Stage()
     async with contextlib.AsyncExitStack() as stack:
-        members = []
         hosts: dict[str, str] = {}
         for shard in SHARDS:
-            member = ReplayMember(shard, lambda _, shard=shard: tape(stream, shard))
+            member = ReplayMember(shard, lambda _, shard=shard: tape(stage.stream, shard))
             hosts[shard] = await member.start()
             stack.push_async_callback(member.stop)
-            members.append(member)
+            stage.members[shard] = member
         config = ReplayMember("cfg", lambda _: config_tape(hosts))
         config.documents["shards"] = [
             {"_id": shard, "host": hosts[shard], "state": 1} for shard in SHARDS[:3]
         ]
         configdb = await config.start()
         stack.push_async_callback(config.stop)
-        members.append(config)
-        router = start_router(configdb)
-        # In a thread: the members go on answering meanwhile.
-        stack.push_async_callback(asyncio.to_thread, router.stop)
-        yield router, members
+        stage.members["config"] = config
+        # In threads: the members play in this loop.
+        stage.router = await asyncio.to_thread(start_router, configdb)
+        stack.push_async_callback(asyncio.to_thread, stage.router.stop)
+        yield stage
 
 
 def config_tape(hosts: dict[str, str]) -> EventTape:
@@ -92,7 +118,7 @@ def config_tape(hosts: dict[str, str]) -> EventTape:
         "documentKey": {"_id": "shard3"},
     }
     start = bson.decode(recorded.of("cluster", "mongos")[0].pbrt or b"")["_data"]
-    return EventTape(9, "config.shards", start, [(token, bson.encode(event))], LATER)
+    return EventTape(next(CURSOR_IDS), "config.shards", start, [(token, bson.encode(event))], LATER)
 
 
 async def drain(
@@ -100,7 +126,7 @@ async def drain(
 ) -> tuple[list[bytes], RawBSONDocument, int]:
     """Run the recorded commands' stream to its end, or until all recorded events have come."""
     replies = recorded.of(stream, "mongos")
-    expected = sum(len(reply.events) for reply in replies)
+    expected = sum(len(reply.events) for reply in replies) or 1
     closes = replies[-1].cursor_id == 0 and stream not in FAILING
     opening = dict(replies[0].command)
     database, _, _, _ = STREAMS[stream]
@@ -118,10 +144,11 @@ async def drain(
 
 
 @pytest.mark.parametrize("stream", [name for name in recorded.streams() if name not in FAILING])
-async def test_the_router_gives_what_mongos_gave(stream: str) -> None:
+async def test_the_router_gives_what_mongos_gave(stage: Stage, stream: str) -> None:
     replies = recorded.of(stream, "mongos")
     expected = list(recorded.events(replies))
-    async with playing(stream) as (router, _), AsyncMongoClient(router.uri) as client:
+    stage.stream = stream
+    async with AsyncMongoClient(stage.uri) as client:
         events, last, cursor_id = await drain(client, stream)
         assert Counter(events) == Counter(expected)
         tokens = [bson.decode(event)["_id"]["_data"] for event in events]
@@ -132,21 +159,23 @@ async def test_the_router_gives_what_mongos_gave(stream: str) -> None:
 
 
 @pytest.mark.parametrize("stream", sorted(FAILING))
-async def test_the_router_fails_as_mongos_failed(stream: str) -> None:
+async def test_the_router_fails_as_mongos_failed(stage: Stage, stream: str) -> None:
     expected = recorded.of(stream, "mongos")[-1].document
-    async with playing(stream) as (router, _), AsyncMongoClient(router.uri) as client:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - the driver's class depends on the code
+    stage.stream = stream
+    async with AsyncMongoClient(stage.uri) as client:
+        with pytest.raises(OperationFailure) as caught:
             await drain(client, stream)
-        details = caught.value.details
-        assert details["code"] == expected["code"]
-        assert details["codeName"] == expected["codeName"]
-        assert sorted(details.get("errorLabels", [])) == sorted(expected.get("errorLabels", []))
+    details = caught.value.details
+    assert details is not None
+    assert details["code"] == expected["code"]
+    assert details["codeName"] == expected["codeName"]
+    assert sorted(details.get("errorLabels", [])) == sorted(expected.get("errorLabels", []))
 
 
-async def test_a_closed_stream_leaves_no_cursor_on_the_shards() -> None:
-    async with playing("coll-orders") as (router, members):
-        async with AsyncMongoClient(router.uri) as client:
-            await drain(client, "coll-orders")
-            await client.admin.command("ping")
-        await asyncio.to_thread(router.stop)
-        assert [member.tapes for member in members] == [{}] * len(members)
+async def test_a_closed_stream_leaves_no_cursor_on_the_shards(stage: Stage) -> None:
+    stage.stream = "coll-orders"
+    async with AsyncMongoClient(stage.uri) as client:
+        await drain(client, "coll-orders")
+    shards = [stage.members[shard] for shard in SHARDS]
+    assert all(shard.opened for shard in shards)
+    await until(lambda: not any(member.tapes for member in stage.members.values()))
