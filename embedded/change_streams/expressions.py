@@ -7,12 +7,10 @@ from mongomock import aggregate as mongomock_aggregate
 
 from embedded.change_streams.shell_text import type_name
 from embedded.storage.bson_values import MISSING
+from embedded.storage.mongomock_rules import library_errors
 from embedded.storage.ordering import sort_key
-from embedded.storage.queries import library_errors
 
-DESCEND: Final = "DESCEND"
-PRUNE: Final = "PRUNE"
-KEEP: Final = "KEEP"
+EMPTY: Final[Mapping[str, Any]] = {}
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "$eq": lambda a, b: a == b,
     "$ne": lambda a, b: a != b,
@@ -26,21 +24,25 @@ _BELOW_ALL: Final = (-2, 0)
 
 
 class Expression:
-    """An expression, read once and evaluated for many documents."""
+    """An expression, read once and evaluated for many documents.
 
-    def __init__(self, expression: Any) -> None:
+    ``variables`` are known to it as ``$$name``.
+    """
+
+    def __init__(self, expression: Any, variables: Mapping[str, Any] = EMPTY) -> None:
         self._expression = expression
+        self._variables = dict(variables)
 
-    def evaluate(self, document: Mapping[str, Any], **variables: Any) -> Any:
+    def evaluate(self, document: Mapping[str, Any]) -> Any:
         """Return the value for ``document``, ``MISSING`` when there is none.
 
-        ``variables`` are known as ``$$NAME``. Raises CommandError for what makes no sense.
+        Raises CommandError for what makes no sense.
         """
         if self._expression == "$$REMOVE":
             return MISSING
         with library_errors():
             try:
-                evaluation = _Evaluation(document, variables, True)  # type: ignore[no-untyped-call]
+                evaluation = _Evaluation(document, self._variables, True)  # type: ignore[no-untyped-call]
                 return evaluation.parse(self._expression)
             except KeyError:
                 return MISSING

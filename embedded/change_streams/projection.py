@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from embedded.change_streams.expressions import Expression
+from embedded.change_streams.expressions import EMPTY, Expression
 from embedded.storage.bson_values import MISSING
 from shard_client.errors import CommandError
 
@@ -112,7 +112,7 @@ def _flatten(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def project(spec: Any) -> Transformation:
+def project(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
     """Return what ``{$project: spec}`` does. Raises CommandError when it cannot be read."""
     if not isinstance(spec, Mapping):
         raise CommandError(15969, "$project specification must be an object")
@@ -140,23 +140,23 @@ def project(spec: Any) -> Transformation:
         return node.exclude
     for path, value in {"_id": True, **leaves}.items():
         if path not in flags and path in leaves:
-            node.put(path, Expression(value))
+            node.put(path, Expression(value, variables))
         elif flags.get(path, True):
             node.put(path, _INCLUDE)
     return lambda document: node.include(document, document)
 
 
-def add_fields(spec: Any) -> Transformation:
+def add_fields(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
     """Return what ``{$addFields: spec}`` (or ``$set``) does."""
     if not isinstance(spec, Mapping):
         raise CommandError(40272, "$addFields specification stage must be an object")
     node = _Node()
     for path, value in _flatten(spec).items():
-        node.put(path, Expression(value))
+        node.put(path, Expression(value, variables))
     return lambda document: node.compute(document, document)
 
 
-def unset(spec: Any) -> Transformation:
+def unset(spec: Any, _variables: Mapping[str, Any] = EMPTY) -> Transformation:
     """Return what ``{$unset: spec}`` does; ``spec`` is a path or a list of them."""
     paths = [spec] if isinstance(spec, str) else spec
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):

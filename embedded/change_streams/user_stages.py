@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from embedded.change_streams.expressions import DESCEND, KEEP, PRUNE, Expression
+from embedded.change_streams.expressions import EMPTY, Expression
 from embedded.change_streams.projection import add_fields, project, unset
 from embedded.change_streams.shell_text import document_text, type_name
 from embedded.storage.bson_values import MISSING
@@ -13,6 +13,7 @@ from shard_client.errors import CommandError
 Stage = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Returns the changed event, or None for one that is filtered out."""
 
+_Test = Callable[[dict[str, Any]], bool]
 SPLIT: Final = "$changeStreamSplitLargeEvent"
 _BANNED: Final = frozenset(
     {
@@ -54,11 +55,12 @@ _BANNED: Final = frozenset(
 class UserStages:
     """The stages of one stream, read once (docs/protocol.md, section 4).
 
-    ``early`` are the leading ``$match`` stages that look at no image: they run before images are
-    looked up, so that a required image of an event that nobody wants is not missed.
+    The leading ``$match`` stages that look at no image run before images are
+    looked up, so that a required image of an event that nobody wants is not missed. ``variables``
+    are what the command's ``let`` names.
     """
 
-    def __init__(self, stages: Sequence[Any]) -> None:
+    def __init__(self, stages: Sequence[Any], variables: Mapping[str, Any] = EMPTY) -> None:
         self.splits = bool(stages) and SPLIT in stages[-1]
         own = stages[:-1] if self.splits else stages
         early = 0
@@ -66,8 +68,8 @@ class UserStages:
             early < len(own) and "$match" in own[early] and "fullDocument" not in repr(own[early])
         ):
             early += 1
-        self._early = [_compiled(stage) for stage in own[:early]]
-        self._late = [_compiled(stage) for stage in own[early:]]
+        self._early = [_compiled(stage, variables) for stage in own[:early]]
+        self._late = [_compiled(stage, variables) for stage in own[early:]]
 
     def wants(self, document: dict[str, Any]) -> bool:
         """Whether the event passes the stages that run before images are looked up."""
@@ -140,27 +142,27 @@ def _check_split(pipeline: Sequence[Mapping[str, Any]]) -> None:
             raise CommandError(7182802, f"{SPLIT} must be the last stage in the pipeline")
 
 
-def _compiled(stage: Mapping[str, Any]) -> Stage:
+def _compiled(stage: Mapping[str, Any], variables: Mapping[str, Any]) -> Stage:
     [(name, argument)] = stage.items()
-    return _STAGES[name](argument)
+    return _STAGES[name](argument, variables)
 
 
-def _match(condition: Any) -> Stage:
-    wanted = _predicate(condition)
+def _match(condition: Any, variables: Mapping[str, Any]) -> Stage:
+    wanted = _predicate(condition, variables)
     return lambda document: document if wanted(document) else None
 
 
-def _predicate(condition: Any) -> Callable[[dict[str, Any]], bool]:
+def _predicate(condition: Any, variables: Mapping[str, Any]) -> _Test:
     """Return the test that a filter stands for; logic and $expr are taken apart here."""
     if not isinstance(condition, Mapping):
         raise CommandError(15959, "the match filter must be an expression in an object")
-    tests: list[Callable[[dict[str, Any]], bool]] = []
+    tests: list[_Test] = []
     plain: dict[str, Any] = {}
     for name, value in condition.items():
         if name == "$expr":
-            tests.append(Expression(value).true_for)
+            tests.append(Expression(value, variables).true_for)
         elif name in _LOGIC and isinstance(value, list) and value:
-            tests.append(_LOGIC[name]([_predicate(item) for item in value]))
+            tests.append(_LOGIC[name]([_predicate(item, variables) for item in value]))
         elif name.startswith("$") and name not in _TOP_LEVEL:
             raise CommandError(
                 2,
@@ -173,9 +175,6 @@ def _predicate(condition: Any) -> Callable[[dict[str, Any]], bool]:
     if plain:
         tests.append(Matcher(plain))
     return _all_of(tests)
-
-
-_Test = Callable[[dict[str, Any]], bool]
 
 
 def _all_of(tests: list[_Test]) -> _Test:
@@ -196,8 +195,8 @@ _TOP_LEVEL: Final = frozenset(
 )
 
 
-def _replace_with(new_root: Any) -> Stage:
-    expression = Expression(new_root)
+def _replace_with(new_root: Any, variables: Mapping[str, Any]) -> Stage:
+    expression = Expression(new_root, variables)
 
     def stage(document: dict[str, Any]) -> dict[str, Any] | None:
         root = expression.evaluate(document)
@@ -214,22 +213,25 @@ def _replace_with(new_root: Any) -> Stage:
     return stage
 
 
-def _replace_root(argument: Any) -> Stage:
+def _replace_root(argument: Any, variables: Mapping[str, Any]) -> Stage:
     if not isinstance(argument, Mapping) or "newRoot" not in argument:
         raise CommandError(40231, "no newRoot specified for the $replaceRoot stage")
-    return _replace_with(argument["newRoot"])
+    return _replace_with(argument["newRoot"], variables)
 
 
-def _redact(argument: Any) -> Stage:
-    expression = Expression(argument)
+_VERDICTS: Final = {name: name for name in ("DESCEND", "PRUNE", "KEEP")}
+
+
+def _redact(argument: Any, variables: Mapping[str, Any]) -> Stage:
+    expression = Expression(argument, {**variables, **_VERDICTS})
 
     def redacted(document: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
-        verdict = expression.evaluate(document, DESCEND=DESCEND, PRUNE=PRUNE, KEEP=KEEP)
-        if verdict == KEEP:
+        verdict = expression.evaluate(document)
+        if verdict == "KEEP":
             return dict(document)
-        if verdict == PRUNE:
+        if verdict == "PRUNE":
             return None
-        if verdict != DESCEND:
+        if verdict != "DESCEND":
             raise CommandError(
                 17053,
                 "$redact's expression should not return anything aside from "
@@ -249,7 +251,7 @@ def _redact(argument: Any) -> Stage:
     return lambda document: redacted(document, document)
 
 
-_STAGES: Final[dict[str, Callable[[Any], Stage]]] = {
+_STAGES: Final[dict[str, Callable[[Any, Mapping[str, Any]], Stage]]] = {
     "$match": _match,
     "$project": project,
     "$addFields": add_fields,

@@ -96,6 +96,15 @@ def test_redaction():
     assert run({"$redact": "$$KEEP"}) == EVENT
 
 
+def test_variables_of_the_command():
+    wanted = {"$match": {"$expr": {"$eq": ["$fullDocument.n", "$$n"]}}}
+    five, six = UserStages([wanted], {"n": 5}), UserStages([wanted], {"n": 6})
+    assert five.apply(dict(EVENT)) == EVENT
+    assert six.apply(dict(EVENT)) is None
+    added = UserStages([{"$set": {"n": {"$add": ["$$n", 1]}}}], {"n": 5}).apply(dict(EVENT))
+    assert added["n"] == 6
+
+
 @pytest.mark.parametrize(
     "stage",
     [
