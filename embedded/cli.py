@@ -42,7 +42,11 @@ def embedded(
         noop_interval=noop_interval,
         oplog_size=oplog_size,
     )
-    uvloop.run(_run(cluster))
+    try:
+        uvloop.run(_run(cluster))
+    except OSError as error:
+        structlog.get_logger().error("Cannot start", error=str(error), port=port)
+        raise typer.Exit(48) from error
 
 
 async def _run(cluster: EmbeddedCluster) -> None:

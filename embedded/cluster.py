@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 import structlog
+from bson.binary import Binary
 
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
@@ -16,6 +17,7 @@ from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState, Identity
 from embedded.mongos.transactions import TransactionTable
 from embedded.server import Server
+from embedded.storage.bson_values import Document
 
 log = structlog.get_logger()
 
@@ -66,7 +68,18 @@ class EmbeddedCluster:
         self._server = Server(self.mongos)
 
     async def start(self) -> None:
-        """Start all servers and make the shards a cluster."""
+        """Start all servers and make the shards a cluster.
+
+        Raises:
+            OSError: the port is taken; nothing is left running.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         await self.config_server.start()
         for name in self._names:
             mongod = await self.start_shard(name)
@@ -119,6 +132,7 @@ class EmbeddedCluster:
         """Start a shard server that is no part of the cluster yet (see ``addShard``)."""
         mongod = self._make(name, is_config=False)
         await mongod.start()
+        mongod.find_elsewhere = self._find_document
         self._running[name] = mongod
         log.info("shard server started", shard=name, host=mongod.host_string)
         return mongod
@@ -128,6 +142,14 @@ class EmbeddedCluster:
         for mongod in self._running.values():
             if host in (mongod.host_string, mongod.host_string.partition("/")[2]):
                 return mongod
+        return None
+
+    def _find_document(self, uuid: Binary, document_key: Document) -> Document | None:
+        """Look a document up on all shards: a shard's updateLookup is the whole cluster's."""
+        for mongod in self._running.values():
+            found = mongod.find_here("", uuid, document_key)
+            if found is not None:
+                return found
         return None
 
     def _make(self, name: str, *, is_config: bool) -> Mongod:

@@ -10,10 +10,13 @@ from bson import Int64
 
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
+from shard_client.compression import negotiate
 from shard_client.errors import CommandError
+from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
 WIRE_VERSION_BY_TOKEN_VERSION = {1: 17, 2: 21}
 VERSION_BY_TOKEN_VERSION = {1: [6, 0, 15, 0], 2: [7, 0, 14, 0]}
+_LONGEST_WAIT = 60.0
 
 
 async def hello(request: Request) -> Document:
@@ -25,15 +28,15 @@ async def hello(request: Request) -> Document:
     wait = request.command.get("maxAwaitTimeMS")
     known = request.command.get("topologyVersion")
     if wait is not None and known is not None and known.get("processId") == identity.process_id:
-        await asyncio.sleep(wait / 1000)
+        await asyncio.sleep(min(wait / 1000, _LONGEST_WAIT))
     is_hello = request.name == "hello"
     reply: dict[str, Any] = {"isWritablePrimary" if is_hello else "ismaster": True}
     reply |= {
         "msg": "isdbgrid",
         "topologyVersion": {"processId": identity.process_id, "counter": Int64(0)},
-        "maxBsonObjectSize": 16 * 1024 * 1024,
-        "maxMessageSizeBytes": 48_000_000,
-        "maxWriteBatchSize": 100_000,
+        "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
+        "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
+        "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
         "localTime": datetime.fromtimestamp(request.now(), UTC),
         "logicalSessionTimeoutMinutes": 30,
         "connectionId": request.client.connection_id,
@@ -42,6 +45,11 @@ async def hello(request: Request) -> Document:
     }
     if not is_hello and request.command.get("helloOk"):
         reply["helloOk"] = True
+    compressors = negotiate(request.command.get("compression") or ())
+    if compressors:
+        reply["compression"] = compressors
+    if "saslSupportedMechs" in request.command:
+        reply["saslSupportedMechs"] = []
     return reply
 
 
@@ -63,7 +71,7 @@ async def build_info(request: Request) -> Document:
         "versionArray": numbers,
         "bits": 64,
         "debug": False,
-        "maxBsonObjectSize": 16 * 1024 * 1024,
+        "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
     }
 
 

@@ -1,6 +1,7 @@
 """The embedded mongos: commands in, replies out."""
 
 import structlog
+from bson import Timestamp
 from bson.errors import BSONError
 
 from embedded.clients import Client
@@ -12,6 +13,9 @@ from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
 log = structlog.get_logger()
+
+_MOST_DRIFT = 365 * 86_400
+"""Seconds that a gossiped cluster time may be ahead of the wall clock."""
 
 _NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
 _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
@@ -32,10 +36,8 @@ class Mongos:
     async def run_command(self, database: str, command: Document, client: Client) -> Document:
         """Answer one command with a whole reply, ``ok: 0`` for errors, cluster times included."""
         request = Request(self._state, database, command, client)
-        heard = command.get("$clusterTime")
-        if isinstance(heard, dict) and "clusterTime" in heard:
-            self._state.catalog.gossip.advance(heard["clusterTime"])
         try:
+            self._hear(command)
             reply = {**await self._execute(request), "ok": 1.0}
         except CommandError as error:
             reply = error.to_reply()
@@ -45,6 +47,19 @@ class Mongos:
             log.warning("command failed", command=request.name, exc_info=True)
             reply = CommandError(2, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
+
+    def _hear(self, command: Document) -> None:
+        heard = command.get("$clusterTime")
+        time = heard.get("clusterTime") if isinstance(heard, dict) else None
+        if not isinstance(time, Timestamp):
+            return
+        if time.time > self._state.wall() + _MOST_DRIFT:
+            raise CommandError(
+                200,
+                "New cluster time is too far from this node's wall clock time",
+                code_name="ClusterTimeFailsRateLimiter",
+            )
+        self._state.catalog.gossip.advance(time)
 
     def connection_closed(self, client: Client) -> None:
         """Do nothing: cursors and transactions outlive connections."""

@@ -1,8 +1,8 @@
 """Who may work on a namespace at a time: many that read and write, or one that changes it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from shard_client.errors import CommandError
@@ -10,10 +10,26 @@ from shard_client.errors import CommandError
 
 @dataclass
 class _Lock:
+    users: int = 0
     shared: int = 0
     exclusive: bool = False
     waiting_exclusive: int = 0
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @property
+    def open_to_sharing(self) -> bool:
+        return not self.exclusive and not self.waiting_exclusive
+
+    @property
+    def free(self) -> bool:
+        return not self.exclusive and not self.shared
+
+    def changed(self) -> None:
+        """Let everybody who waits look again."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()
 
 
 class NamespaceLocks:
@@ -29,6 +45,11 @@ class NamespaceLocks:
     def __init__(self, timeout: float = 20.0) -> None:
         self._timeout = timeout
         self._locks: dict[str, _Lock] = {}
+
+    @property
+    def held(self) -> bool:
+        """Whether anybody holds or waits for any namespace."""
+        return bool(self._locks)
 
     @asynccontextmanager
     async def shared(self, namespace: str) -> AsyncIterator[None]:
@@ -49,18 +70,19 @@ class NamespaceLocks:
         Raises:
             CommandError: 24 LockTimeout.
         """
-        lock = self._locks.setdefault(namespace, _Lock())
-        if lock.exclusive or lock.waiting_exclusive:
-            await self._wait(
-                namespace, lock, lambda: not lock.exclusive and not lock.waiting_exclusive
-            )
+        lock = self._enter(namespace)
+        try:
+            await self._wait(namespace, lock, lambda: lock.open_to_sharing)
+        except BaseException:
+            self._leave(namespace, lock)
+            raise
         lock.shared += 1
 
     def release_shared(self, namespace: str) -> None:
         """Give back what ``acquire_shared`` took."""
         lock = self._locks[namespace]
         lock.shared -= 1
-        self._changed(namespace, lock)
+        self._leave(namespace, lock)
 
     @asynccontextmanager
     async def exclusive(self, *namespaces: str) -> AsyncIterator[None]:
@@ -77,42 +99,46 @@ class NamespaceLocks:
             yield
         finally:
             for name in held:
-                self._locks[name].exclusive = False
-                self._changed(name, self._locks[name])
+                lock = self._locks[name]
+                lock.exclusive = False
+                self._leave(name, lock)
 
     async def _acquire_exclusive(self, namespace: str) -> None:
-        lock = self._locks.setdefault(namespace, _Lock())
-        with self._counted(namespace, lock):
-            if lock.shared or lock.exclusive:
-                await self._wait(namespace, lock, lambda: not lock.shared and not lock.exclusive)
-            lock.exclusive = True
-
-    @contextmanager
-    def _counted(self, namespace: str, lock: _Lock) -> Iterator[None]:
+        lock = self._enter(namespace)
         lock.waiting_exclusive += 1
         try:
-            yield
-        finally:
+            await self._wait(namespace, lock, lambda: lock.free)
+        except BaseException:
             lock.waiting_exclusive -= 1
-            self._changed(namespace, lock)
+            self._leave(namespace, lock)
+            raise
+        lock.waiting_exclusive -= 1
+        lock.exclusive = True
 
-    async def _wait(self, namespace: str, lock: _Lock, free: Callable[[], bool]) -> None:
+    async def _wait(self, namespace: str, lock: _Lock, ready: Callable[[], bool]) -> None:
+        if ready():
+            return
         try:
             async with asyncio.timeout(self._timeout):
-                while not free():
+                while not ready():
                     waiter = asyncio.get_running_loop().create_future()
                     lock.waiters.append(waiter)
                     await waiter
         except TimeoutError:
             raise CommandError(
-                24, f"Unable to acquire lock on {namespace} within {self._timeout:g} s",
-                code_name="LockTimeout", labels=["TransientTransactionError"],
-            ) from None  # fmt: skip
+                24,
+                f"Unable to acquire lock on {namespace} within {self._timeout:g} s",
+                code_name="LockTimeout",
+                labels=["TransientTransactionError"],
+            ) from None
 
-    def _changed(self, namespace: str, lock: _Lock) -> None:
-        for waiter in lock.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        lock.waiters.clear()
-        if not (lock.shared or lock.exclusive or lock.waiting_exclusive):
-            self._locks.pop(namespace, None)
+    def _enter(self, namespace: str) -> _Lock:
+        lock = self._locks.setdefault(namespace, _Lock())
+        lock.users += 1
+        return lock
+
+    def _leave(self, namespace: str, lock: _Lock) -> None:
+        lock.users -= 1
+        lock.changed()
+        if not lock.users:
+            del self._locks[namespace]

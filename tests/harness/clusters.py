@@ -1,7 +1,8 @@
 """Sharded clusters for tests: the embedded one, or real servers, behind one interface.
 
 ``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``; with it, tests that call
-``start_cluster`` run against those (docs/protocol.md, section 9).
+``start_cluster`` run against those (docs/protocol.md, section 9). ``pytest --docker`` runs them
+against containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
 """
 
 import json
@@ -18,15 +19,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import pymongo
+import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
 READY = "Waiting for connections"
 REAL_SERVERS = "MERGEROUTER_MONGO_BIN"
+DOCKER_IMAGE = "MERGEROUTER_MONGO_IMAGE"
+DEFAULT_IMAGE = "mongo:6.0"
 _START_SECONDS = 30.0
 _REAL_START_SECONDS = 120.0
 _ALREADY_INITIALIZED = 23
@@ -73,10 +77,12 @@ class TestCluster(ABC):
         self.shards[name] = host
         return name, host
 
-    def direct(self, name: str) -> Client:
+    def direct(self, name: str, **options: Any) -> Client:
         """Return a client of one shard's server (``config``: the config server's)."""
         host = self.configdb if name == "config" else self.shards[name]
-        return pymongo.MongoClient(f"mongodb://{host.partition('/')[2]}/?directConnection=true")
+        return pymongo.MongoClient(
+            f"mongodb://{host.partition('/')[2]}/?directConnection=true", **options
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -96,10 +102,25 @@ def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     ``options`` are ``mergerouter embedded``'s flags, such as ``token_version=2``; real servers
     know ``noop_interval`` (whole seconds) only.
     """
-    folder = os.environ.get(REAL_SERVERS)
+    return _real_cluster(shards, options) or EmbeddedProcess(shards, options)
+
+
+def start_real_cluster(shards: int = 3, **options: Any) -> TestCluster:
+    """Start a cluster of MongoDB's own servers, or skip the test for want of them."""
+    cluster = _real_cluster(shards, options)
+    if cluster is None:
+        pytest.skip(f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker")
+    return cluster
+
+
+def _real_cluster(shards: int, options: Mapping[str, Any]) -> TestCluster | None:
+    noop_interval = options.get("noop_interval")
+    folder, image = os.environ.get(REAL_SERVERS), os.environ.get(DOCKER_IMAGE)
     if folder:
-        return RealCluster(Path(folder), shards, noop_interval=options.get("noop_interval"))
-    return EmbeddedProcess(shards, options)
+        return RealCluster(ServerBinaries(Path(folder)), shards, noop_interval=noop_interval)
+    if image:
+        return RealCluster(Containers(image), shards, noop_interval=noop_interval)
+    return None
 
 
 class EmbeddedProcess(TestCluster):
@@ -164,16 +185,82 @@ class EmbeddedProcess(TestCluster):
         self._ready.put({})
 
 
-class RealCluster(TestCluster):
-    """MongoDB's own servers, one-member replica sets, started from a folder of binaries."""
+class Launcher(Protocol):
+    """How MongoDB's programs are started and ended."""
 
-    def __init__(self, binaries: Path, shards: int, *, noop_interval: float | None = None) -> None:
+    def launch(self, name: str, program: str, *arguments: str) -> None:
+        """Start ``program``; ``name`` is for its files and its log."""
+
+    def stop(self) -> None:
+        """End everything that was started, the last first."""
+
+
+class ServerBinaries:
+    """Programs from a folder, as child processes; their data goes to a temporary folder."""
+
+    def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
         self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-cluster-"))
-        self._noop = [] if noop_interval is None else [
-            "--setParameter", f"periodicNoopIntervalSecs={max(1, round(noop_interval))}"
-        ]  # fmt: skip
         self._processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, name: str, program: str, *arguments: str) -> None:
+        if program == "mongod":
+            data = self._folder / name
+            data.mkdir()
+            arguments = (*arguments, "--dbpath", str(data))
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [self._binaries / program, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Containers:
+    """Programs of a Docker image, on the machine's own network, so that all addresses agree."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._containers: list[Any] = []
+
+    def launch(self, name: str, program: str, *arguments: str) -> None:
+        from testcontainers.core.container import DockerContainer
+
+        container = DockerContainer(self._image)
+        container.with_command([program, *arguments]).with_kwargs(network_mode="host")
+        container.start()
+        self._containers.append(container)
+
+    def stop(self) -> None:
+        for container in reversed(self._containers):
+            container.stop()
+
+
+class RealCluster(TestCluster):
+    """MongoDB's own servers, one-member replica sets."""
+
+    def __init__(
+        self, launcher: Launcher, shards: int, *, noop_interval: float | None = None
+    ) -> None:
+        self._launcher = launcher
+        self._noop: list[str] = []
+        if noop_interval is not None:
+            seconds = max(1, round(noop_interval))
+            self._noop = ["--setParameter", f"periodicNoopIntervalSecs={seconds}"]
         self.shards = {}
         try:
             self.configdb = self._start_member("cfg", "--configsvr")
@@ -193,23 +280,13 @@ class RealCluster(TestCluster):
         return name, self._start_member(name, "--shardsvr")
 
     def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._launcher.stop()
 
     def _start_member(self, name: str, role: str) -> str:
         port = _free_port()
-        data = self._folder / name
-        data.mkdir()
-        self._launch(
-            name, "mongod", role, "--replSet", name, "--port", str(port), "--dbpath", str(data),
-            "--wiredTigerCacheSizeGB", "0.4", "--oplogSize", "512",
+        self._launcher.launch(
+            name, "mongod", role, "--replSet", name, "--bind_ip", "127.0.0.1",
+            "--port", str(port), "--wiredTigerCacheSizeGB", "0.4", "--oplogSize", "512",
             "--setParameter", "enableTestCommands=1",
             "--setParameter", "shutdownTimeoutMillisForSignaledShutdown=0", *self._noop,
         )  # fmt: skip
@@ -232,24 +309,14 @@ class RealCluster(TestCluster):
 
     def _start_mongos(self) -> str:
         port = _free_port()
-        self._launch(
-            "mongos", "mongos", "--configdb", self.configdb, "--port", str(port),
+        self._launcher.launch(
+            "mongos", "mongos", "--configdb", self.configdb, "--bind_ip", "127.0.0.1",
+            "--port", str(port),
             "--setParameter", "enableTestCommands=1",
             "--setParameter", "mongosShutdownTimeoutMillisForSignaledShutdown=0",
         )  # fmt: skip
         _eventually(f"mongodb://127.0.0.1:{port}/", "mongos to start", _answers)
         return f"127.0.0.1:{port}"
-
-    def _launch(self, name: str, program: str, *arguments: str) -> None:
-        with (self._folder / f"{name}.log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [self._binaries / program, "--bind_ip", "127.0.0.1", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
 
 
 def _eventually(uri: str, what: str, done: Callable[[Client], bool]) -> None:
