@@ -1,6 +1,5 @@
 """The command `mergerouter demo`."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,7 +21,11 @@ def demo(
     """Start a cluster, the router, a load, a watcher and Spark; end with a verdict."""
     folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
     options = ShowOptions(folder, seconds=seconds, rate=rate, keep=keep, spark=spark, port=port)
-    verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": os.name != "nt"})
+    try:
+        verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": True})
+    except RuntimeError as error:
+        typer.echo(f"{error}\nThe programs' logs are in {folder}", err=True)
+        raise typer.Exit(1) from error
     good = all(verdict.good for verdict in verdicts)
     if good:
         shutil.rmtree(folder)

@@ -89,7 +89,7 @@ class Show:
         cluster = embedded.wait_ready(START_SECONDS)
         arguments = ["-m", "router.cli", "serve", "--configdb", cluster["configdb"]]
         arguments += ["--port", str(self._options.port), "--feed-port", "0"]
-        arguments += ["--upstream", cluster["mongos"]]
+        arguments += ["--upstream", f"mongodb://{cluster['mongos']}"]
         serve = Program("the router", arguments, folder / "router.log")
         stack.enter_context(serve)
         return cluster, serve.wait_ready(START_SECONDS)
