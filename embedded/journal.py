@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from embedded.images import PreImages
 from embedded.logical_clock import LogicalClock, as_ordinal
 from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
-from embedded.storage.bson_values import Document, id_key
+from embedded.storage.bson_values import Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
 from embedded.writes import Operation, delete_entry, insert_entry, update_entry
@@ -197,7 +197,7 @@ class CommittedWrites:
     def insert(self, collection: Collection, document: Document, statement: int) -> None:
         """Insert; raises DuplicateKey, or DocumentLocked."""
         key = id_key(document["_id"])
-        self._refuse_locked(collection, key)
+        self._refuse_locked(collection, key, document)
         collection.check_unique(document, inserting=True)
         entry = insert_entry(collection, document)
         self._make(Operation(collection, key, None, document, entry), statement)
@@ -207,7 +207,7 @@ class CommittedWrites:
     ) -> None:
         """Update; raises DuplicateKey, or DocumentLocked."""
         key = id_key(after["_id"])
-        self._refuse_locked(collection, key)
+        self._refuse_locked(collection, key, after)
         collection.check_unique(after, inserting=False)
         entry = update_entry(collection, after, o)
         self._make(Operation(collection, key, before, after, entry), statement)
@@ -219,8 +219,13 @@ class CommittedWrites:
         entry = delete_entry(collection, before)
         self._make(Operation(collection, key, before, None, entry), statement)
 
-    def _refuse_locked(self, collection: Collection, key: Any) -> None:
-        holder = self._journal.isolation.holder(collection, key)
+    def _refuse_locked(
+        self, collection: Collection, key: IdKey, document: Document | None = None
+    ) -> None:
+        isolation = self._journal.isolation
+        holder = isolation.holder(collection, key)
+        if holder is None and document is not None:
+            holder = isolation.clashing(collection, document)
         if holder is not None:
             raise DocumentLocked(holder)
 

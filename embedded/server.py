@@ -28,7 +28,9 @@ from shard_client.frames import (
 log = structlog.get_logger()
 
 _MAX_CONNECTIONS = 4_000
-_MAX_WAITING_FRAMES = 64
+_MAX_WAITING_BYTES = 48_000_000
+"""Bytes of frames read ahead of the one that runs; the client waits when there are more."""
+
 _HELLOS = frozenset({"hello", "isMaster", "ismaster"})
 
 
@@ -102,6 +104,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._waiting_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -135,9 +138,10 @@ class _Connection(asyncio.Protocol):
             if len(self._buffer) - start < length:
                 break
             self._frames.put_nowait(bytes(self._buffer[start : start + length]))
+            self._waiting_bytes += length
             start += length
         del self._buffer[:start]
-        if self._frames.qsize() > _MAX_WAITING_FRAMES and self._transport is not None:
+        if self._waiting_bytes > _MAX_WAITING_BYTES and self._transport is not None:
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
@@ -172,7 +176,8 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         while True:
             frame = await self._frames.get()
-            if self._frames.qsize() <= _MAX_WAITING_FRAMES // 2:
+            self._waiting_bytes -= len(frame)
+            if self._waiting_bytes <= _MAX_WAITING_BYTES:
                 self._transport.resume_reading()
             try:
                 await self._answer(parse_message(frame))

@@ -1,6 +1,7 @@
 """Logical sessions: retryable writes that were made, and each session's transaction."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -55,7 +56,7 @@ class SessionTable:
                 del self._sessions[key]
                 return
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
 

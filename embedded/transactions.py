@@ -60,6 +60,17 @@ class Isolation:
                 past.setdefault(key, before)
         return past
 
+    def clashing(
+        self, collection: Collection, document: Document, mine: "Transaction | None" = None
+    ) -> "Transaction | None":
+        """Return another open transaction that has written a unique key of ``document``."""
+        if not collection.has_unique_indexes:
+            return None
+        for transaction in self.open:
+            if transaction is not mine and transaction.holds_key_of(collection, document):
+                return transaction
+        return None
+
     def close(self, transaction: "Transaction") -> None:
         """Release the transaction's locks and snapshot."""
         self.open.discard(transaction)
@@ -160,7 +171,16 @@ class Transaction:
                     collection.refuse_duplicate_id(document)
             else:
                 collection.refuse_clash(mine, document)
+        if self._isolation.clashing(collection, document, self) is not None:
+            raise write_conflict()
         self._isolation.lock(collection, key, self)
+
+    def holds_key_of(self, collection: Collection, document: Document) -> bool:
+        """Whether a document written here, another than this one, has one of its unique keys."""
+        return any(
+            mine is not None and key != id_key(document["_id"]) and collection.clash(mine, document)
+            for key, mine in self._written.get(collection.uuid, {}).items()
+        )
 
     def _add(self, operation: Operation) -> None:
         self.operations.append(operation)

@@ -17,7 +17,7 @@ async def find_and_modify(request: Request) -> Document:
         return {**session.reply, "retriedStmtId": 0}
     reply = await when_unlocked(lambda: _run(request))
     if request.is_retryable and session is not None:
-        session.reply = reply
+        session.reply = dict(reply)
     return reply
 
 

@@ -93,7 +93,7 @@ async def find(request: Request) -> Document:
     return await _reply(request, cursor, size)
 
 
-@command("count", in_transactions=True)
+@command("count")
 async def count(request: Request) -> Document:
     """Count documents."""
     matcher = Matcher(request.field("query", dict, {}))

@@ -3,34 +3,24 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mongomock import aggregate as mongomock_aggregate
-
 from embedded.storage.bson_values import Document, copied, value_at
-from embedded.storage.queries import Matcher, library_errors, process_pipeline, sort_documents
+from embedded.storage.mongomock_rules import ReadableCollection, library_errors, run_stage
+from embedded.storage.queries import Matcher, sort_documents
 from shard_client.errors import CommandError
 
 CollectionReader = Callable[[str], Iterable[Document]]
 
 
 class _Databases:
-    """What $lookup needs of mongomock's database: collections by name, with ``find``."""
+    """The collections that $lookup reads."""
 
     def __init__(self, read: CollectionReader | None) -> None:
         self._read = read
 
-    def get_collection(self, name: str) -> "_Readable":
-        return _Readable(self._read(name) if self._read else ())
+    def get_collection(self, name: str) -> ReadableCollection:
+        return ReadableCollection(self._read(name) if self._read else (), Matcher)
 
     __getitem__ = get_collection
-
-
-class _Readable:
-    def __init__(self, documents: Iterable[Document]) -> None:
-        self._documents = documents
-
-    def find(self, condition: Mapping[str, Any] | None = None) -> list[Document]:
-        matcher = Matcher(condition or {})
-        return [document for document in self._documents if matcher(document)]
 
 
 def aggregate(
@@ -52,24 +42,21 @@ def aggregate(
                 40323, "A pipeline stage specification object must contain exactly one field."
             )
         [(name, argument)] = stage.items()
-        own = _STAGES.get(name)
-        with library_errors():
-            if own is not None:
-                current = own(current, argument)
-                continue
-            if name == "$unionWith":
-                current += list(_union(argument, read))
-                continue
-            name, argument = _spelled_for_mongomock(name, argument)
-            if name not in mongomock_aggregate._PIPELINE_HANDLERS:
-                raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
+        if name in _STAGES:
+            with library_errors():
+                current = _STAGES[name](current, argument)
+        elif name == "$unionWith":
+            current = current + _union(argument, read)
+        elif name in ("$out", "$merge"):
+            raise CommandError(238, f"{name} is not implemented", code_name="NotImplemented")
+        else:
             if not private and name in _STAGES_THAT_WRITE:
                 current, private = [copied(document) for document in current], True
-            current = list(process_pipeline(current, _Databases(read), [{name: argument}], None))
+            current = run_stage(current, name, argument, _Databases(read))
     return current
 
 
-_STAGES_THAT_WRITE = frozenset({"$addFields", "$set", "$lookup", "$unwind", "$graphLookup"})
+_STAGES_THAT_WRITE = frozenset({"$lookup", "$unwind", "$graphLookup"})
 
 
 def _union(argument: Any, read: CollectionReader | None) -> list[Document]:
@@ -101,8 +88,17 @@ def _set_fields(documents: list[Document], fields: Any) -> list[Document]:
     kept = {name: value for name, value in fields.items() if name not in removed}
     result = [copied(document) for document in documents]
     if kept:
-        result = list(process_pipeline(result, _Databases(None), [{"$set": kept}], None))
+        result = run_stage(result, "$set", kept)
     return _without(result, removed) if removed else result
+
+
+def _group(documents: list[Document], argument: Any) -> list[Document]:
+    groups = run_stage(documents, "$group", argument)
+    return [{"_id": group.pop("_id"), **group} for group in groups]
+
+
+def _replace_with(documents: list[Document], argument: Any) -> list[Document]:
+    return run_stage(documents, "$replaceRoot", {"newRoot": argument})
 
 
 def _sort_by_count(documents: list[Document], expression: Any) -> list[Document]:
@@ -118,13 +114,8 @@ _STAGES: dict[str, Callable[[list[Document], Any], list[Document]]] = {
     "$unset": _without,
     "$set": _set_fields,
     "$addFields": _set_fields,
+    "$group": _group,
+    "$replaceWith": _replace_with,
     "$sortByCount": _sort_by_count,
     "$count": lambda documents, name: [{name: len(documents)}] if documents else [],
 }
-
-
-def _spelled_for_mongomock(name: str, argument: Any) -> tuple[str, Any]:
-    """Write a stage that mongomock lacks as one that it has."""
-    if name == "$replaceWith":
-        return "$replaceRoot", {"newRoot": argument}
-    return name, argument

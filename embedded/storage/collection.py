@@ -7,6 +7,7 @@ from bson.binary import Binary
 
 from embedded.errors import duplicate_key
 from embedded.storage.bson_values import MISSING, Document, IdKey, id_key, value_at
+from embedded.storage.queries import matches
 
 ID_INDEX: Document = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
 
@@ -50,6 +51,11 @@ class Collection:
     def keeps_images(self) -> bool:
         """Whether pre-images are kept (changeStreamPreAndPostImages)."""
         return bool(self.options.get("changeStreamPreAndPostImages", {}).get("enabled"))
+
+    @property
+    def has_unique_indexes(self) -> bool:
+        """Whether there is a unique index besides that on ``_id``."""
+        return bool(self._unique)
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -121,9 +127,16 @@ class Collection:
 
     def refuse_clash(self, left: Document, right: Document) -> None:
         """Raise DuplicateKey when two documents of different ``_id`` share a unique key."""
+        name = self.clash(left, right)
+        if name is not None:
+            raise self._duplicate(name, right)
+
+    def clash(self, left: Document, right: Document) -> str | None:
+        """Return the name of a unique index in which two documents have a key in common."""
         for name in self._unique:
             if set(self._index_values(name, left)) & set(self._index_values(name, right)):
-                raise self._duplicate(name, right)
+                return name
+        return None
 
     def _duplicate(self, name: str, document: Document) -> Exception:
         pattern = self.indexes[name]["key"]
@@ -165,12 +178,8 @@ class Collection:
         if specification.get("sparse") and all(value is MISSING for value in values):
             return []
         partial = specification.get("partialFilterExpression")
-        if partial is not None:
-            # Imported here: the query language sits above collections.
-            from embedded.storage.queries import matches
-
-            if not matches(partial, document):
-                return []
+        if partial is not None and not matches(partial, document):
+            return []
         if len(values) == 1 and isinstance(values[0], list) and values[0]:
             return [("multikey", id_key(item)) for item in values[0]]
         return [tuple(None if v is MISSING else id_key(v) for v in values)]

@@ -2,26 +2,19 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
-import mongomock
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from embedded.errors import bad_value, type_mismatch
-from embedded.storage.bson_values import MISSING, copied, is_long
+from embedded.storage.bson_values import MISSING, is_long
+from embedded.storage.mongomock_rules import update_array
 from embedded.storage.ordering import sort_key
-from embedded.storage.queries import Matcher, is_operators, library_errors, matches
+from embedded.storage.queries import Matcher, is_operators, matches
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
-
-
-@cache
-def machine() -> Any:
-    """Return a mongomock collection, of which only the rules are used, not the storage."""
-    return mongomock.MongoClient()["rules"]["rules"]
 
 
 def new_value(operator: str, path: str, value: Any, argument: Any, now: float) -> Any:
@@ -146,16 +139,11 @@ _ARRAY_OPERATORS = frozenset({"$push", "$addToSet", "$pullAll", "$pop"})
 
 
 def _array_update(operator: str, path: str, value: Any, argument: Any) -> Any:
-    """Run one of mongomock's array operators on a document that has only this field."""
-    if value is MISSING:
-        if operator in ("$pop", "$pullAll"):
-            return MISSING
-    else:
+    if value is not MISSING:
         _require_array(path, value)
-    holder = {} if value is MISSING else {"v": copied(value)}
-    with library_errors():
-        machine()._apply_update_document(holder, {}, {operator: {"v": argument}}, False)
-    return holder.get("v", MISSING)
+    elif operator in ("$pop", "$pullAll"):
+        return MISSING
+    return update_array(operator, value, argument)
 
 
 _RULES: dict[str, Callable[[str, Any, Any], Any]] = {

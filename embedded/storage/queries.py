@@ -1,39 +1,22 @@
 """MongoDB's query language through mongomock, with BSON's types and order."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from bson.errors import InvalidDocument
 from bson.regex import Regex
-from mongomock import aggregate as mongomock_aggregate
-from mongomock import filtering
-from pymongo.errors import OperationFailure
 
 from embedded.errors import bad_value
 from embedded.storage.bson_values import MISSING, Document, value_at
+from embedded.storage.mongomock_rules import (
+    NOTHING,
+    Filterer,
+    library_errors,
+    project_fields,
+    run_stage,
+)
 from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
 from embedded.storage.type_names import has_type
-from shard_client.errors import CommandError
-
-NOTHING: Any = filtering.NOTHING  # type: ignore[attr-defined]
-"""mongomock's mark of a field that is not there."""
-
-process_pipeline: Any = mongomock_aggregate.process_pipeline
-
-
-@contextmanager
-def library_errors() -> Iterator[None]:
-    """Turn what mongomock raises into what a server answers."""
-    try:
-        yield
-    except OperationFailure as error:
-        raise CommandError(error.code or 2, str(error.args[0])) from error
-    except NotImplementedError as error:
-        raise CommandError(238, str(error), code_name="NotImplemented") from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, InvalidDocument) as error:
-        raise bad_value(f"{type(error).__name__}: {error}") from error
 
 
 class Matcher:
@@ -167,11 +150,11 @@ def _modulo(value: Any, wanted: Any) -> bool:
     return any(int(number) % divisor == remainder for number in numbers)
 
 
-class _BsonFilterer(filtering._Filterer):
+class _BsonFilterer(Filterer):  # type: ignore[misc]
     """mongomock's matching with operators that know all of BSON's types."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._operator_map |= {
             "$eq": _equal,
             "$ne": lambda value, wanted: not _equal(value, wanted),
@@ -223,26 +206,17 @@ def project(document: Document, projection: Mapping[str, Any]) -> Document:
     """Return what ``projection``, a find's, leaves of ``document``."""
     if not projection:
         return document
-    with library_errors():
-        if any(_is_computed(value) for value in projection.values()):
-            [projected] = process_pipeline([document], None, [{"$project": dict(projection)}], None)
-            return dict(projected)
-        fields = {
-            name: value if isinstance(value, dict) else int(bool(value))
-            for name, value in projection.items()
-        }
-        return dict(_projector(document, fields))
+    if any(_is_computed(value) for value in projection.values()):
+        [projected] = run_stage([document], "$project", dict(projection))
+        return projected
+    fields = {
+        name: value if isinstance(value, dict) else int(bool(value))
+        for name, value in projection.items()
+    }
+    return project_fields(document, fields)
 
 
 def _is_computed(value: Any) -> bool:
     if isinstance(value, str):
         return True
     return isinstance(value, dict) and not {"$slice", "$elemMatch"} & value.keys()
-
-
-def _projector(document: Document, fields: Document) -> Document:
-    # Imported on first use: making mongomock's client costs time.
-    from embedded.storage.field_updates import machine
-
-    result: Document = machine()._copy_only_fields(document, fields, dict)
-    return result

@@ -57,7 +57,7 @@ async def test_a_commit_is_one_entry_that_holds_all_operations() -> None:
 async def test_it_reads_its_own_writes_and_its_snapshot() -> None:
     one, other = await seeded()
     await one.start()
-    assert (await one.within({"count": "c"}))["n"] == 2
+    assert len((await one.within({"find": "c"}))["cursor"]["firstBatch"]) == 2
     await one.within(set_field(1, n=1))
     await other.run(insert({"_id": 9}))
     await other.run({"delete": "c", "deletes": [{"q": {"_id": 2}, "limit": 1}]})
@@ -73,7 +73,7 @@ async def test_two_writers_of_one_document_conflict(committed_first: bool) -> No
     one, other = await seeded()
     await one.start()
     await other.start()
-    await one.within({"count": "c"})
+    await one.within({"find": "c"})
     await other.within(set_field(1, n=1))
     if committed_first:
         await other.commit()
@@ -115,7 +115,7 @@ async def test_an_abort_leaves_nothing() -> None:
     assert one.mongod.oplog.last_ts == before
     assert len(await one.documents()) == 2
     with pytest.raises(CommandError) as caught:
-        await one.within({"count": "c"})
+        await one.within({"find": "c"})
     assert caught.value.code == 251
 
 
@@ -129,6 +129,31 @@ async def test_duplicates_are_found_in_and_outside_the_transaction() -> None:
         assert reply["writeErrors"][0]["code"] == 11000
         with pytest.raises(CommandError, match="aborted"):
             await one.commit()
+
+
+async def test_unique_keys_of_open_transactions_are_taken() -> None:
+    one, other = await seeded()
+    index = {"key": {"x": 1}, "name": "x_1", "unique": True, "sparse": True}
+    await one.run({"createIndexes": "c", "indexes": [index]})
+    await one.start()
+    await one.within(insert({"_id": 5, "x": 1}))
+    waiting = asyncio.create_task(other.run(insert({"_id": 6, "x": 1})))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await other.start()
+    with pytest.raises(CommandError) as caught:
+        await other.within(insert({"_id": 7, "x": 1}))
+    assert caught.value.code == 112
+    await one.commit()
+    assert (await waiting)["writeErrors"][0]["code"] == 11000
+
+
+async def test_counting_is_no_part_of_a_transaction() -> None:
+    one, _ = await seeded()
+    await one.start()
+    with pytest.raises(CommandError) as caught:
+        await one.within({"count": "c"})
+    assert caught.value.code == 263
 
 
 async def test_committing_twice_is_fine_and_unknown_numbers_are_not() -> None:
@@ -201,7 +226,7 @@ async def test_a_new_transaction_ends_the_sessions_last_one() -> None:
     await one.start()
     await one.within(set_field(1, n=1))
     await one.start()
-    await one.within({"count": "c"})
+    await one.within({"find": "c"})
     assert (await other.run(set_field(1, n=2)))["nModified"] == 1
 
 

@@ -1,0 +1,88 @@
+"""mongomock's query, projection, array and pipeline rules; the only module that imports it.
+
+Only the rules are used, never mongomock's storage. What it lacks or has otherwise than MongoDB is
+made good where these functions are used (``queries``, ``field_updates``, ``aggregation``).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import mongomock
+from bson.errors import InvalidDocument
+from mongomock import aggregate, filtering
+from pymongo.errors import OperationFailure
+
+from embedded.errors import bad_value
+from embedded.storage.bson_values import MISSING, Document, copied
+from shard_client.errors import CommandError
+
+NOTHING: Any = filtering.NOTHING  # type: ignore[attr-defined]
+"""mongomock's mark of a field that is not there."""
+
+Filterer: Any = filtering._Filterer
+"""The class of mongomock's matcher; operators are in its ``_operator_map``."""
+
+
+class Databases(Protocol):
+    """What mongomock's stages need of a database, for $lookup."""
+
+    def get_collection(self, name: str) -> Any:
+        """Return an object whose ``find(condition)`` gives documents."""
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Turn what mongomock raises into what a server answers."""
+    try:
+        yield
+    except OperationFailure as error:
+        raise CommandError(error.code or 2, str(error.args[0])) from error
+    except NotImplementedError as error:
+        raise CommandError(238, str(error), code_name="NotImplemented") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, InvalidDocument) as error:
+        raise bad_value(f"{type(error).__name__}: {error}") from error
+
+
+@cache
+def _collection() -> Any:
+    return mongomock.MongoClient()["rules"]["rules"]
+
+
+def run_stage(
+    documents: list[Document], name: str, argument: Any, databases: Databases | None = None
+) -> list[Document]:
+    """Run one pipeline stage; CommandError 40324 when there is no such stage."""
+    if name not in aggregate._PIPELINE_HANDLERS:
+        raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
+    run: Any = aggregate.process_pipeline
+    with library_errors():
+        return list(run(documents, databases, [{name: argument}], None))
+
+
+def update_array(operator: str, value: Any, argument: Any) -> Any:
+    """Return what $push, $addToSet, $pullAll or $pop makes of an array (MISSING: none yet)."""
+    holder = {} if value is MISSING else {"v": copied(value)}
+    with library_errors():
+        _collection()._apply_update_document(holder, {}, {operator: {"v": argument}}, False)
+    return holder.get("v", MISSING)
+
+
+def project_fields(document: Document, fields: Mapping[str, Any]) -> Document:
+    """Return the fields of ``document`` that a find's projection names, or does not name."""
+    with library_errors():
+        return dict(_collection()._copy_only_fields(document, dict(fields), dict))
+
+
+class ReadableCollection:
+    """Documents in the form in which mongomock's $lookup reads a collection."""
+
+    def __init__(self, documents: Iterable[Document], select: Any) -> None:
+        self._documents = documents
+        self._select = select
+
+    def find(self, condition: Mapping[str, Any] | None = None) -> list[Document]:
+        """Return the documents that match."""
+        chosen = self._select(condition or {})
+        return [document for document in self._documents if chosen(document)]
