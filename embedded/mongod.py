@@ -22,7 +22,7 @@ from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
 from embedded.server import Server
 from embedded.sessions import SessionTable
-from embedded.storage.bson_values import Document, id_key
+from embedded.storage.bson_values import MISSING, Document, id_key, value_at
 from embedded.storage.catalog import Catalog
 from embedded.storage.collection import ID_INDEX, Collection
 from embedded.transactions import Transaction
@@ -82,6 +82,7 @@ class Mongod:
         self.sessions = SessionTable()
         process_id = ObjectId(self._random.randbytes(12))
         self.topology_version = {"processId": process_id, "counter": Int64(6)}
+        self.find_elsewhere: Callable[[Binary, Document], Document | None] | None = None
         self._server = Server(self)
         self._noops: asyncio.Task[None] | None = None
         self.append_noop({"msg": "initiating set"})
@@ -176,12 +177,23 @@ class Mongod:
     def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
         """Return the present document of that key; None when it, or the collection, is gone.
 
-        With ``uuid`` the collection is the one of that UUID, whatever its name is now.
+        With ``uuid`` the collection is the one of that UUID, whatever its name is now; a shard
+        then looks on other shards too (``find_elsewhere``), since the document may have moved.
         """
+        found = self.find_here(ns, uuid, document_key)
+        if found is None and uuid is not None and self.find_elsewhere is not None:
+            return self.find_elsewhere(uuid, document_key)
+        return found
+
+    def find_here(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
+        """Like ``find_one``, on this member alone."""
         collection = self.catalog.get(ns) if uuid is None else self.catalog.by_uuid(uuid)
-        if collection is None:
+        found = None if collection is None else collection.get(id_key(document_key["_id"]))
+        if found is None or any(
+            not _same(value_at(found, path), value) for path, value in document_key.items()
+        ):
             return None
-        return collection.get(id_key(document_key["_id"]))
+        return found
 
     def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
         """Return the document before the change that the entry at ``ts`` logged.
@@ -293,3 +305,7 @@ class Mongod:
             await asyncio.sleep(self.noop_interval)
             if self.oplog.last_ts == before:
                 self.append_noop({"msg": "periodic noop"})
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    return found is not MISSING and id_key(found) == id_key(wanted)
