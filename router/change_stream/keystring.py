@@ -109,7 +109,7 @@ class Reader:
         while True:
             end = self.data.find(0, self.position)
             if end < 0:
-                raise CommandError(50816, "Failed to find null terminator in string.")
+                raise _malformed(50816, "Failed to find null terminator in string.")
             self.position = end + 1
             if self.data[end + 1 : end + 2] != b"\xff":
                 return self.data[start:end]
@@ -117,7 +117,11 @@ class Reader:
 
     def _skip_content(self, kind: int, depth: int) -> None:
         if depth > _MAX_DEPTH:
-            raise CommandError(_OVERFLOW, "KeyString nests too deeply", code_name="Overflow")
+            raise _malformed(
+                _OVERFLOW,
+                "KeyString encoding exceeded maximum allowable BSON nesting depth",
+                code_name="Overflow",
+            )
         if kind in _FIXED:
             self._take(_FIXED[kind])
         elif kind in _TEXTS:
@@ -149,11 +153,26 @@ class Reader:
         if kind not in _INTS:
             if 0x1E <= kind <= 0x33:
                 raise OpaqueValueError
-            raise CommandError(50810, f"Unexpected type byte {kind} in a KeyString")
+            raise _malformed(50829, f"Unknown type: {kind}.")
         content = self._take(abs(kind - _ZERO) - 1)
         last = content[-1] if kind > _ZERO else ~content[-1]
         if last & 1:
             raise OpaqueValueError
+
+
+def _malformed(code: int, what: str, code_name: str | None = None) -> CommandError:
+    return CommandError(code, f"KeyString format error: {what}", code_name=code_name)
+
+
+def check(data: bytes) -> None:
+    """Check a KeyString as a whole, as a server does before it looks at single values."""
+    reader = Reader(data)
+    try:
+        while reader.more:
+            reader.next()
+    except OpaqueValueError:
+        # What lies beyond a number with a fraction is not looked at.
+        return
 
 
 def integer(kind: int, content: bytes) -> int | None:

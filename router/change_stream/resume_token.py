@@ -11,7 +11,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.change_stream.bson_text import render
-from router.change_stream.keystring import Kind, OpaqueValueError, Reader, Value, integer
+from router.change_stream.keystring import Kind, OpaqueValueError, Reader, Value, check, integer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -71,6 +71,7 @@ class ResumeToken:
             raise CommandError(
                 ErrorCode.FailedToParse, "resume token string was not a valid hex string"
             )
+        check(key)
         reader = Reader(key)
         cluster_time = _cluster_time(reader)
         version = _version(reader)
