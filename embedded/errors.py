@@ -61,6 +61,15 @@ def no_such_transaction(message: str) -> CommandError:
     return CommandError(251, message, code_name="NoSuchTransaction", labels=[TRANSIENT_TRANSACTION])
 
 
+def object_too_large(size: int) -> CommandError:
+    """Error 10334: a document of ``size`` bytes, more than 16 MiB."""
+    return CommandError(
+        10334,
+        f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and 16793600(16MB)",
+        code_name="BSONObjectTooLarge",
+    )
+
+
 def duplicate_key(
     ns: str, index: str, pattern: Mapping[str, Any], value: Mapping[str, Any]
 ) -> CommandError:

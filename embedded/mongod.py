@@ -134,6 +134,10 @@ class Mongod:
         value[8] = (value[8] & 0x3F) | 0x80
         return Binary(bytes(value), 4)
 
+    def new_object_id(self) -> ObjectId:
+        """Return a new object id: the time, then random bytes."""
+        return ObjectId(int(self.wall()).to_bytes(4, "big") + self._random.randbytes(8))
+
     # commands
 
     async def run_command(self, database: str, command: Document, client: Client) -> Document:

@@ -10,10 +10,15 @@ import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
+from embedded.errors import object_too_large
 from embedded.logical_clock import as_ordinal, as_timestamp
+from shard_client.frames import MAX_REPLY_DOCUMENT_SIZE
 
 NULL_OP_TIME: dict[str, Any] = {"ts": Timestamp(0, 0), "t": -1}
 """The ``prevOpTime`` of a transaction's first entry."""
+
+
+_MAX_ENTRY_BYTES = MAX_REPLY_DOCUMENT_SIZE
 
 
 class OplogEntry(TypedDict, total=False):
@@ -101,14 +106,17 @@ class Oplog:
     def append(self, entry: OplogEntry) -> None:
         """Add ``entry``; its ``ts`` must be larger than all before.
 
-        Raises ValueError when it is not.
+        Raises ValueError when it is not, and BSONObjectTooLarge for an entry above 16 MiB and the
+        little that servers allow for what surrounds a document.
         """
+        size = len(bson.encode(entry))
+        if size > _MAX_ENTRY_BYTES:
+            raise object_too_large(size)
         ordinal = as_ordinal(entry["ts"])
         if self._ordinals and ordinal <= self._ordinals[-1]:
             raise ValueError(f"oplog entry {entry['ts']} is not newer than {self.last_ts}")
         self._entries.append(entry)
         self._ordinals.append(ordinal)
-        size = len(bson.encode(entry))
         self._sizes.append(size)
         self._bytes += size
         if (

@@ -148,6 +148,24 @@ async def default_concerns(_request: Request) -> Document:
     }
 
 
+@command("explain")
+async def explain(request: Request) -> Document:
+    """Say that it would look at everything, or go by ``_id``, without doing so."""
+    explained = request.field("explain", dict, {})
+    name = next(iter(explained), "")
+    if name not in ("find", "aggregate", "count", "distinct", "update", "delete", "findAndModify"):
+        raise CommandError(59, f"Explain failed due to unknown command: {name}")
+    condition = explained.get("filter") or explained.get("query") or {}
+    stage = "IDHACK" if "_id" in condition else "COLLSCAN"
+    planner: Document = {
+        "namespace": f"{request.database}.{explained[name]}",
+        "parsedQuery": condition,
+        "winningPlan": {"stage": stage},
+        "rejectedPlans": [],
+    }
+    return {"explainVersion": "1", "queryPlanner": planner, "command": explained}
+
+
 @command("collStats")
 async def collection_stats(request: Request) -> Document:
     """Count a collection's documents and indexes."""

@@ -1,8 +1,10 @@
 """insert, update, delete."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import bson
 from bson.objectid import ObjectId
 
 from embedded.commands.matching import select
@@ -15,6 +17,7 @@ from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
 from embedded.writes import WriteUnit
 from shard_client.errors import CommandError
+from shard_client.frames import MAX_DOCUMENT_SIZE
 
 
 def _batch(request: Request, name: str) -> list[Any]:
@@ -36,11 +39,14 @@ def _batch(request: Request, name: str) -> list[Any]:
     return result
 
 
-def with_id(document: Document) -> Document:
-    """Return ``document`` with its ``_id`` first, a new one if it has none; BadValue on arrays."""
+def with_id(document: Document, new_id: Callable[[], ObjectId]) -> Document:
+    """Return ``document`` with its ``_id`` first, a new one if it has none.
+
+    Raises InvalidIdField when it is an array.
+    """
     given = document.get("_id", MISSING)
     if given is MISSING:
-        return {"_id": ObjectId(), **document}
+        return {"_id": new_id(), **document}
     if isinstance(given, list):
         raise CommandError(
             53, "The '_id' value cannot be of type array", code_name="InvalidIdField"
@@ -74,7 +80,7 @@ async def insert(request: Request) -> Document:
 
 def _insert(request: Request, unit: WriteUnit, document: Document, statement: int) -> None:
     collection = writable_collection(request)
-    document = with_id(document)
+    document = with_id(document, request.mongod.new_object_id)
     validate(collection, document)
     unit.insert(collection, document, statement)
 
@@ -190,7 +196,9 @@ def update_first(
     if not upsert:
         return Changed(None, None)
     collection = writable_collection(request)
-    document = with_id(change.upserted(request.mongod.wall(), ObjectId()))
+    mongod = request.mongod
+    document = change.upserted(mongod.wall(), mongod.new_object_id())
+    document = with_id(document, mongod.new_object_id)
     validate(collection, document)
     unit.insert(collection, document, number)
     return Changed(None, document)
@@ -209,6 +217,11 @@ def change_document(
     if updated.o is None:
         return Changed(document, document)
     validate(collection, updated.document)
+    size = len(bson.encode(updated.document))
+    if size > MAX_DOCUMENT_SIZE:
+        raise CommandError(
+            17419, f"Resulting document after update is larger than {MAX_DOCUMENT_SIZE}"
+        )
     unit.update(collection, document, updated.document, updated.o, number)
     return Changed(document, updated.document, is_modified=True)
 

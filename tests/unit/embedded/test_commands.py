@@ -154,6 +154,17 @@ async def test_views_are_documents_of_system_views(driver: Driver) -> None:
     assert driver.mongod.catalog.view("db.v") is None
 
 
+async def test_documents_have_at_most_16_mib(driver: Driver) -> None:
+    too_much = {"_id": 1, "p": "x" * (16 << 20) + "y" * 20_000}
+    [error] = (await driver.run({"insert": "c", "documents": [too_much]}))["writeErrors"]
+    assert error["code"] == 10334
+    assert await driver.documents() == []
+    await driver.run({"insert": "c", "documents": [{"_id": 1, "p": "x" * (9 << 20)}]})
+    grow = {"q": {"_id": 1}, "u": {"$set": {"q": "x" * (9 << 20)}}}
+    [error] = (await driver.run({"update": "c", "updates": [grow]}))["writeErrors"]
+    assert error["code"] == 17419
+
+
 async def test_validators_are_enforced(driver: Driver) -> None:
     await driver.run({"create": "c", "validator": {"x": {"$type": "int"}}})
     [error] = (await driver.run({"insert": "c", "documents": [{"_id": 1}]}))["writeErrors"]
