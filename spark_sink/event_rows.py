@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import bson
@@ -16,6 +17,7 @@ from bson import json_util
 from bson.code import Code
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
 from bson.datetime_ms import DatetimeMS
+from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -102,8 +104,7 @@ def relaxed_json(value: Any) -> str | None:
         return None
     plain = _decoded(value)
     try:
-        # The C encoder does all but MongoDB's own types.
-        return json.dumps(plain, default=_relaxed, allow_nan=False, separators=(",", ":"))
+        return _ENCODER.encode(plain)
     except ValueError:  # an infinity or a NaN, which JSON has no word for
         return json_util.dumps(_with_code(plain), json_options=json_util.RELAXED_JSON_OPTIONS)
 
@@ -117,13 +118,13 @@ def canonical_json(value: Any) -> str | None:
 
 
 def _row(event: RawBSONDocument, to_json: ToJson) -> tuple[Any, ...]:
-    get = event.get
+    get = dict(event.items()).get
     cluster_time = get("clusterTime")
     if not isinstance(cluster_time, Timestamp):  # projected away
         cluster_time = None
     database, collection = _namespace(get("ns"))
     return (
-        event["_id"]["_data"],
+        get("_id", {})["_data"],
         _text(get("operationType")),
         None if cluster_time is None else cluster_time.time * 1_000_000,
         None if cluster_time is None else cluster_time.inc,
@@ -169,9 +170,23 @@ def _decoded(value: Any) -> Any:
 
 
 def _relaxed(value: Any) -> Any:
+    """What the C encoder does not know: MongoDB's own types, the commonest of them first."""
+    if isinstance(value, ObjectId):
+        return {"$oid": str(value)}
+    if isinstance(value, datetime) and value.year >= _FIRST_READABLE_YEAR:
+        text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
+        return {"$date": text.removesuffix("+00:00") + "Z"}
     if isinstance(value, _CodeValue):
         value = value.code
     return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+
+
+# Earlier dates are numbers in extended JSON.
+_FIRST_READABLE_YEAR = 1970
+
+_ENCODER = json.JSONEncoder(
+    default=_relaxed, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+)
 
 
 def _with_code(value: Any) -> Any:

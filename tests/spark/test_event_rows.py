@@ -53,11 +53,18 @@ scalars = (
     | st.floats()
     | st.text(alphabet=st.characters(exclude_categories=["Cs"]))
     | st.binary()
+    | st.datetimes(timezones=st.just(UTC))
     | st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 )
-names = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0$"))
+names = st.text(alphabet="aä_.1", max_size=3)
 documents = st.dictionaries(
-    names, st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(names, inner))
+    names,
+    st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
 )
 
 

@@ -1,0 +1,1 @@
+"""Ready-made Spark jobs, run with `python -m`."""
