@@ -4,6 +4,7 @@ What a migration writes is marked as such in the oplogs, so that change streams 
 (docs/protocol.md, section 5).
 """
 
+import asyncio
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -100,6 +101,7 @@ async def _create_like(local: Collection, to: Member) -> None:
 async def _insert(to: Member, namespace: str, documents: list[Document]) -> None:
     database, _, name = namespace.partition(".")
     for batch in _batches(documents):
+        await asyncio.sleep(0)  # others get their turn between batches
         reply = await to.execute(database, {"insert": name, "documents": batch}, from_migrate=True)
         for failure in reply.get("writeErrors", ()):
             raise CommandError(failure["code"], failure["errmsg"])
@@ -107,6 +109,7 @@ async def _insert(to: Member, namespace: str, documents: list[Document]) -> None
 
 async def _delete(donor: Member, local: Collection, documents: list[Document]) -> None:
     for batch in _batches(documents):
+        await asyncio.sleep(0)
         deletes = [{"q": {"_id": {"$eq": document["_id"]}}, "limit": 1} for document in batch]
         await donor.execute(
             local.database, {"delete": local.name, "deletes": deletes}, from_migrate=True

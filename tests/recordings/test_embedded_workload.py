@@ -3,35 +3,25 @@
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import bson
 import pymongo
 import pytest
 from bson import Timestamp
-from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import EmbeddedProcess
+from tests.harness.clusters import Client, EmbeddedProcess
 from tests.recordings import recorded
+from tests.recordings.draining import Drained, drain, drain_command
 from tests.recordings.normalised import Normaliser
 from tests.recordings.workload import STREAMS, setup, workload
 
 SHARDS = ["shard0", "shard1", "shard2", "shard3"]
-Client = pymongo.MongoClient[dict[str, Any]]
 
 _TOKEN = re.compile("82[0-9A-F]{30,}")
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@dataclass
-class Drained:
-    """What one stream gave on one server: events, and how it ended."""
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    error: tuple[int, str] | None = None
-    invalidated: bool = False
 
 
 @dataclass
@@ -40,46 +30,6 @@ class Run:
 
     drained: Mapping[tuple[str, str], Drained]
     normaliser: Normaliser
-
-
-def drain(client: Client, name: str, start: Timestamp, end: Timestamp) -> Drained:
-    """Read a stream of STREAMS from one server, as the recorder did, until ``end`` has passed."""
-    database, target, options, stages = STREAMS[name]
-    stage = {"$changeStream": {**options, "startAtOperationTime": start}}
-    return drain_command(
-        client,
-        database,
-        {"aggregate": target, "pipeline": [stage, *stages], "cursor": {}},
-        end,
-    )
-
-
-def drain_command(
-    client: Client, database: str, command: dict[str, Any], end: Timestamp
-) -> Drained:
-    result = Drained()
-    target = command["aggregate"]
-    collection = target if isinstance(target, str) else "$cmd.aggregate"
-    try:
-        reply = client[database].command(command)
-        while True:
-            cursor = reply["cursor"]
-            result.events += cursor.get("firstBatch", cursor.get("nextBatch"))
-            result.invalidated = bool(cursor.get("invalidated"))
-            if cursor["id"] == 0 or _time(cursor["postBatchResumeToken"]) > end:
-                return result
-            reply = client[database].command(
-                {"getMore": cursor["id"], "collection": collection, "maxTimeMS": 200}
-            )
-    except OperationFailure as error:
-        details = error.details or {}
-        result.error = (details["code"], details["errmsg"])
-        return result
-
-
-def _time(token: Mapping[str, str]) -> Timestamp:
-    data = token["_data"]
-    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
 
 
 @pytest.fixture(scope="module")
