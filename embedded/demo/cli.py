@@ -8,6 +8,8 @@ from typing import Annotated
 import anyio
 import typer
 
+from embedded.demo.ledger import Verdict
+from embedded.demo.processes import ProgramError
 from embedded.demo.show import Show, ShowOptions
 
 
@@ -21,12 +23,13 @@ def demo(
     """Start a cluster, the router, a load, a watcher and Spark; end with a verdict."""
     folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
     options = ShowOptions(folder, seconds=seconds, rate=rate, keep=keep, spark=spark, port=port)
+    verdicts: list[Verdict] = []
     try:
         verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": True})
-    except RuntimeError as error:
-        typer.echo(f"{error}\nThe programs' logs are in {folder}", err=True)
-        raise typer.Exit(1) from error
-    good = all(verdict.good for verdict in verdicts)
+    except* ProgramError as failed:
+        for error in failed.exceptions:
+            typer.echo(str(error), err=True)
+    good = bool(verdicts) and all(verdict.good for verdict in verdicts)
     if good:
         shutil.rmtree(folder)
     else:

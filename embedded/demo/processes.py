@@ -12,6 +12,10 @@ from typing import Any, Self
 READY = "Waiting for connections"
 
 
+class ProgramError(Exception):
+    """A program of the demo did not start or ended early; the message has its last words."""
+
+
 class Program:
     """A child process that logs JSON lines to stdout, as the project's programs do.
 
@@ -44,10 +48,10 @@ class Program:
             timeout: seconds to wait.
 
         Raises:
-            RuntimeError: the program ended or stayed silent; the message has its last words.
+            ProgramError: the program ended or stayed silent.
         """
         if not self._ready.wait(timeout) or not self._attributes:
-            raise RuntimeError(f"{self.name} did not start; its last words:\n" + self.last_words())
+            raise ProgramError(f"{self.name} did not start; its last words:\n" + self.last_words())
         return self._attributes
 
     def last_words(self) -> str:

@@ -17,7 +17,7 @@ from rich.live import Live
 from embedded.demo.ledger import Seen, Verdict, Written, judge
 from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
 from embedded.demo.parquet import CommittedFiles
-from embedded.demo.processes import Program
+from embedded.demo.processes import Program, ProgramError
 from embedded.demo.view import Picture, verdict_table
 from embedded.demo.watcher import watch
 
@@ -54,7 +54,7 @@ class Show:
         """Run the whole demo and return a verdict for each reader.
 
         Raises:
-            RuntimeError: a program did not start or ended early; the message has its last words.
+            ProgramError: a program did not start or ended early; the message has its last words.
         """
         async with AsyncExitStack() as stack:
             self._console.print("starting three shards, a config server, mongos and the router …")
@@ -98,7 +98,7 @@ class Show:
         folder = self._options.folder
         arguments = ["-m", "spark_sink.jobs.to_parquet", "--uri", uri]
         arguments += ["--database", DATABASE, "--collection", COLLECTION]
-        arguments += ["--start-at", f"{start.time}:{start.inc}", "--trigger", "1 second"]
+        arguments += ["--start-at", f"{start.time},{start.inc}", "--trigger", "1 second"]
         arguments += ["--out", str(folder / "parquet"), "--checkpoint", str(folder / "checkpoint")]
         return Program("the Spark query", arguments, folder / "spark.log")
 
@@ -133,7 +133,7 @@ class Show:
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
             if self._spark is not None and not self._spark.running:
-                raise RuntimeError("the Spark query ended early:\n" + self._spark.last_words())
+                raise ProgramError("the Spark query ended early:\n" + self._spark.last_words())
             await anyio.sleep(REFRESH_SECONDS)
 
     async def _draw(self, live: Live, picture: Picture, client: Client) -> None:
