@@ -141,6 +141,8 @@ async def run_until_signalled(settings: Settings) -> None:
         log.info("Got signal", component="CONTROL", signal=signal.Signals(number).name)
         if stop.is_set():
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,6 +13,7 @@ from bson import json_util
 from router.cursors.merged_cursor import Batch
 from router.cursors.registry import CursorRegistry, Owner
 from router.feed.watch import Watch, parse_watch
+from router.server.keepalive import probe_peer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.frames import decode
@@ -24,7 +25,6 @@ _EVENTS_A_BATCH = 1000
 _EVENTS_A_TURN = 50
 _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _OWNER = Owner()
 
 
@@ -55,6 +55,7 @@ class Feed:
         self._default = dict(default or {})
         self._max_clients = max_clients
         self._servers: list[asyncio.Server] = []
+        self._stopped = False
         self._clients: set[asyncio.Task[None]] = set()
         self._tasks = asyncio.TaskGroup()
 
@@ -68,6 +69,7 @@ class Feed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._stopped = True
         for server in self._servers:
             server.close()
         for task in self._clients:
@@ -88,6 +90,9 @@ class Feed:
         return port
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopped:  # it came in with the last turn of the loop
+            writer.transport.abort()
+            return
         if len(self._clients) >= self._max_clients:
             log.warning("Too many feeds", component="FEED", most=self._max_clients)
             writer.transport.abort()
@@ -99,7 +104,8 @@ class Feed:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         try:
-            _keep_alive(writer)
+            # A client that only ended its own side looks like one that is gone: probes tell.
+            probe_peer(writer.transport, idle=10, interval=5, times=3)
             await self._answer(reader, writer)
         except ConnectionError as error:
             log.info("Feed's client is gone", component="FEED", client=peer, error=str(error))
@@ -159,16 +165,9 @@ async def _write_error(writer: asyncio.StreamWriter, error: CommandError) -> Non
     await writer.drain()
 
 
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    # A client that only ended its own side looks like one that is gone: probes tell them apart.
-    connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in _KEEPALIVE:
-        connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
-
-
 def _check_peer(writer: asyncio.StreamWriter) -> None:
-    error = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    connection = writer.get_extra_info("socket")
+    error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if connection else 0
     if error or writer.is_closing():
         raise ConnectionResetError(error, "the client is gone")
 

@@ -11,6 +11,7 @@ import structlog
 from router.commands.call import Client
 from router.commands.node import Node
 from router.server.client_connection import ClientConnection
+from router.server.keepalive import probe_peer
 from shard_client.frame_protocol import FrameStream
 
 log = structlog.get_logger()
@@ -42,6 +43,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
         self._ids = count(1)
+        self._stopped = False
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -78,6 +80,7 @@ class Listener:
 
     def stop_listening(self) -> None:
         """Take no more clients; those that are there stay."""
+        self._stopped = True
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -108,11 +111,15 @@ class Listener:
     def _accept(self, stream: FrameStream) -> None:
         assert isinstance(stream, _ClientStream)
         assert stream.transport is not None
+        if self._stopped:  # it came in with the last turn of the loop
+            stream.abort()
+            return
         counters = self._node.counters
         if counters.connections >= self._node.max_connections:
             log.warning("Too many connections", component="NETWORK", most=counters.connections)
             stream.abort()
             return
+        probe_peer(stream.transport)
         peer = stream.transport.get_extra_info("peername") or ("unknown", 0)
         client = Client(next(self._ids), f"{peer[0]}:{peer[1]}")
         connection = ClientConnection(stream, self._node, client)

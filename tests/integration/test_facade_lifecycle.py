@@ -100,7 +100,9 @@ def test_watchers_resume_by_themselves_after_a_restart(
 def test_sigterm_ends_the_router_in_bounded_time_with_streams_open(cluster: TestCluster) -> None:
     router = start_router(cluster.configdb, cluster.mongos_uri, feed=True)
     feed = socket.create_connection(("127.0.0.1", router.feed_port or 0))
-    with pymongo.MongoClient[dict[str, Any]](router.uri, retryReads=False) as client:
+    with pymongo.MongoClient[dict[str, Any]](
+        router.uri, retryReads=False, serverSelectionTimeoutMS=500
+    ) as client:
         stream = client.life.watch(max_await_time_ms=60_000)
         failed: list[PyMongoError] = []
 
