@@ -14,6 +14,7 @@ import yaml
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings, load_settings
 from router.service import run_until_signalled
+from shard_client.allocation import collect_less_often, keep_freed_memory
 
 log = structlog.get_logger()
 
@@ -101,6 +102,8 @@ def serve(
         raise typer.BadParameter("error: no args for --configdb", param_hint="--configdb")
     configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
     try:
+        keep_freed_memory()
+        collect_less_often()
         uvloop.run(run_until_signalled(settings))
     except OSError as error:
         log.error("Failed to set up the listener", component="NETWORK", error=str(error))
