@@ -145,6 +145,8 @@ async def run_aggregate(request: Request) -> Document:
         source: Iterator[Document] = iter(())
         if pipeline and "$documents" in pipeline[0]:
             source, pipeline = iter(pipeline[0]["$documents"]), pipeline[1:]
+    elif pipeline and isinstance(pipeline[0], dict) and "$collStats" in pipeline[0]:
+        ns, source, pipeline = request.ns, iter([_statistics(request)]), pipeline[1:]
     else:
         ns = request.ns
         matcher, pipeline = _leading_match(pipeline)
@@ -153,6 +155,28 @@ async def run_aggregate(request: Request) -> Document:
     in_process = request.client.in_process
     cursor = ListCursor(ns, iter(found), unbounded=in_process)
     return await _reply(request, cursor, None if in_process else size)
+
+
+def _statistics(request: Request) -> Document:
+    """Return what $collStats gives; sizes are not measured."""
+    collection = request.mongod.catalog.require(request.ns)
+    sizes = dict.fromkeys(collection.indexes, 0)
+    stored: Document = {
+        "size": 0,
+        "count": len(collection),
+        "storageSize": 0,
+        "totalSize": 0,
+        "nindexes": len(sizes),
+        "totalIndexSize": 0,
+        "indexSizes": sizes,
+        "capped": bool(collection.options.get("capped")),
+    }
+    return {
+        "ns": request.ns,
+        "localTime": request.mongod.now(),
+        "storageStats": stored,
+        "count": len(collection),
+    }
 
 
 def _leading_match(pipeline: list[Any]) -> tuple[Matcher, list[Any]]:
