@@ -1,0 +1,50 @@
+import bson
+from bson import Int64, Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_client.cluster_clock import ClusterClock, next_tick
+
+ticks = st.builds(
+    Timestamp, st.integers(min_value=1, max_value=2**32 - 1), st.integers(0, 2**32 - 1)
+)
+
+
+def gossip(time: Timestamp) -> dict[str, object]:
+    return {"clusterTime": time, "signature": {"hash": b"h" * 20, "keyId": Int64(7)}}
+
+
+def test_nothing_is_known_at_first():
+    clock = ClusterClock()
+    clock.advance(None)
+    assert (clock.time, clock.raw, clock.document) == (None, None, None)
+
+
+@given(st.lists(st.tuples(ticks, st.booleans()), min_size=1))
+def test_the_newest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, bool]]):
+    clock = ClusterClock()
+    for time, raw in seen:
+        clock.advance(bson.encode(gossip(time)) if raw else gossip(time))
+    newest = max(time for time, _ in seen)
+    assert clock.time == newest
+    assert clock.document == gossip(newest)
+
+
+def test_fields_in_another_order_are_understood():
+    clock = ClusterClock()
+    clock.advance({"signature": {}, "clusterTime": Timestamp(5, 6)})
+    assert clock.time == Timestamp(5, 6)
+
+
+def test_what_holds_no_time_is_ignored():
+    clock = ClusterClock()
+    clock.advance({"clusterTime": "yesterday"})
+    assert clock.time is None
+
+
+@given(ticks)
+def test_the_next_tick_is_the_next(time: Timestamp):
+    if (time.time, time.inc) != (2**32 - 1, 2**32 - 1):
+        following = next_tick(time)
+        assert following.as_datetime() >= time.as_datetime()
+        assert (following.time << 32 | following.inc) == (time.time << 32 | time.inc) + 1

@@ -1,0 +1,114 @@
+"""Finding primaries: by asking, and through the driver's monitoring."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import pytest
+
+from shard_client.connection import Address
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.motor_control import MotorReplicaSet
+from shard_client.probed_replica_set import ProbedReplicaSet
+from shard_client.replica_set import ReplicaSet, choose, host_string, parse_hosts
+from tests.harness.scripted_member import ScriptedMember
+
+Factory = Callable[[str, Iterable[Address]], ReplicaSet]
+
+
+def motor(name: str, seeds: Iterable[Address]) -> ReplicaSet:
+    return MotorReplicaSet(name, seeds, heartbeat=0.5)
+
+
+@pytest.fixture
+async def member() -> AsyncIterator[ScriptedMember]:
+    member = await ScriptedMember("rs").start()
+    yield member
+    await member.stop()
+
+
+def seeds(member: ScriptedMember) -> tuple[Address, ...]:
+    return (("127.0.0.1", member.port),)
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
+    replica_set = make("rs", seeds(member))
+    try:
+        assert await replica_set.primary(5) == ("127.0.0.1", member.port)
+        assert replica_set.name == "rs"
+        assert replica_set.hosts == seeds(member)
+        assert await replica_set.select("secondaryPreferred", 5) == ("127.0.0.1", member.port)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: ScriptedMember):
+    member.primary = False
+    replica_set = make("rs", seeds(member))
+    try:
+        async with asyncio.timeout(3):
+            with pytest.raises(CommandError) as failure:
+                await replica_set.primary(0.3)
+        assert failure.value.code == 133
+        assert RESUMABLE_LABEL in failure.value.labels
+        assert "for set rs" in failure.value.message
+        assert await replica_set.select("secondary", 5) == ("127.0.0.1", member.port)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_another_sets_member_is_not_taken(make: Factory, member: ScriptedMember):
+    replica_set = make("other", seeds(member))
+    try:
+        with pytest.raises(CommandError):
+            await replica_set.primary(0.3)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_waiting_ends_when_there_is_a_primary(make: Factory, member: ScriptedMember):
+    member.primary = False
+    replica_set = make("rs", seeds(member))
+    try:
+        waiting = asyncio.create_task(replica_set.primary(10))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        member.primary = True
+        async with asyncio.timeout(8):
+            assert await waiting == ("127.0.0.1", member.port)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_a_suspect_is_asked_before_it_is_named_again(make: Factory, member: ScriptedMember):
+    replica_set = make("rs", seeds(member))
+    try:
+        address = await replica_set.primary(5)
+        before = member.commands["hello"] + member.commands["ping"]
+        replica_set.invalidate(address)
+        assert await replica_set.primary(5) == address
+        assert member.commands["hello"] + member.commands["ping"] > before
+    finally:
+        await replica_set.close()
+
+
+def test_host_strings():
+    assert parse_hosts("rs/a:1,b:2") == ("rs", (("a", 1), ("b", 2)))
+    assert host_string("rs", [("a", 1), ("::1", 2)]) == "rs/a:1,[::1]:2"
+    for bad in ("a:1", "rs/", "/a:1", "rs/a:x"):
+        with pytest.raises(ValueError, match="not "):
+            parse_hosts(bad)
+
+
+def test_read_preferences():
+    one, two = ("a", 1), ("b", 2)
+    roles = {one: "secondary", two: "primary"}
+    assert choose("primary", roles) == two
+    assert choose("secondary", roles) == one
+    assert choose("nearest", roles) in roles
+    assert choose("secondaryPreferred", {two: "primary"}) == two
+    assert choose("secondary", {two: "primary"}) is None
