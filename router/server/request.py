@@ -8,7 +8,6 @@ from shard_client.errors import CommandError, ProtocolError
 from shard_client.frames import (
     BODY_OFFSET,
     EXHAUST_ALLOWED,
-    HEADER_SIZE,
     MORE_TO_COME,
     OP_COMPRESSED,
     OP_MSG,
@@ -21,6 +20,7 @@ from shard_client.frames import (
 )
 
 _header = Struct("<iiiiI")
+_BODY_SECTION = b"\0"
 _LONGEST_NAME = 128
 
 
@@ -88,7 +88,11 @@ def read_request(frame: bytes) -> Request:
         raise ProtocolError("a message is cut off")
     _length, request_id, _response_to, op_code, flags = _header.unpack_from(frame)
     if op_code == OP_MSG:
-        name = _name_at(frame, BODY_OFFSET) if frame[HEADER_SIZE + 4] == 0 else None
+        name = (
+            _name_at(frame, BODY_OFFSET)
+            if frame[BODY_OFFSET - 1 : BODY_OFFSET] == _BODY_SECTION
+            else None
+        )
         message = None
         if name is None:
             message = parse_op_msg(frame)

@@ -1,0 +1,95 @@
+"""Requests taken apart: what is found, and that damage is an error and nothing else."""
+
+import struct
+
+import bson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.server.request import read_request
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, build_op_query
+from shard_client.frames import compress_frame as compressed
+
+PING = bson.encode({"ping": 1, "$db": "admin"})
+ZLIB = 2
+MESSAGES = [
+    build_msg(PING, request_id=7),
+    build_msg(PING, request_id=7, flags=EXHAUST_ALLOWED | 1),
+    build_msg(PING, request_id=7, sequences={"documents": [PING, PING]}),
+    build_op_query("admin.$cmd", bson.encode({"isMaster": 1}), request_id=7),
+    compressed(build_msg(PING, request_id=7), ZLIB),
+]
+
+
+def test_the_command_s_name_is_found_without_decoding() -> None:
+    body = b"\0\0\0\0\4"  # an array that is no array: decoding it would fail
+    frame = build_msg(bson.encode({"insert": "c", "$db": "d"}), request_id=9, flags=MORE_TO_COME)
+    request = read_request(frame)
+    assert (request.name, request.request_id, request.wants_reply) == ("insert", 9, False)
+    assert request.frame is frame
+    assert request.message is None
+    assert read_request(build_msg(PING, request_id=1) + body).name == "ping"
+
+
+def test_the_body_may_follow_its_sequences() -> None:
+    sequence = b"documents\0" + PING
+    sections = b"\1" + struct.pack("<i", len(sequence) + 4) + sequence + b"\0" + PING
+    frame = struct.pack("<iiiiI", 20 + len(sections), 3, 0, 2013, 0) + sections
+    request = read_request(frame)
+    assert request.name == "ping"
+    assert request.command()["documents"] == [bson.decode(PING)]
+
+
+def test_a_compressed_request_is_unpacked_and_remembers_how_it_came() -> None:
+    request = read_request(compressed(build_msg(PING, request_id=5), ZLIB))
+    assert (request.name, request.compressor, request.request_id) == ("ping", ZLIB, 5)
+    assert request.frame == build_msg(PING, request_id=5)
+
+
+def test_a_wrapped_query_is_unwrapped() -> None:
+    query = bson.encode({"$query": {"isMaster": 1}, "$readPreference": {"mode": "primary"}})
+    request = read_request(build_op_query("db.$cmd", query, request_id=1))
+    assert request.name == "isMaster"
+    assert request.database(request.command()) == "db"
+
+
+@pytest.mark.parametrize("database", [5, None])
+def test_a_database_that_is_no_text_is_refused(database: object) -> None:
+    request = read_request(build_msg(bson.encode({"ping": 1, "$db": database}), request_id=1))
+    with pytest.raises(CommandError):
+        request.database(request.command())
+
+
+@pytest.mark.parametrize("command", [{}, {"x" * 200: 1}, {"": 1}])
+def test_documents_without_a_usable_name_have_none(command: dict[str, int]) -> None:
+    assert read_request(build_msg(bson.encode(command), request_id=1)).name == ""
+
+
+def take_apart(frame: bytes) -> None:
+    """Do with a frame what the server does; only the two errors may come out."""
+    try:
+        request = read_request(frame)
+        request.database(request.command())
+    except (ProtocolError, CommandError):
+        pass
+
+
+@given(st.binary(min_size=16, max_size=200))
+def test_noise_is_a_protocol_error(noise: bytes) -> None:
+    take_apart(struct.pack("<i", len(noise)) + noise[4:])
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_damaged_messages_are_errors_or_commands(message: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(message)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(4, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    take_apart(bytes(damaged))
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_cut_messages_are_errors_or_commands(message: bytes, data: st.DataObject) -> None:
+    kept = data.draw(st.integers(16, len(message)))
+    take_apart(struct.pack("<i", kept) + message[4:kept])
