@@ -103,7 +103,7 @@ class Connection:
                 )
         except TimeoutError as error:
             raise NetworkError(f"connecting to {format_address(address)} timed out") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a UnicodeError for what is no host name
             raise NetworkError(f"cannot connect to {format_address(address)}: {error}") from error
         connection = cls(address, stream)
         try:

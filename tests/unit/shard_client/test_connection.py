@@ -1,7 +1,10 @@
 import asyncio
+import shutil
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +232,44 @@ async def test_a_tls_server_that_is_not_one():
     async with serving(silent) as (address, _):
         with pytest.raises(NetworkError):
             await Connection.open(address, timeout=0.5, tls=ssl.create_default_context())
+
+
+async def test_what_cannot_be_a_host():
+    with pytest.raises(NetworkError, match="cannot connect"):
+        await Connection.open(("no..host", 1), timeout=2)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem "
+        "-out certificate.pem -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+async def _commands_over_tls(folder: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    trusting = ssl.create_default_context(cafile=folder / "certificate.pem")
+    async with serving(echo, ssl=context) as (address, _):
+        connection = await Connection.open(address, timeout=5, tls=trusting)
+        for size in (10, 1_000_000, 10):
+            reply = await connection.command("db", {"ping": "x" * size}, timeout=5)
+            assert len(reply["echo"]["ping"]) == size
+        await connection.close()
+        with pytest.raises(NetworkError, match="certificate"):
+            await Connection.open(address, timeout=5, tls=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_commands_over_tls_under_both_event_loops(run, certificate):
+    run(_commands_over_tls(certificate))
 
 
 async def test_exchange_forwards_and_yields_until_there_is_no_more():
