@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from random import Random
 from types import TracebackType
 from typing import Self
 
 import structlog
 from bson.binary import Binary
 
+from embedded.errors import bad_value
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
 from embedded.mongos.cursors import CursorTable
@@ -34,6 +36,7 @@ class EmbeddedCluster:
         noop_interval: seconds between an idle server's no-ops.
         oplog_size: how many entries each oplog keeps.
         wall: the wall clock, in seconds since 1970.
+        random: where UUIDs and cursor ids come from.
     """
 
     def __init__(
@@ -45,12 +48,15 @@ class EmbeddedCluster:
         noop_interval: float = 10.0,
         oplog_size: int = 200_000,
         wall: Callable[[], float] = time.time,
+        random: Random | None = None,
     ) -> None:
         self._port = port
         self._names = [f"shard{index}" for index in range(shards)]
         self._token_version = token_version
         self._noop_interval = noop_interval
         self._oplog_size = oplog_size
+        self._wall = wall
+        self._random = random or Random()
         self._running: dict[str, Mongod] = {}
         self.config_server = self._make("cfg", is_config=True)
         gossip = ClusterTime()
@@ -60,8 +66,8 @@ class EmbeddedCluster:
             servers=self,
             locks=locks,
             transactions=TransactionTable(locks),
-            cursors=CursorTable(),
-            identity=Identity(token_version),
+            cursors=CursorTable(self._random),
+            identity=Identity(token_version, self._random),
             wall=wall,
         )
         self.mongos = Mongos(self._state)
@@ -129,7 +135,13 @@ class EmbeddedCluster:
         return self._running[name]
 
     async def start_shard(self, name: str) -> Mongod:
-        """Start a shard server that is no part of the cluster yet (see ``addShard``)."""
+        """Start a shard server that is no part of the cluster yet (see ``addShard``).
+
+        Raises:
+            CommandError: 2 BadValue when one of that name runs already.
+        """
+        if name in self._running:
+            raise bad_value(f"a shard server called {name!r} runs already")
         mongod = self._make(name, is_config=False)
         await mongod.start()
         mongod.find_elsewhere = self._find_document
@@ -159,4 +171,6 @@ class EmbeddedCluster:
             token_version=self._token_version,
             oplog_size=self._oplog_size,
             noop_interval=self._noop_interval,
+            wall=self._wall,
+            random=Random(self._random.getrandbits(64)),
         )

@@ -1,6 +1,5 @@
 """What the cluster consists of: shards, databases, sharded collections and their chunks."""
 
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -143,7 +142,7 @@ class ClusterCatalog:
             return existing
         self._check_case(name)
         chosen = primary or self._emptiest_shard()
-        entry = Database(name, chosen.id, new_uuid(), self.gossip.time)
+        entry = Database(name, chosen.id, self.config.mongod.new_uuid(), self.gossip.time)
         self.databases[name] = entry
         version = {"uuid": entry.uuid, "timestamp": entry.timestamp, "lastMod": 1}
         await self._insert(
@@ -267,11 +266,6 @@ class ClusterCatalog:
 def _writes_on(shard: Member) -> int:
     """Return what stands for the size of a shard's files, which grow only."""
     return len(shard.mongod.oplog)
-
-
-def new_uuid() -> Binary:
-    """Return a random UUID, as collections and databases have one."""
-    return Binary.from_uuid(uuid.uuid4())
 
 
 def _chunk_document(collection: ShardedCollection, chunk: Chunk) -> dict[str, Any]:

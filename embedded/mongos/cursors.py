@@ -1,10 +1,10 @@
 """Results that clients fetch batch by batch."""
 
 import asyncio
-import random
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from random import Random
 
 import bson
 
@@ -30,12 +30,12 @@ class CursorTable:
 
     Args:
         idle_seconds: how long an unused cursor lives.
-        seed: makes cursor ids repeatable.
+        random: where cursor ids come from.
     """
 
-    def __init__(self, idle_seconds: float = 600.0, seed: int | None = None) -> None:
+    def __init__(self, random: Random, idle_seconds: float = 600.0) -> None:
         self._idle_seconds = idle_seconds
-        self._random = random.Random(seed)
+        self._random = random
         self._cursors: OrderedDict[int, _Cursor] = OrderedDict()
 
     def __len__(self) -> int:

@@ -1,11 +1,13 @@
 """One client command on its way through the embedded mongos."""
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Protocol
 
-from bson import ObjectId
+from bson import Binary, ObjectId
 
 from embedded.clients import Client
 from embedded.errors import no_such_transaction
@@ -33,10 +35,15 @@ class ShardServers(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who the endpoint is: its process, and the MongoDB version that it behaves like."""
+    """Who the endpoint is: the version that it behaves like, and where its ids come from."""
 
     token_version: int
+    random: Random
     process_id: ObjectId = field(default_factory=ObjectId)
+
+    def new_uuid(self) -> Binary:
+        """Return a random UUID, as sessions and databases have one."""
+        return Binary.from_uuid(uuid.UUID(bytes=self.random.randbytes(16), version=4))
 
 
 @dataclass(frozen=True)

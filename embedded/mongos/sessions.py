@@ -1,9 +1,5 @@
 """Sessions, and the ends of transactions."""
 
-import uuid
-
-from bson import Binary
-
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -11,7 +7,7 @@ from shard_client.errors import CommandError
 
 async def start_session(request: Request) -> Document:
     """Make up a session id."""
-    return {"id": {"id": Binary.from_uuid(uuid.uuid4())}, "timeoutMinutes": 30}
+    return {"id": {"id": request.state.identity.new_uuid()}, "timeoutMinutes": 30}
 
 
 async def end_sessions(request: Request) -> Document:

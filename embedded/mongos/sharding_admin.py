@@ -90,6 +90,9 @@ async def remove_shard(request: Request) -> Document:
         left = {"chunks": 0, "dbs": len(to_move), "jumboChunks": 0}
         state = _drain_state("ongoing", "draining ongoing", member, to_move)
         return {"remaining": left, **state}
+    for database in member.mongod.catalog.databases():
+        if database not in _OWN_DATABASES:  # what is left is empty, and would bar its return
+            await member.execute(database, {"dropDatabase": 1}, from_migrate=True)
     await request.catalog.remove_shard(member)
     request.touched[request.catalog.config] = None
     return {

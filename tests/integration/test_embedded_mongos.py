@@ -411,3 +411,6 @@ def test_shard_comes_and_goes() -> None:
             assert (states[0], states[-1]) == ("started", "completed")
             assert admin.config.shards.find_one({"_id": name}) is None
             assert admin.shop.orders.count_documents({}) == 20
+            if not small.real:
+                admin.admin.command("addShard", host, name=name)
+                assert admin.config.shards.find_one({"_id": name})["host"] == host

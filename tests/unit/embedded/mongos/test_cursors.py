@@ -1,6 +1,7 @@
 """The cursors that the embedded mongos holds."""
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -11,7 +12,7 @@ DOCUMENTS = [{"_id": i} for i in range(250)]
 
 
 async def test_batches_until_the_end() -> None:
-    table = CursorTable()
+    table = CursorTable(Random(1))
     reply = table.open("a.b", DOCUMENTS, batch_size=None, session=None)
     got = list(reply["cursor"]["firstBatch"])
     assert len(got) == 101
@@ -25,7 +26,7 @@ async def test_batches_until_the_end() -> None:
 
 
 async def test_batch_size_zero_and_single_batches() -> None:
-    table = CursorTable()
+    table = CursorTable(Random(1))
     reply = table.open("a.b", DOCUMENTS, batch_size=0, session=None)
     assert reply["cursor"]["firstBatch"] == []
     assert reply["cursor"]["id"] != 0
@@ -36,7 +37,7 @@ async def test_batch_size_zero_and_single_batches() -> None:
 
 
 async def test_a_batch_fits_in_a_reply() -> None:
-    table = CursorTable()
+    table = CursorTable(Random(1))
     large = [{"_id": i, "pad": "x" * (9 << 20)} for i in range(2)]
     reply = table.open("a.b", large, batch_size=10, session=None)
     assert len(reply["cursor"]["firstBatch"]) == 1
@@ -44,7 +45,7 @@ async def test_a_batch_fits_in_a_reply() -> None:
 
 
 async def test_cursors_end_when_idle_killed_or_with_their_session() -> None:
-    table = CursorTable(idle_seconds=0.01)
+    table = CursorTable(Random(1), idle_seconds=0.01)
     ids = [
         table.open("a.b", DOCUMENTS, batch_size=1, session=session)["cursor"]["id"]
         for session in (b"one", b"two", None)
@@ -58,7 +59,7 @@ async def test_cursors_end_when_idle_killed_or_with_their_session() -> None:
 
 
 async def test_other_namespaces_cursor_is_refused() -> None:
-    table = CursorTable()
+    table = CursorTable(Random(1))
     cursor_id = table.open("a.b", DOCUMENTS, batch_size=1, session=None)["cursor"]["id"]
     with pytest.raises(CommandError) as caught:
         table.more(cursor_id, "a", "c", None)
