@@ -32,6 +32,8 @@ GENERIC_FIELDS = frozenset(
     }
 )  # fmt: skip
 
+_INT32_MAX = 2**31 - 1
+
 _BSON_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "bool"),
     (Int64, "long"),
@@ -102,13 +104,16 @@ def whole_number(value: Any, path: str) -> int:
     """Return a number of any numeric type as an integer; raises CommandError."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
         raise wrong_type(path, value, "types '[long, int, decimal, double']")
-    if isinstance(value, Decimal128):
-        value = value.to_decimal()
-    return int(value)
+    try:
+        return int(value.to_decimal() if isinstance(value, Decimal128) else value)
+    except (ValueError, OverflowError) as error:
+        raise CommandError(
+            ErrorCode.BadValue, f"BSON field '{path}' has no finite value: {value}"
+        ) from error
 
 
 def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | None:
-    """Return an optional number that is not negative; raises CommandError 51024."""
+    """Return an optional number that is not negative; raises CommandError 51024 or 2."""
     value = command.get(field)
     if value is None:
         return None
@@ -117,4 +122,6 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
         raise CommandError(
             51024, f"BSON field '{field}' value must be >= 0, actual value '{number}'"
         )
+    if field == "maxTimeMS" and number > _INT32_MAX:
+        raise CommandError(ErrorCode.BadValue, f"{number} value for {field} is out of range")
     return number

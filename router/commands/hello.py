@@ -14,6 +14,7 @@ from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_B
 
 SESSION_TIMEOUT_MINUTES = 30
 _SECONDS_PER_MS = 0.001
+_LONGEST_WAIT = 24 * 60 * 60.0
 
 
 async def hello(call: Call) -> Answer:
@@ -30,6 +31,7 @@ async def hello(call: Call) -> Answer:
         timeout = whole_number(command["maxAwaitTimeMS"], "maxAwaitTimeMS") * _SECONDS_PER_MS
         if timeout < 0:
             raise CommandError(51759, "maxAwaitTimeMS must be a non-negative integer")
+        timeout = min(timeout, _LONGEST_WAIT)
         node.counters.awaiting_hellos += 1
         try:
             await node.topology.wait_beyond(known, timeout)

@@ -165,11 +165,9 @@ class ClientConnection:
         """Relay the client's message to the upstream and its replies back, byte for byte."""
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
-            message = (
-                f"no such command: '{request.name}'"
-                if not request.name
-                else (f"no such cmd: {request.name}")
-            )
+            message = f"no such cmd: {request.name}"
+            if request.name in COMMANDS:
+                message = f"{request.name} without a change stream takes an upstream mongos"
             raise CommandError(ErrorCode.CommandNotFound, message)
         self._node.counters.passed_through += 1
         first = True

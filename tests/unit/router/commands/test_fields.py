@@ -1,0 +1,105 @@
+"""Fields of commands: what is refused, in which words."""
+
+from typing import Any
+
+import pytest
+from bson import Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
+from bson.datetime_ms import DatetimeMS
+
+from router.commands.fields import bson_type
+from tests.harness.facade import facade
+
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (None, "null"), (True, "bool"), (1, "int"), (Int64(1), "long"), (1.5, "double"),
+        ("x", "string"), ({}, "object"), ([], "array"), (b"x", "binData"),
+        (ObjectId(), "objectId"), (DatetimeMS(0), "date"), (Timestamp(1, 1), "timestamp"),
+        (Regex("x"), "regex"), (Decimal128("1"), "decimal"), (MinKey(), "minKey"),
+        (MaxKey(), "maxKey"),
+    ],
+)  # fmt: skip
+def test_types_have_mongodb_s_names(value: Any, name: str) -> None:
+    assert bson_type(value) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"collection": 5}, 14, "'getMore.collection' is the wrong type 'int'"),
+        ({"collection": None}, 14, "'getMore.collection' is the wrong type 'null'"),
+        ({"collection": "c", "bogus": 1}, 40415, "'getMore.bogus' is an unknown field"),
+        ({"collection": "c", "batchSize": "x"}, 14, "'getMore.batchSize' is the wrong type"),
+        ({"collection": "c", "batchSize": True}, 14, "'getMore.batchSize' is the wrong type"),
+        ({"collection": "c", "maxTimeMS": -1}, 51024, "'maxTimeMS' value must be >= 0"),
+        ({"collection": "c", "maxTimeMS": Int64(2**40)}, 2, "out of range"),
+        ({"collection": "c", "maxTimeMS": float("nan")}, 2, "no finite value"),
+        ({"collection": "c", "batchSize": Decimal128("Infinity")}, 2, "no finite value"),
+        ({}, 40414, "'getMore.collection' is missing"),
+    ],
+)
+async def test_get_more_s_fields(fields: dict[str, Any], code: int, said: str) -> None:
+    async with facade() as router, await router.client() as client:
+        cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
+        reply = await client.command("db", {"getMore": cursor_id, **fields})
+        assert reply["code"] == code
+        assert said in reply["errmsg"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"killCursors": "c"}, 40414),
+        ({"killCursors": 5, "cursors": []}, 14),
+        ({"killCursors": "c", "cursors": 5}, 14),
+        ({"killCursors": "c", "cursors": ["x"]}, 14),
+        ({"endSessions": 5}, 14),
+        ({"endSessions": [5]}, 14),
+        ({"endSessions": [{"id": 5}]}, 14),
+        ({"getParameter": 1, "nonsense": 1}, 72),
+        ({"getLog": "nonsense"}, 96),
+        ({"ping": 1, "apiVersion": "2"}, 322),
+        ({"ping": 1, "apiVersion": 1}, 14),
+        ({"ping": 1, "apiStrict": True}, 4886600),
+        ({"serverStatus": 1, "apiVersion": "1", "apiStrict": True}, 323),
+    ],
+)
+async def test_other_commands_fields(command: dict[str, Any], code: int) -> None:
+    async with facade() as router, await router.client() as client:
+        assert (await client.command("admin", command))["code"] == code
+
+
+async def test_some_commands_are_the_admin_database_s_only() -> None:
+    async with facade() as router, await router.client() as client:
+        reply = await client.command("db", {"getParameter": "*"})
+        assert reply["code"] == 13
+        assert reply["errmsg"] == "getParameter may only be run against the admin database."
+
+
+async def test_commands_are_listed_and_all_of_them_answer() -> None:
+    async with facade() as router, await router.client() as client:
+        listed = (await client.command("admin", {"listCommands": 1}))["commands"]
+        assert {"hello", "aggregate", "getMore", "killCursors", "endSessions"} <= set(listed)
+        for name in set(listed) - {"listShards", "aggregate"}:
+            reply = await client.command("admin", {name: 1})
+            assert reply.get("code") != 59
+        assert (await client.command("admin", {"getLog": "*"}))["names"]
+        assert "log" in await client.command("admin", {"getLog": "global"})
+
+
+async def test_a_document_nested_without_end_is_an_error() -> None:
+    deep = b""
+    for _ in range(10_000):
+        content = b"\3a\0" + deep if deep else b""
+        deep = (len(content) + 5).to_bytes(4, "little") + content + b"\0"
+    body = b"\x10ping\0\1\0\0\0\3x\0" + deep + b"\2$db\0\6\0\0\0admin\0"
+    document = (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+    frame = (21 + len(document)).to_bytes(4, "little") + b"\1\0\0\0\0\0\0\0\xdd\7\0\0\0\0\0\0\0"
+    async with facade() as router, await router.client() as client:
+        client.send_bytes(frame + document)
+        assert (await client.receive())["ok"] in (0, 1)
+        async with await router.client() as other:
+            assert (await other.command("admin", {"ping": 1}))["ok"] == 1
