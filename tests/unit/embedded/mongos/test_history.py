@@ -1,0 +1,211 @@
+"""Whatever is done through the mongos, the shards' events tell it: replayed, they give the data."""
+
+import asyncio
+from typing import Any
+
+from bson import Binary, Timestamp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedded.clients import Client
+from embedded.cluster import EmbeddedCluster
+
+REGIONS = "aehmpz"
+IDS = range(8)
+SHARDS = ["shard0", "shard1", "shard2"]
+COLLECTION = "shop.orders"
+
+regions, ids, shards = st.sampled_from(REGIONS), st.sampled_from(IDS), st.sampled_from(SHARDS)
+writes = st.one_of(
+    st.tuples(st.just("insert"), ids, regions),
+    st.tuples(st.just("update"), ids),
+    st.tuples(st.just("update all")),
+    st.tuples(st.just("replace"), ids, regions),
+    st.tuples(st.just("change key"), ids, regions),
+    st.tuples(st.just("delete"), ids),
+    st.tuples(st.just("upsert"), ids, regions),
+    st.tuples(st.just("modify"), ids, regions),
+)
+steps = st.one_of(
+    writes,
+    st.tuples(st.just("move"), regions, shards),
+    st.tuples(st.just("split"), regions),
+    st.tuples(st.just("transaction"), st.lists(writes, max_size=4), st.booleans()),
+)
+
+
+class Application:
+    """A session that writes through the embedded mongos, and a model of what must be there."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self._client = Client()
+        self._lsid = {"id": Binary(b"application-one-", 4)}
+        self._number = 0
+        self.model: dict[int, dict[str, Any]] = {}
+
+    async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
+        return await self._cluster.mongos.run_command(database, command, self._client)
+
+    async def admin(self, command: dict[str, Any]) -> None:
+        await self.run("admin", command)
+
+    async def step(self, step: tuple[Any, ...]) -> None:
+        match step:
+            case ("move", region, shard):
+                await self.admin(
+                    {"moveChunk": COLLECTION, "find": {"region": region, "_id": 0}, "to": shard}
+                )
+            case ("split", region):
+                await self.admin({"split": COLLECTION, "middle": {"region": region, "_id": 3}})
+            case ("transaction", inner, commits):
+                await self._transaction(inner, commits)
+            case _:
+                self._number += 1
+                fields = {"lsid": self._lsid, "txnNumber": self._number}
+                await self._write(step, fields)
+
+    async def _transaction(self, inner: list[tuple[Any, ...]], commits: bool) -> None:
+        self._number += 1
+        before = {key: dict(value) for key, value in self.model.items()}
+        fields: dict[str, Any] = {
+            "lsid": self._lsid, "txnNumber": self._number, "autocommit": False,
+        }  # fmt: skip
+        good, begin = True, {"startTransaction": True}
+        for write in inner:
+            if good and self._command(write) is not None:
+                good = await self._write(write, {**fields, **begin})
+                begin = {}
+        if good and not begin:
+            how = "commitTransaction" if commits else "abortTransaction"
+            assert (await self.run("admin", {how: 1, **fields}))["ok"] == 1.0
+        if not (good and commits):
+            self.model = before
+
+    async def _write(self, write: tuple[Any, ...], fields: dict[str, Any]) -> bool:
+        command = self._command(write)
+        if command is None:
+            return True
+        if write[0] == "update all" and "autocommit" not in fields:
+            fields = {}  # drivers send no number with writes that they do not retry
+        reply = await self.run("shop", {**command, **fields})
+        assert reply["ok"] == 1.0 or "autocommit" in fields, reply
+        failed = reply["ok"] != 1.0 or bool(reply.get("writeErrors"))
+        if not failed:
+            self._note(write)
+        return not failed
+
+    def _command(self, write: tuple[Any, ...]) -> dict[str, Any] | None:
+        match write:
+            case ("insert", key, region):
+                if key in self.model:
+                    return None  # another shard may hold it: nothing guards _id over shards
+                return {"insert": "orders", "documents": [{"_id": key, "region": region, "n": 0}]}
+            case ("update all",):
+                return _update({}, {"$inc": {"n": 1}}, multi=True)
+            case ("upsert", key, region):
+                if key in self.model and self.model[key]["region"] != region:
+                    return None
+                where = {"_id": key, "region": region}
+                return _update(where, {"$inc": {"n": 5}}, upsert=True)
+        key = write[1]
+        if key not in self.model:
+            return None
+        where = {"_id": key, "region": self.model[key]["region"]}
+        match write:
+            case ("update", _):
+                return _update(where, {"$inc": {"n": 1}})
+            case ("replace", _, region):
+                return _update(where, {"_id": key, "region": region, "whole": True})
+            case ("change key", _, region):
+                return _update(where, {"$set": {"region": region}})
+            case ("delete", _):
+                return {"delete": "orders", "deletes": [{"q": {"_id": key}, "limit": 1}]}
+            case ("modify", _, region):
+                change = [{"$set": {"region": region, "m": 1}}]
+                return {"findAndModify": "orders", "query": where, "update": change}
+        raise AssertionError(write)
+
+    def _note(self, write: tuple[Any, ...]) -> None:
+        match write:
+            case ("insert", key, region):
+                self.model[key] = {"_id": key, "region": region, "n": 0}
+            case ("update all",):
+                for document in self.model.values():
+                    document["n"] = document.get("n", 0) + 1
+            case ("update", key):
+                self.model[key]["n"] = self.model[key].get("n", 0) + 1
+            case ("replace", key, region):
+                self.model[key] = {"_id": key, "region": region, "whole": True}
+            case ("change key", key, region):
+                self.model[key]["region"] = region
+            case ("delete", key):
+                del self.model[key]
+            case ("upsert", key, region):
+                document = self.model.setdefault(key, {"_id": key, "region": region})
+                document["n"] = document.get("n", 0) + 5
+            case ("modify", key, region):
+                self.model[key] |= {"region": region, "m": 1}
+
+
+def _update(where: dict[str, Any], change: Any, **options: bool) -> dict[str, Any]:
+    return {"update": "orders", "updates": [{"q": where, "u": change, **options}]}
+
+
+async def events_of(cluster: EmbeddedCluster, shard: str, start: Timestamp) -> list[dict[str, Any]]:
+    stage = {"$changeStream": {"startAtOperationTime": start}}
+    command = {"aggregate": "orders", "pipeline": [stage], "cursor": {}}
+    reply = await cluster.shard(shard).run_command("shop", command, Client())
+    assert reply["ok"] == 1.0, reply
+    return list(reply["cursor"]["firstBatch"])
+
+
+def replayed(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Apply events in token order to an empty collection."""
+    documents: dict[int, dict[str, Any]] = {}
+    for event in sorted(events, key=lambda event: event["_id"]["_data"]):
+        key = event["documentKey"]["_id"]
+        match event["operationType"]:
+            case "insert" | "replace":
+                documents[key] = dict(event["fullDocument"])
+            case "update":
+                documents[key] |= event["updateDescription"]["updatedFields"]
+                for field in event["updateDescription"]["removedFields"]:
+                    del documents[key][field]
+            case "delete":
+                del documents[key]
+            case other:
+                raise AssertionError(other)
+    return documents
+
+
+async def check(history: list[tuple[Any, ...]]) -> None:
+    async with EmbeddedCluster(3, noop_interval=0) as cluster:
+        application = Application(cluster)
+        await application.admin({"enableSharding": "shop", "primaryShard": "shard0"})
+        await application.admin({"shardCollection": COLLECTION, "key": {"region": 1, "_id": 1}})
+        reply = await application.run("admin", {"ping": 1})
+        time = reply["$clusterTime"]["clusterTime"]
+        start = Timestamp(time.time, time.inc + 1)
+        for step in history:
+            await application.step(step)
+        # every document is where its key says, and nowhere else
+        reply = await application.run("shop", {"find": "orders", "batchSize": 1000})
+        found = {d["_id"]: d for d in reply["cursor"]["firstBatch"]}
+        assert len(found) == len(reply["cursor"]["firstBatch"])
+        assert found == application.model
+        for key, document in application.model.items():
+            where = {"_id": key, "region": document["region"]}
+            reply = await application.run("shop", {"find": "orders", "filter": where})
+            assert reply["cursor"]["firstBatch"] == [document]
+        # what the shards' streams tell, merged, is the whole story: migrations do not show
+        events = [e for shard in SHARDS for e in await events_of(cluster, shard, start)]
+        assert replayed(events) == application.model
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, max_size=25))
+def test_events_replayed_in_token_order_give_the_collection(
+    history: list[tuple[Any, ...]],
+) -> None:
+    asyncio.run(check(history))
