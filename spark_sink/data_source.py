@@ -141,7 +141,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _planning(self) -> BatchPlanner:
         if self._planner is None:
-            self._client = RouterClient(self._options)
+            self._client = RouterClient(self._options, guarded=True)
             self._planner = BatchPlanner(
                 partial(self._client.watch_tokens, max_await=_PLANNING_AWAIT),
                 self._client.cluster_time,

@@ -11,9 +11,11 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
+from pymongo.client_session import ClientSession
 
 from spark_sink.options import StreamOptions
 from spark_sink.positions import AtTime, FromNow, Position, Token
+from spark_sink.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions()
 
@@ -39,10 +41,11 @@ class WatchedStream(Protocol):
 class RouterClient:
     """One connection pool to the router. Closed by its owner, with every cursor opened through it.
 
-    options: the stream's options.
+    options: the stream's options; guarded: see to it that the cursors go even if this process is
+    killed (spark_sink.session_guard).
     """
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
         # Events stay as they came; dates out of Python's range must not fail.
         self._client: MongoClient[RawBSONDocument] = MongoClient(
@@ -52,6 +55,12 @@ class RouterClient:
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
         )
+        self._session: ClientSession | None = None
+        self._guard: SessionGuard | None = None
+        if guarded:
+            # Causal consistency would add a read concern, which change streams do not take.
+            self._session = self._client.start_session(causal_consistency=False)
+            self._guard = SessionGuard(options.uri, self._session.session_id)
 
     def watch_events(
         self, position: Position, *, batch_size: int, max_await: float
@@ -87,6 +96,8 @@ class RouterClient:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._guard is not None:
+            self._guard.close()
         self._client.close()
 
     def _watch(
@@ -100,6 +111,7 @@ class RouterClient:
             show_expanded_events=options.show_expanded_events or None,
             batch_size=batch_size,
             max_await_time_ms=int(max_await * 1000),
+            session=self._session,
             **_start(position),
         )
         return stream

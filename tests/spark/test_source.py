@@ -96,6 +96,23 @@ def test_what_the_server_refuses_ends_the_query_with_its_words(
         rows_so_far(frame, "refused")
 
 
+def test_a_stopped_query_leaves_no_cursor_on_the_router(spark: SparkSession, shop: Shop) -> None:
+    def open_cursors() -> int:
+        metrics = shop.client.admin.command("serverStatus")["metrics"]
+        return int(metrics["cursor"]["open"]["total"])
+
+    before = open_cursors()
+    frame = stream(spark, shop, database=shop.database)
+    query = frame.writeStream.format("memory").queryName("stopped").start()
+    query.processAllAvailable()
+    assert open_cursors() == before + 1
+    query.stop()
+    until = time.monotonic() + 20
+    while open_cursors() > before:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_sparks_own_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
     lines = (
         spark.readStream.format("socket")

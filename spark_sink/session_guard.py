@@ -1,0 +1,86 @@
+"""Ends a session on the router when the process that used it is gone, however it went.
+
+Spark ends the process that plans a query's batches with SIGKILL, which leaves it no time to close
+its cursor: the router would keep it, and read ahead for it, for ten minutes more. So that process
+has a child that waits for the end of its standard input, which comes with the parent's death, and
+then ends the parent's session; cursors end with their session (docs/protocol.md, section 2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import IO, Any
+
+from bson import json_util
+
+_PATIENCE = 5.0
+
+
+class SessionGuard:
+    """The child process that guards one session. `close` lets it end the session and waits.
+
+    uri: connection string of the router, handed over where no process list shows it;
+    session: the session's id, as `lsid` in commands.
+    """
+
+    def __init__(self, uri: str, session: Mapping[str, Any]) -> None:
+        self._child = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # a signal to Spark's process group is none to the guard
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        line = json_util.dumps({"uri": uri, "session": session}) + "\n"
+        with contextlib.suppress(BrokenPipeError):  # a guard that cannot run has said why
+            self._input.write(line.encode())
+            self._input.flush()
+
+    def close(self) -> None:
+        """End the session now; bounded in time."""
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
+        try:
+            self._child.wait(2 * _PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._child.stdin is not None
+        return self._child.stdin
+
+
+def main() -> None:
+    """The child: one line of what to guard, then nothing until the parent is gone."""
+    guarded = json_util.loads(sys.stdin.readline() or "null")
+    sys.stdin.read()
+    if guarded is not None:
+        _end(guarded["uri"], guarded["session"])
+
+
+def _end(uri: str, session: Mapping[str, Any]) -> None:
+    from pymongo import MongoClient  # the child stays small while it waits
+    from pymongo.errors import PyMongoError
+
+    milliseconds = int(_PATIENCE * 1000)
+    client: MongoClient[dict[str, Any]] = MongoClient(
+        uri,
+        appname="mergerouter-spark",
+        serverSelectionTimeoutMS=milliseconds,
+        socketTimeoutMS=milliseconds,
+    )
+    try:
+        client.admin.command("endSessions", [session])
+    except PyMongoError:
+        return  # a router that cannot be reached times cursors out by itself
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
