@@ -128,10 +128,10 @@ class Connection:
         body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
         try:
             reply = decode(body)
+            if not reply.get("ok"):
+                raise CommandError.from_reply(reply)
         except ProtocolError as error:
             raise self._broken(error) from error
-        if not reply.get("ok"):
-            raise CommandError.from_reply(reply)
         return reply
 
     async def command_raw(self, body: bytes, *, timeout: float | None) -> bytes:

@@ -68,7 +68,7 @@ def slice_cursor_reply(body: bytes) -> CursorBatch:
     malformed or an event has no resume token.
     """
     cursor = cluster_time = operation_time = None
-    is_ok = False
+    is_ok: bool | None = None
     for element in iter_elements(body):
         kind, name, start, end = element
         if name == b"cursor" and kind == DOCUMENT:
@@ -81,6 +81,8 @@ def slice_cursor_reply(body: bytes) -> CursorBatch:
         elif name == b"operationTime" and kind == TIMESTAMP:
             increment, seconds = _timestamp.unpack_from(body, start)
             operation_time = Timestamp(seconds, increment)
+    if is_ok is None:
+        raise ProtocolError("a reply does not say whether it is ok")
     if not is_ok and not (reply := decode(body)).get("ok"):
         raise CommandError.from_reply(reply)
     if cursor is None:
@@ -186,6 +188,7 @@ def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
     text are the same for all tokens of one length, so one comparison checks them, and one unpacking
     fetches length, those bytes and the key, taking the token to be as long as the last one.
     """
+    # Copies, not views: a view costs less only from about 1.5 KB on, and keeps its whole batch.
     events: list[Event] = []
     append = events.append
     expected, key_end = b"", 0

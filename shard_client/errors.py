@@ -47,13 +47,26 @@ class CommandError(Exception):
 
     @classmethod
     def from_reply(cls, reply: Mapping[str, Any]) -> Self:
-        """Build the error from a decoded ``ok: 0`` reply."""
+        """Build the error from a decoded ``ok: 0`` reply.
+
+        Raises ProtocolError if its code, message or labels are not of the types they must be.
+        """
         known = {"ok", "errmsg", "code", "codeName", "errorLabels", "$clusterTime", "operationTime"}
+        code, message = reply.get("code", 8), reply.get("errmsg", "the server gave no message")
+        name, labels = reply.get("codeName"), reply.get("errorLabels", [])
+        if not (
+            isinstance(code, int)
+            and isinstance(message, str)
+            and isinstance(name, str | None)
+            and isinstance(labels, list)
+            and all(isinstance(label, str) for label in labels)
+        ):
+            raise ProtocolError("an error reply is malformed")
         return cls(
-            reply.get("code", 8),
-            reply.get("errmsg", "the server gave no message"),
-            code_name=reply.get("codeName"),
-            labels=reply.get("errorLabels", ()),
+            code,
+            message,
+            code_name=name,
+            labels=labels,
             extra={key: value for key, value in reply.items() if key not in known},
         )
 

@@ -44,6 +44,6 @@ scalars = st.one_of(
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=4)),
-    max_leaves=8,
+    max_leaves=6,
 )
-documents = st.dictionaries(names, values, max_size=5)
+documents = st.dictionaries(names, values, max_size=4)
