@@ -210,3 +210,18 @@ def test_upstreams_are_named_by_uri() -> None:
     for bad in ("a:1", "mongodb://u:p@a:1", "mongodb://a:1/db", "mongodb://a:x"):
         with pytest.raises(ValueError):  # noqa: PT011
             parse_upstream(bad)
+
+
+async def test_a_link_that_was_cut_while_idle_is_made_anew() -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        await client.command("db", {"insert": "c"})
+        mongos.asked[0].writer.transport.abort()
+        await until(lambda: not mongos.open)
+        # The router's end hears of it a turn later; until then a command would break the client.
+        await client.command("admin", {"ping": 1})
+        assert (await client.command("db", {"insert": "c"}))["ok"] == 1
+        assert mongos.names() == ["insert", "insert"]

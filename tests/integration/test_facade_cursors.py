@@ -1,0 +1,119 @@
+"""Cursors over the wire, with requests that no driver sends: in use, killed, another session's."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bson import Binary, Int64
+
+from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.raw_client import EXHAUST_ALLOWED, RawClient
+from tests.harness.routers import RouterProcess, start_router
+
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+MINE = {"lsid": {"id": Binary(b"m" * 16, 4)}}
+OTHER = {"lsid": {"id": Binary(b"o" * 16, 4)}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(shards=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, cluster.mongos_uri) as started:
+        yield started
+
+
+def get_more(cursor_id: Int64, **fields: Any) -> dict[str, Any]:
+    return {"getMore": cursor_id, "collection": "c", **fields}
+
+
+async def open_cursor(client: RawClient, **fields: Any) -> Int64:
+    reply = await client.command("cursors", {**WATCH, **fields})
+    assert reply["ok"] == 1, reply
+    return reply["cursor"]["id"]
+
+
+async def in_use(client: RawClient, cursor_id: Int64, **fields: Any) -> None:
+    """Wait until a getMore of another connection holds the cursor."""
+    async with asyncio.timeout(10):
+        while True:
+            reply = await client.command("cursors", get_more(cursor_id, maxTimeMS=1, **fields))
+            if reply.get("code") == 143:
+                return
+
+
+async def test_one_get_more_at_a_time_and_a_kill_ends_it(router: RouterProcess) -> None:
+    async with (
+        await RawClient.connect(router.port) as one,
+        await RawClient.connect(router.port) as two,
+    ):
+        cursor_id = await open_cursor(one)
+        one.send("cursors", get_more(cursor_id, maxTimeMS=60_000))
+        await in_use(two, cursor_id)
+        killed = await two.command("cursors", {"killCursors": "c", "cursors": [cursor_id]})
+        assert killed["cursorsKilled"] == [cursor_id]
+        reply = await one.receive()
+        assert (reply["code"], reply["codeName"]) == (237, "CursorKilled")
+        assert (await two.command("cursors", get_more(cursor_id)))["code"] == 43
+
+
+async def test_a_cursor_belongs_to_its_session_and_dies_with_it(router: RouterProcess) -> None:
+    async with await RawClient.connect(router.port) as client:
+        cursor_id = await open_cursor(client, **MINE)
+        for fields, code in (({}, 50800), (OTHER, 50801)):
+            reply = await client.command("cursors", get_more(cursor_id, maxTimeMS=1, **fields))
+            assert reply["code"] == code
+        reply = await client.command("cursors", get_more(cursor_id, maxTimeMS=1, **MINE))
+        assert reply["ok"] == 1
+        await client.command("admin", {"endSessions": [MINE["lsid"]]})
+        reply = await client.command("cursors", get_more(cursor_id, maxTimeMS=1, **MINE))
+        assert reply["code"] == 43
+
+
+async def test_first_batches_do_not_wait_and_later_ones_take_batch_size(
+    router: RouterProcess,
+) -> None:
+    async with await RawClient.connect(router.port) as client:
+        cursor_id = await open_cursor(client, cursor={"batchSize": 0})
+        documents = [{"_id": number} for number in range(7)]
+        await client.command("cursors", {"insert": "c"}, sequences={"documents": documents})
+        sizes: list[int] = []
+        while sum(sizes) < 7:
+            command = get_more(cursor_id, batchSize=3, maxTimeMS=10_000)
+            reply = await client.command("cursors", command)
+            sizes.append(len(reply["cursor"]["nextBatch"]))
+        assert max(sizes) <= 3
+        assert reply["cursor"]["postBatchResumeToken"]["_data"]
+
+
+async def test_a_client_that_takes_exhaust_gets_plain_replies(router: RouterProcess) -> None:
+    async with await RawClient.connect(router.port) as client:
+        cursor_id = await open_cursor(client)
+        reply = await client.command(
+            "cursors", get_more(cursor_id, maxTimeMS=1), flags=EXHAUST_ALLOWED
+        )
+        assert (reply["ok"], reply.flags) == (1, 0)
+
+
+async def test_an_invalidated_stream_ends_as_mongos_ends_it(router: RouterProcess) -> None:
+    async with await RawClient.connect(router.port) as client:
+        await client.command("cursors", {"create": "gone"})
+        reply = await client.command("cursors", {**WATCH, "aggregate": "gone"})
+        cursor_id = reply["cursor"]["id"]
+        await client.command("cursors", {"drop": "gone"})
+        seen: list[str] = []
+        async with asyncio.timeout(20):
+            while cursor_id:
+                reply = await client.command(
+                    "cursors", {"getMore": cursor_id, "collection": "gone", "maxTimeMS": 1000}
+                )
+                seen += [event["operationType"] for event in reply["cursor"]["nextBatch"]]
+                cursor_id = reply["cursor"]["id"]
+        assert seen == ["drop", "invalidate"]
+        assert reply["cursor"]["nextBatch"] == []
+        assert reply["cursor"]["postBatchResumeToken"]
