@@ -35,19 +35,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     with EmbeddedProcess(3, {"noop_interval": 0.2}) as cluster:
-        client: Client
-        with pymongo.MongoClient(cluster.mongos_uri) as client:
-            setup(client, SHARDS[:3])
-            start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
-            start = Timestamp(start.time, start.inc + 1)
-
-            def add_shard() -> tuple[str, str]:
-                name, host = cluster.start_shard()
-                cluster.shards[name] = host
-                return name, host
-
-            workload(client, SHARDS[:3], add_shard, random.Random(1))
-            end = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+        start, end = run_workload(cluster)
         drained: dict[tuple[str, str], Drained] = {}
         for via in SHARDS:
             with cluster.direct(via) as shard:
@@ -63,6 +51,23 @@ def run() -> Iterator[Run]:
             )
         everything = [e for via in SHARDS for e in drained["cluster-expanded", via].events]
         yield Run(drained, Normaliser(everything))
+
+
+def run_workload(cluster: EmbeddedProcess) -> tuple[Timestamp, Timestamp]:
+    """Run the workload through the embedded mongos; return the times it began and ended."""
+
+    def add_shard() -> tuple[str, str]:
+        name, host = cluster.start_shard()
+        cluster.shards[name] = host
+        return name, host
+
+    client: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as client:
+        setup(client, SHARDS[:3])
+        start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+        workload(client, SHARDS[:3], add_shard, random.Random(1))
+        end = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+    return Timestamp(start.time, start.inc + 1), end
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +125,26 @@ def test_config_server_shows_the_new_shard(run: Run) -> None:
     assert event["documentKey"] == expected["documentKey"]
     assert list(event["fullDocument"]) == list(expected["fullDocument"])
     assert event["fullDocument"]["topologyTime"] < event["clusterTime"]
+
+
+def test_version_2_tells_the_same_with_its_own_tokens(run: Run) -> None:
+    """From 7.0 on, expanded updates always say which paths are ambiguous; all else is equal."""
+    with EmbeddedProcess(3, {"noop_interval": 0.2, "token_version": 2}) as cluster:
+        start, end = run_workload(cluster)
+        name = "cluster-expanded"
+        events: list[dict[str, Any]] = []
+        for via in SHARDS:
+            with cluster.direct(via) as shard:
+                events += drain(shard, name, start, end).events
+    before = [event for via in SHARDS for event in run.drained[name, via].events]
+    newer = Normaliser(events)
+    assert {event["_id"]["_data"][18:22] for event in events} == {"2B04"}
+    assert _without_tokens(newer, events) == _without_tokens(run.normaliser, before)
+
+
+def _without_tokens(normaliser: Normaliser, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    result = [normaliser.event(event) for event in events]
+    for event in result:
+        del event["_id"]
+        event.get("updateDescription", {}).pop("disambiguatedPaths", None)
+    return result
