@@ -17,6 +17,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
 from shard_client.retry_policy import blames_member, from_network, is_resumable
+from shard_client.watchdog import Watchdog
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -51,7 +52,7 @@ class RemoteSettings:
     batch_target_bytes: int = 1024 * 1024
     await_time: float = 0.05
     connect_timeout: float = 5.0
-    reply_timeout: float = 60.0
+    reply_timeout: float = 5.0
     failure_timeout: float = 30.0
     close_timeout: float = 2.0
     backoff_first: float = 0.01
@@ -63,7 +64,8 @@ class RemoteCursor:
 
     The next ``getMore`` is sent as soon as a batch has arrived, unless paused. A failure that can
     be resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
-    growing pauses, up to ``failure_timeout``; any other ends the cursor.
+    growing pauses, up to ``failure_timeout``; any other ends the cursor. A member that has not
+    answered for ``reply_timeout`` is asked over another connection whether it is still there.
 
     ``dialer`` finds and connects the member to read from; ``opening`` gives the command.
     ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
@@ -82,6 +84,7 @@ class RemoteCursor:
         settings: RemoteSettings,
     ) -> None:
         self.name = name
+        self._loop = asyncio.get_running_loop()
         self._dialer = dialer
         self._opening = opening
         self._on_batch = on_batch
@@ -91,6 +94,7 @@ class RemoteCursor:
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
+        self._watchdog = Watchdog(dialer.connect_to, settings.reply_timeout)
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
@@ -111,7 +115,7 @@ class RemoteCursor:
 
     def start(self, connection: Connection | None = None) -> None:
         """Begin, over ``connection`` if one is open already."""
-        self._task = asyncio.get_running_loop().create_task(
+        self._task = self._loop.create_task(
             self._run(connection), name=f"remote cursor {self.name}"
         )
         self._task.add_done_callback(self._ended)
@@ -146,6 +150,7 @@ class RemoteCursor:
             if late:
                 task.cancel()
                 await asyncio.wait(late, timeout=self._settings.close_timeout)
+        await self._watchdog.stop()
         await self._kill()
 
     # The loop of openings and failures.
@@ -181,7 +186,7 @@ class RemoteCursor:
         if connection is not None and (connection.closed or blames_member(error)):
             connection.abort()
             self._connection = None
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if self._failing_since is None:
             self._failing_since = now
         lasted = now - self._failing_since
@@ -202,9 +207,8 @@ class RemoteCursor:
         command = {**command, "$db": database}
         if self._clock.raw is not None:
             command["$clusterTime"] = self._clock.document
-        reply = await connection.command_raw(
-            bson.encode(command), timeout=self._settings.reply_timeout
-        )
+        self._watchdog.guard(connection)
+        reply = await self._ask(connection, bson.encode(command), 0.0)
         batch = slice_cursor_reply(reply)
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
@@ -222,9 +226,7 @@ class RemoteCursor:
                 request = wanted
                 body = self._cursor.get_more(*wanted)
             assert self._connection is not None
-            reply = await self._connection.command_raw(
-                body, timeout=self._await_ms / 1000 + self._settings.reply_timeout
-            )
+            reply = await self._ask(self._connection, body, self._await_ms / 1000)
             batch = slice_cursor_reply(reply)
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
@@ -232,6 +234,14 @@ class RemoteCursor:
                 self._failing_since = None
                 self._backoff.reset()
             self._deliver(batch)
+
+    async def _ask(self, connection: Connection, body: bytes, takes: float) -> bytes:
+        """Return the reply, for which there is no limit but the watchdog's."""
+        self._watchdog.asked_at = self._loop.time() + takes
+        try:
+            return await connection.command_raw(body, timeout=None)
+        finally:
+            self._watchdog.asked_at = None
 
     def _deliver(self, batch: CursorBatch) -> None:
         self._clock.advance(batch.cluster_time)
@@ -254,7 +264,7 @@ class RemoteCursor:
             self._parked = False
 
     async def _until_resumed(self) -> None:
-        self._resumed = asyncio.get_running_loop().create_future()
+        self._resumed = self._loop.create_future()
         try:
             await self._resumed
         finally:

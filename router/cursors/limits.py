@@ -36,8 +36,8 @@ class StreamLimits:
     """Time for one attempt to connect to a member and say hello."""
     open_timeout: float = 30.0
     """Time for all remotes of a new stream to answer, unreachable shards included."""
-    reply_timeout: float = 60.0
-    """Time for a member's reply beyond what the command may wait by itself."""
+    reply_timeout: float = 5.0
+    """How late a member's reply may be before it is asked whether it is still there."""
     failure_timeout: float = 30.0
     """How long a failed remote is tried again before the client gets a retriable error."""
     close_timeout: float = 2.0

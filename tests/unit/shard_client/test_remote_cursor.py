@@ -1,0 +1,200 @@
+"""A remote cursor on a scripted member: reading ahead, pausing, hanging members, closing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from bson import Timestamp
+
+from shard_client.cluster_clock import ClusterClock
+from shard_client.connection import Address, Connection
+from shard_client.cursor_reply import CursorBatch, token_data
+from shard_client.errors import CommandError
+from shard_client.remote_cursor import RemoteCursor, RemoteSettings
+from tests.harness.scripted_member import ScriptedMember, event_token
+from tests.unit.router.cursors.conftest import until
+
+SETTINGS = RemoteSettings(
+    await_time=0.005,
+    connect_timeout=0.3,
+    reply_timeout=30.0,
+    failure_timeout=1.0,
+    close_timeout=0.3,
+    backoff_first=0.005,
+)
+
+
+@dataclass
+class Reader:
+    """A member's cursor and all that it brings."""
+
+    member: ScriptedMember
+    settings: RemoteSettings = SETTINGS
+    batches: list[CursorBatch] = field(default_factory=list)
+    failures: list[CommandError] = field(default_factory=list)
+    suspected: list[Address] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = ClusterClock()
+        self.cursor = RemoteCursor(
+            "s",
+            dialer=self,
+            opening=self.opening,
+            on_batch=self.batches.append,
+            on_failure=lambda error, _: self.failures.append(error),
+            clock=self.clock,
+            settings=self.settings,
+        )
+
+    async def connect(self, timeout: float) -> Connection:
+        return await self.connect_to(("127.0.0.1", self.member.port), timeout)
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        return await Connection.open(address, timeout=timeout)
+
+    def suspect(self, address: Address) -> None:
+        self.suspected.append(address)
+
+    def opening(self, pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
+        start: dict[str, Any] = {"startAtOperationTime": Timestamp(100, 1)}
+        if pbrt is not None:
+            start = {"resumeAfter": {"_data": token_data(pbrt).decode()}}
+        return "db", {"aggregate": 1, "pipeline": [{"$changeStream": start}], "cursor": {}}
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [key for batch in self.batches for key, _ in batch.events]
+
+
+@pytest.fixture
+async def member() -> AsyncIterator[ScriptedMember]:
+    member = await ScriptedMember("rs").start()
+    member.noop(99)
+    yield member
+    await member.stop()
+
+
+def keys(*seconds: int) -> list[bytes]:
+    return [event_token(Timestamp(second, 1)).encode() for second in seconds]
+
+
+async def test_batches_are_fetched_without_being_asked_for(member: ScriptedMember):
+    reader = Reader(member)
+    reader.cursor.start()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    member.insert(102)
+    await until(lambda: reader.keys == keys(101, 102))
+    assert reader.clock.time == Timestamp(102, 1)
+    await reader.cursor.close()
+    assert not member.cursors
+    await until(lambda: not member.writers)
+    assert not reader.failures
+
+
+async def test_a_paused_cursor_asks_for_nothing(member: ScriptedMember):
+    reader = Reader(member)
+    reader.cursor.pause()
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    member.insert(101)
+    await asyncio.sleep(0.05)
+    assert member.commands["getMore"] == 0
+    reader.cursor.resume()
+    await until(lambda: reader.keys == keys(101))
+    reader.cursor.pause()
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_paused_cursor_closes_at_once(member: ScriptedMember):
+    reader = Reader(member)
+    reader.cursor.pause()
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    async with asyncio.timeout(0.2):
+        await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_events_come_once_over_cuts_at_any_time(member: ScriptedMember):
+    reader = Reader(member)
+    reader.cursor.start()
+    for second in range(101, 121):
+        member.insert(second)
+        if second % 4 == 0:
+            member.cut()
+        await asyncio.sleep(0.004)
+    await until(lambda: len(reader.keys) >= 20)
+    assert reader.keys == keys(*range(101, 121))
+    await reader.cursor.close()
+    assert not member.cursors
+    assert not reader.failures
+
+
+async def test_a_member_that_hangs_is_left(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.1))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang |= {"getMore", "hello"}
+    await until(lambda: reader.suspected)
+    member.hang.clear()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    await reader.cursor.close()
+
+
+async def test_a_member_that_takes_its_time_is_waited_for(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang.add("getMore")
+    await until(lambda: member.commands["hello"] >= 3)
+    assert reader.suspected == []
+    assert reader.failures == []
+    async with asyncio.timeout(2):
+        await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_hopeless_failure_is_told_once(member: ScriptedMember):
+    reader = Reader(member)
+    member.fail("getMore", 280)
+    reader.cursor.start()
+    await until(lambda: reader.failures)
+    await reader.cursor.close()
+    assert [error.code for error in reader.failures] == [280]
+
+
+async def test_a_member_that_stays_away_is_given_up(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, failure_timeout=0.2))
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    await member.stop()
+    await until(lambda: reader.failures)
+    assert reader.failures[0].code == 6
+    async with asyncio.timeout(2):
+        await reader.cursor.close()
+
+
+async def test_what_breaks_the_reader_is_a_failure_not_silence(member: ScriptedMember):
+    reader = Reader(member)
+
+    def broken(_: CursorBatch) -> None:
+        raise RuntimeError("cannot take this")
+
+    reader.cursor._on_batch = broken
+    reader.cursor.start()
+    await until(lambda: reader.failures)
+    assert reader.failures[0].code == 1
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_closing_before_the_start_and_twice(member: ScriptedMember):
+    reader = Reader(member)
+    await reader.cursor.close()
+    await reader.cursor.close()
+    assert member.commands.total() == 0
