@@ -40,7 +40,7 @@ COMMANDS: dict[str, Handler] = {
     "drop": ddl.drop,
     "dropDatabase": ddl.drop_database,
     "renameCollection": ddl.rename_collection,
-    "createIndexes": ddl.on_all_holders,
+    "createIndexes": ddl.create_indexes,
     "dropIndexes": ddl.on_all_holders,
     "deleteIndexes": ddl.on_all_holders,
     "collMod": ddl.on_all_holders,

@@ -101,6 +101,7 @@ async def rename_collection(request: Request) -> Document:
         if placement is None or not members:
             raise namespace_not_found(f"Source collection {source} does not exist")
         _check_target(request, placement, target)
+        await request.catalog.create_database(target.partition(".")[0], placement.primary)
         replaced = request.catalog.collections.get(target)
         others = [member for member in holding(request, target) if member not in members]
         if replaced is not None:
@@ -126,13 +127,21 @@ def _check_target(request: Request, placement: Placement, target: str) -> None:
         raise CommandError(48, "target namespace exists", code_name="NamespaceExists")
 
 
+async def create_indexes(request: Request) -> Document:
+    """Create indexes on every shard that holds the collection, which is created if need be."""
+    await request.placement_for_write(request.namespace)
+    return await on_all_holders(request)
+
+
 async def on_all_holders(request: Request) -> Document:
     """Run createIndexes, dropIndexes or collMod on every shard that holds the collection.
 
     Raises:
-        CommandError: what a shard raises.
+        CommandError: 26 without a collection; what a shard raises.
     """
-    placement = await request.placement_for_write(request.namespace)
+    placement = request.placement(request.namespace)
+    if placement is None:
+        raise namespace_not_found(f"ns not found {request.namespace}")
     if request.transaction is not None or placement.sharded is None:
         async with request.hold(request.namespace):
             return await request.send(placement.primary, as_sent(request), write=True)

@@ -327,6 +327,25 @@ def test_sharded_collection_is_renamed_and_dropped(client: Client, orders: Any) 
     )
 
 
+def test_unsharded_collection_moves_to_another_database(client: Client, orders: Any) -> None:
+    client.shop.plain.insert_one({"_id": 1})
+    client.admin.command("renameCollection", "shop.plain", to="archive.plain")
+    assert client.archive.plain.count_documents({}) == 1
+    assert client.shop.list_collection_names() == ["orders"]
+    client.drop_database("archive")
+
+
+def test_changes_to_nothing_make_nothing(client: Client) -> None:
+    for command in ("dropIndexes", "collMod"):
+        with pytest.raises(OperationFailure) as error:
+            client.nothing.command(command, "here", index="x")
+        assert code_of(error) in (26, 2)
+    assert client.nothing.here.update_one({"_id": 1}, {"$set": {"x": 1}}).matched_count == 0
+    assert client.nothing.here.delete_many({}).deleted_count == 0
+    assert list(client.nothing.here.find()) == []
+    assert "nothing" not in client.list_database_names()
+
+
 def test_dropping_the_database_ends_its_streams(
     client: Client, cluster: TestCluster, orders: Any
 ) -> None:

@@ -37,18 +37,24 @@ steps = st.one_of(
 class Application:
     """A session that writes through the embedded mongos, and a model of what must be there."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
+    def __init__(self, cluster: EmbeddedCluster, number: int = 0) -> None:
         self._cluster = cluster
         self._client = Client()
-        self._lsid = {"id": Binary(b"application-one-", 4)}
+        self._lsid = {"id": Binary(number.to_bytes(16, "big"), 4)}
+        self._first_id = number * 100
         self._number = 0
         self.model: dict[int, dict[str, Any]] = {}
 
     async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)  # other applications get their turn
         return await self._cluster.mongos.run_command(database, command, self._client)
 
     async def admin(self, command: dict[str, Any]) -> None:
         await self.run("admin", command)
+
+    async def steps(self, history: list[tuple[Any, ...]]) -> None:
+        for step in history:
+            await self.step(step)
 
     async def step(self, step: tuple[Any, ...]) -> None:
         match step:
@@ -63,7 +69,7 @@ class Application:
             case _:
                 self._number += 1
                 fields = {"lsid": self._lsid, "txnNumber": self._number}
-                await self._write(step, fields)
+                await self._write(self._own(step), fields)
 
     async def _transaction(self, inner: list[tuple[Any, ...]], commits: bool) -> None:
         self._number += 1
@@ -72,7 +78,7 @@ class Application:
             "lsid": self._lsid, "txnNumber": self._number, "autocommit": False,
         }  # fmt: skip
         good, begin = True, {"startTransaction": True}
-        for write in inner:
+        for write in map(self._own, inner):
             if good and self._command(write) is not None:
                 good = await self._write(write, {**fields, **begin})
                 begin = {}
@@ -95,6 +101,12 @@ class Application:
             self._note(write)
         return not failed
 
+    def _own(self, write: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the write with an id of this application's."""
+        if write == ("update all",):
+            return write
+        return (write[0], write[1] + self._first_id, *write[2:])
+
     def _command(self, write: tuple[Any, ...]) -> dict[str, Any] | None:
         match write:
             case ("insert", key, region):
@@ -102,7 +114,8 @@ class Application:
                     return None  # another shard may hold it: nothing guards _id over shards
                 return {"insert": "orders", "documents": [{"_id": key, "region": region, "n": 0}]}
             case ("update all",):
-                return _update({}, {"$inc": {"n": 1}}, multi=True)
+                mine = {"$gte": self._first_id, "$lt": self._first_id + 100}
+                return _update({"_id": mine}, {"$inc": {"n": 1}}, multi=True)
             case ("upsert", key, region):
                 if key in self.model and self.model[key]["region"] != region:
                     return None
@@ -179,28 +192,32 @@ def replayed(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return documents
 
 
-async def check(history: list[tuple[Any, ...]]) -> None:
+async def check(histories: list[list[tuple[Any, ...]]]) -> None:
+    """Let applications work at the same time, then hold data and events against their models."""
     async with EmbeddedCluster(3, noop_interval=0) as cluster:
-        application = Application(cluster)
-        await application.admin({"enableSharding": "shop", "primaryShard": "shard0"})
-        await application.admin({"shardCollection": COLLECTION, "key": {"region": 1, "_id": 1}})
-        reply = await application.run("admin", {"ping": 1})
+        applications = [Application(cluster, number) for number in range(len(histories))]
+        first = applications[0]
+        await first.admin({"enableSharding": "shop", "primaryShard": "shard0"})
+        await first.admin({"shardCollection": COLLECTION, "key": {"region": 1, "_id": 1}})
+        reply = await first.run("admin", {"ping": 1})
         time = reply["$clusterTime"]["clusterTime"]
         start = Timestamp(time.time, time.inc + 1)
-        for step in history:
-            await application.step(step)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for application, history in zip(applications, histories, strict=True):
+                group.create_task(application.steps(history))
+        model = {key: d for application in applications for key, d in application.model.items()}
         # every document is where its key says, and nowhere else
-        reply = await application.run("shop", {"find": "orders", "batchSize": 1000})
+        reply = await first.run("shop", {"find": "orders", "batchSize": 1000})
         found = {d["_id"]: d for d in reply["cursor"]["firstBatch"]}
         assert len(found) == len(reply["cursor"]["firstBatch"])
-        assert found == application.model
-        for key, document in application.model.items():
+        assert found == model
+        for key, document in model.items():
             where = {"_id": key, "region": document["region"]}
-            reply = await application.run("shop", {"find": "orders", "filter": where})
+            reply = await first.run("shop", {"find": "orders", "filter": where})
             assert reply["cursor"]["firstBatch"] == [document]
         # what the shards' streams tell, merged, is the whole story: migrations do not show
         events = [e for shard in SHARDS for e in await events_of(cluster, shard, start)]
-        assert replayed(events) == application.model
+        assert replayed(events) == model
 
 
 @settings(max_examples=60, deadline=None)
@@ -208,4 +225,12 @@ async def check(history: list[tuple[Any, ...]]) -> None:
 def test_events_replayed_in_token_order_give_the_collection(
     history: list[tuple[Any, ...]],
 ) -> None:
-    asyncio.run(check(history))
+    asyncio.run(check([history]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(steps, max_size=12), min_size=2, max_size=4))
+def test_applications_do_not_get_in_each_others_way(
+    histories: list[list[tuple[Any, ...]]],
+) -> None:
+    asyncio.run(check(histories))
