@@ -1,0 +1,153 @@
+"""Merged cursors on a cluster: nothing lost when shards come, nothing left when streams go."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+import pytest
+from pymongo import AsyncMongoClient
+
+from router.catalog.cluster import Cluster
+from router.change_stream.request import parse_request
+from router.cursors.merged_cursor import MergedCursor
+from router.cursors.registry import CursorRegistry, Owner
+from tests.harness.clusters import TestCluster, start_cluster
+
+OWNER = Owner()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[TestCluster]:
+    with start_cluster(shards=2) as started:
+        yield started
+
+
+@dataclass
+class Engine:
+    """A registry on the cluster, and a client of its mongos."""
+
+    servers: TestCluster
+    registry: CursorRegistry
+    client: AsyncMongoClient[dict[str, Any]]
+
+    async def watch(self, database: str, **options: Any) -> MergedCursor:
+        command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
+        cursor, _ = await self.registry.open(parse_request(database, command), OWNER)
+        return cursor
+
+
+@pytest.fixture
+async def engine(servers: TestCluster) -> AsyncIterator[Engine]:
+    cluster = Cluster(servers.configdb)
+    registry = CursorRegistry(cluster)
+    async with AsyncMongoClient(servers.mongos_uri) as client:
+        yield Engine(servers, registry, client)
+    await registry.close()
+    await cluster.close()
+
+
+async def read(cursor: MergedCursor, count: int) -> list[dict[str, Any]]:
+    """Read ``count`` events."""
+    events: list[dict[str, Any]] = []
+    async with asyncio.timeout(20):
+        while len(events) < count:
+            batch = await cursor.next_batch(count - len(events), 1)
+            events += [bson.decode(event) for event in batch.events]
+    assert len(events) == count
+    return events
+
+
+async def test_events_of_all_shards_in_the_order_of_their_tokens(engine: Engine):
+    cursor = await engine.watch("ordered")
+    for n in range(20):
+        await engine.client["ordered"][f"c{n % 4}"].insert_one({"_id": n})
+    events = await read(cursor, 20)
+    assert [event["documentKey"]["_id"] for event in events] == list(range(20))
+    tokens = [event["_id"]["_data"] for event in events]
+    assert tokens == sorted(tokens)
+    again = await engine.watch("ordered", resumeAfter=events[9]["_id"])
+    assert await read(again, 10) == events[10:]
+
+
+async def test_a_stream_from_now_shows_nothing_written_before(engine: Engine):
+    for n in range(5):
+        await engine.client["before"].c.insert_one({"_id": n})
+        cursor = await engine.watch("before")
+        await engine.client["before"].c.insert_one({"_id": -n - 1})
+        events = await read(cursor, 1)
+        assert events[0]["documentKey"]["_id"] == -n - 1
+        await cursor.close()
+
+
+async def test_a_shard_joins_under_load(engine: Engine):
+    cursor = await engine.watch("grow")
+    stop = asyncio.Event()
+    written: list[int] = []
+
+    async def write() -> None:
+        number = 0
+        while not stop.is_set():
+            await engine.client["grow"][f"c{number % 7}"].insert_one({"_id": number})
+            written.append(number)
+            number += 1
+
+    async def reach(count: int) -> None:
+        while len(written) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(write())
+        first = await read(cursor, 50)
+        name, _ = await asyncio.to_thread(engine.servers.add_shard)
+        await engine.client.admin.command("enableSharding", "aside", primaryShard=name)
+        await engine.client["aside"].c.insert_one({"_id": 0})
+        await asyncio.wait_for(reach(len(written) + 50), 20)
+        stop.set()
+    rest = await read(cursor, len(written) - len(first))
+    assert [event["documentKey"]["_id"] for event in first + rest] == written
+
+
+async def test_a_shard_that_joins_is_read_from_its_first_event(engine: Engine):
+    command = {"allChangesForCluster": True}
+    request = parse_request(
+        "admin", {"aggregate": 1, "pipeline": [{"$changeStream": command}], "cursor": {}}
+    )
+    cursor, _ = await engine.registry.open(request, OWNER)
+    name, _ = await asyncio.to_thread(engine.servers.add_shard)
+    await engine.client.admin.command("enableSharding", "fresh", primaryShard=name)
+    for n in range(10):
+        await engine.client["fresh"].c.insert_one({"_id": n})
+    found: list[int] = []
+    async with asyncio.timeout(20):
+        while len(found) < 10:
+            for event in (await cursor.next_batch(None, 1)).events:
+                document = bson.decode(event)
+                if document["ns"]["db"] == "fresh":
+                    found.append(document["documentKey"]["_id"])
+    assert found == list(range(10))
+
+
+async def test_closed_streams_leave_no_cursor_on_any_shard(engine: Engine):
+    cursors = [await engine.watch("leak") for _ in range(5)]
+    await engine.client["leak"].c.insert_one({"_id": 1})
+    for cursor in cursors:
+        await read(cursor, 1)
+    assert await _open_cursors(engine) >= 10
+    engine.registry.kill([cursor.cursor_id for cursor in cursors], OWNER)
+    await engine.registry.close()
+    assert await _open_cursors(engine) == 0
+
+
+async def _open_cursors(engine: Engine) -> int:
+    """Cursors open on the shards, by their own account."""
+    total = 0
+    for name in engine.servers.shards:
+        client = engine.servers.direct(name)
+        try:
+            status = await asyncio.to_thread(client.admin.command, "serverStatus")
+        finally:
+            client.close()
+        total += status["metrics"]["cursor"]["open"]["total"]
+    return total
