@@ -54,17 +54,20 @@ class FrameStream(asyncio.BufferedProtocol):
         """Wait for the next whole frame and return what ``take`` makes of it.
 
         The view that ``take`` gets is valid during the call only (``bytes`` copies it whole).
-        Returns None when the connection has ended. Raises ProtocolError if a frame's length is out
-        of bounds, and what ``take`` raises; the connection is to be closed then.
+        Returns None when the connection has ended and all that had arrived has been taken. Raises
+        ProtocolError if a frame's length is out of bounds, and what ``take`` raises; the connection
+        is to be closed then.
         """
-        while not self.closed:
-            length = self._frame_length()
-            if length is not None and self._end - self._start >= length:
+        while True:
+            length = self._whole_frame()
+            if length is not None:
                 start, self._start = self._start, self._start + length
                 try:
                     return take(self._view[start : start + length])
                 finally:
                     self._frame_taken()
+            if self.closed:
+                return None
             if self._reader is not None:
                 raise RuntimeError("somebody else is receiving from this connection")
             self._resume_reading()
@@ -73,7 +76,6 @@ class FrameStream(asyncio.BufferedProtocol):
                 await self._reader
             finally:
                 self._reader = None
-        return None
 
     def write(self, data: bytes) -> None:
         """Queue ``data`` for sending; ``drain`` waits. Raises NetworkError if closed."""
@@ -84,12 +86,13 @@ class FrameStream(asyncio.BufferedProtocol):
     async def drain(self) -> None:
         """Wait until the peer has taken enough that more may be written.
 
-        Raises NetworkError if the connection ends first.
+        Returns at once if it may be written now. Raises NetworkError if the connection ends while
+        this waits.
         """
-        while self._writable is not None and not self.closed:
+        while self._writable is not None:
             await asyncio.shield(self._writable)
-        if self.closed:
-            raise NetworkError("the connection is closed")
+            if self.closed:
+                raise NetworkError("the connection is closed")
 
     def abort(self) -> None:
         """Cut the connection at once; what is queued for sending is dropped."""
@@ -119,8 +122,6 @@ class FrameStream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.closed = True
         self.lost_error = exc
-        self._view = memoryview(b"")
-        self._start = self._end = 0
         self.resume_writing()
         self._wake_reader()
         if not self._gone.done():
@@ -134,11 +135,10 @@ class FrameStream(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
         self._end += nbytes
         try:
-            length = self._frame_length()
+            if self._whole_frame() is None:
+                return
         except ProtocolError:
-            length = 0  # receive raises it
-        if length is None or self._end - self._start < length:
-            return
+            pass  # receive raises it
         self._wake_reader()
         # Nothing more is read while a frame waits in a full buffer.
         if self._end == len(self._view) and self.transport is not None:
@@ -156,14 +156,15 @@ class FrameStream(asyncio.BufferedProtocol):
 
     # The buffer.
 
-    def _frame_length(self) -> int | None:
-        """Return the length of the frame at the front, or None if its header is not there yet."""
-        if self._end - self._start < HEADER_SIZE:
+    def _whole_frame(self) -> int | None:
+        """Return the length of the frame at the front, or None if it is not all there yet."""
+        available = self._end - self._start
+        if available < HEADER_SIZE:
             return None
         length = frame_length(self._view, self._start)
         if length > self._max_frame:
             raise ProtocolError(f"a message of {length} bytes is too long here")
-        return length
+        return length if available >= length else None
 
     def _frame_taken(self) -> None:
         if self._start == self._end:

@@ -186,6 +186,18 @@ async def test_a_receiver_that_is_cancelled_loses_no_frame():
     assert await stream.receive(bytes) == frame_of(b"a")
 
 
+async def test_what_came_before_the_end_is_still_received():
+    # As when a client sends a write that wants no answer, and goes.
+    stream = FrameStream()
+    transport = Transport(stream)
+    transport.feed(frame_of(b"a") + frame_of(b"b") + frame_of(b"cut off")[:-1])
+    stream.connection_lost(None)
+    await stream.drain()
+    assert await stream.receive(bytes) == frame_of(b"a")
+    assert await stream.receive(bytes) == frame_of(b"b")
+    assert await stream.receive(bytes) is None
+
+
 async def test_only_one_may_receive():
     stream = FrameStream()
     Transport(stream)
