@@ -117,7 +117,8 @@ class BatchPlanner:
         # Cluster times are compared as the tokens that begin with them are.
         limit = None if until is None else f"82{until.time:08X}{until.inc:08X}~"
         while max_events is None or batch.events < max_events:
-            event = self._read(stream, start)
+            event = self._pending or stream.next()
+            self._pending = None
             if event is None:
                 if batch.events and max_events is not None:
                     break
@@ -134,14 +135,6 @@ class BatchPlanner:
                 if limit is None and now >= gather_until:
                     break
         return batch.ranges()
-
-    def _read(self, stream: EventStream, start: Position) -> RawBSONDocument | None:
-        """The next event beyond `start`: a twin of the event that ended the last batch is not."""
-        while True:
-            event = self._pending or stream.next()
-            self._pending = None
-            if event is None or not isinstance(start, Token) or sort_key(event) > start.data:
-                return event
 
     def _has_paused(self, reached: Token | None, limit: str | None, asked_at: float) -> bool:
         """Whether waiting on is in vain: for a while, or for good once `limit` is behind."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
 
-from spark_sink.positions import Position, Token
+from spark_sink.positions import Position, Token, is_invalidate
 from spark_sink.router_client import WatchedStream
 
 _RESUMABLE_LABEL = "ResumableChangeStreamError"
@@ -31,6 +31,12 @@ class StreamError(Exception):
 
 class EventStream:
     """The events after a position, in order, over as many cursors as it takes.
+
+    Two things are left out, so that every reading of a range gives the same events
+    (docs/protocol.md, section 5). Invalidates: they end cursors, not this stream, and whether a
+    second shard's is delivered depends on when the cursor was opened. And an event with the same
+    token as the one before it, as several shards report the renaming of a collection: who resumes
+    after one of them skips the other.
 
     watch: opens a stream after a position; start: the first position; retry_for: seconds during
     which failures without any progress in between are tried again; clock, sleep: for tests.
@@ -52,6 +58,7 @@ class EventStream:
         self._sleep = sleep
         self._stream: WatchedStream | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
+        self._last_key = start.data if isinstance(start, Token) else ""
         self._failing_since: float | None = None
         self._attempts = 0
 
@@ -91,7 +98,12 @@ class EventStream:
                 if event is None:
                     self._back_off(StreamError("the server closes the stream again and again"))
                     continue
-            return event
+            if event is None:
+                return None
+            key = sort_key(event)
+            if key > self._last_key and not is_invalidate(key):
+                self._last_key = key
+                return event
 
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can go on from where it was."""
@@ -131,8 +143,7 @@ def read_range(
 ) -> Iterator[RawBSONDocument]:
     """All events of the stream up to and including `end`.
 
-    Several DDL events can share one token (docs/protocol.md, section 5): all of them belong to
-    the range that ends there. Raises StreamError when the stream stands still before its end.
+    Raises StreamError when the stream stands still before its end.
     """
     seen: Token | None = None
     moved_at = clock()
@@ -143,13 +154,12 @@ def read_range(
             if data > end.data:
                 return
             yield event
-            # Only events without a documentKey can have a twin on another shard.
-            if data == end.data and "documentKey" in event:
+            if data == end.data:
                 return
             moved_at = clock()
             continue
         position = stream.position
-        if position is not None and _is_past(position, end):
+        if position is not None and position.data >= end.data:
             return
         if position != seen:
             seen, moved_at = position, clock()
@@ -163,13 +173,6 @@ def read_range(
 def sort_key(event: RawBSONDocument) -> str:
     """What the event is ordered by: its token's hex string (docs/protocol.md, section 3)."""
     return str(event["_id"]["_data"]).upper()
-
-
-def _is_past(position: Token, end: Token) -> bool:
-    """Whether nothing at or below `end` can come any more."""
-    if end.is_high_water_mark:
-        return position.data >= end.data
-    return position.data > end.data
 
 
 def _may_pass(error: PyMongoError) -> bool:

@@ -19,9 +19,14 @@ from typing import Any
 from bson import json_util
 from bson.timestamp import Timestamp
 
-# clusterTime, then the version (small positive int), then the token type.
-_TOKEN = re.compile(r"82([0-9A-F]{8})([0-9A-F]{8})2B[0-9A-F]{2}(29|2C0100)")
+# clusterTime, the version (a small positive int), the token type, txnOpIndex (an int of any
+# length), fromInvalidate.
+_TOKEN = re.compile(
+    r"82([0-9A-F]{8})([0-9A-F]{8})2B[0-9A-F]{2}(29|2C0100)"
+    r"(?:29|2B.{2}|2C.{4}|2D.{6}|2E.{8}|2F.{10})(6E|6F)"
+)
 _HIGH_WATER_MARK = "29"
+_FROM_INVALIDATE = "6F"
 
 
 class PositionError(ValueError):
@@ -77,6 +82,12 @@ class FromNow:
 
 
 Position = Token | AtTime | FromNow
+
+
+def is_invalidate(data: str) -> bool:
+    """Whether a token's hex string is that of an invalidate (docs/protocol.md, section 3)."""
+    match = _TOKEN.match(data)
+    return match is not None and match[4] == _FROM_INVALIDATE
 
 
 def to_offset(position: Position) -> dict[str, Any]:
