@@ -174,16 +174,17 @@ class _Connection(asyncio.Protocol):
 
     async def _serve(self) -> None:
         assert self._transport is not None
-        while True:
-            frame = await self._frames.get()
-            self._waiting_bytes -= len(frame)
-            if self._waiting_bytes <= _MAX_WAITING_BYTES:
-                self._transport.resume_reading()
-            try:
+        try:
+            while True:
+                frame = await self._frames.get()
+                self._waiting_bytes -= len(frame)
+                if self._waiting_bytes <= _MAX_WAITING_BYTES:
+                    self._transport.resume_reading()
                 await self._answer(parse_message(frame))
-            except (ProtocolError, InvalidDocument) as error:
-                self._give_up(error)
-                return
+        except (ProtocolError, InvalidDocument) as error:
+            self._give_up(error)
+        finally:
+            self._transport.abort()
 
     async def _answer(self, message: Message) -> None:
         payload = message.payload

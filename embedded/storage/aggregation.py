@@ -1,9 +1,11 @@
-"""Aggregation pipelines, through mongomock's stages."""
+"""Aggregation pipelines: single documents as change streams treat them, else mongomock's stages."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from embedded.storage.bson_values import Document, copied, value_at
+from embedded.change_streams.expressions import Expression
+from embedded.change_streams.projection import Transformation, add_fields, project, unset
+from embedded.storage.bson_values import MISSING, Document, copied
 from embedded.storage.mongomock_rules import ReadableCollection, library_errors, run_stage
 from embedded.storage.queries import Matcher, sort_documents
 from shard_client.errors import CommandError
@@ -70,35 +72,42 @@ def _match(documents: list[Document], condition: Any) -> list[Document]:
     return [document for document in documents if matcher(document)]
 
 
-def _without(documents: list[Document], fields: Any) -> list[Document]:
-    paths = [fields] if isinstance(fields, str) else list(fields)
-    result = [copied(document) for document in documents]
-    for document in result:
-        for path in paths:
-            *parents, leaf = path.split(".")
-            holder = value_at(document, ".".join(parents)) if parents else document
-            for item in holder if isinstance(holder, list) else [holder]:
-                if isinstance(item, dict):
-                    item.pop(leaf, None)
-    return result
+def _each(
+    make: Callable[[Any], Transformation],
+) -> Callable[[list[Document], Any], list[Document]]:
+    """Make a stage out of what it does to one document."""
+
+    def run(documents: list[Document], argument: Any) -> list[Document]:
+        transform = make(argument)
+        return [transform(document) for document in documents]
+
+    return run
 
 
-def _set_fields(documents: list[Document], fields: Any) -> list[Document]:
-    removed = [name for name, value in fields.items() if value == "$$REMOVE"]
-    kept = {name: value for name, value in fields.items() if name not in removed}
-    result = [copied(document) for document in documents]
-    if kept:
-        result = run_stage(result, "$set", kept)
-    return _without(result, removed) if removed else result
+def _replace_root(argument: Any) -> Transformation:
+    if not isinstance(argument, Mapping) or "newRoot" not in argument:
+        raise CommandError(40231, "no newRoot specified for the $replaceRoot stage")
+    return _replace_with(argument["newRoot"])
+
+
+def _replace_with(argument: Any) -> Transformation:
+    expression = Expression(argument)
+
+    def replaced(document: Document) -> Document:
+        value = expression.evaluate(document)
+        if not isinstance(value, dict):
+            raise CommandError(
+                40228, "'newRoot' expression must evaluate to an object, but resulting value was: "
+                f"{'MISSING' if value is MISSING else value}",
+            )  # fmt: skip
+        return value
+
+    return replaced
 
 
 def _group(documents: list[Document], argument: Any) -> list[Document]:
     groups = run_stage(documents, "$group", argument)
     return [{"_id": group.pop("_id"), **group} for group in groups]
-
-
-def _replace_with(documents: list[Document], argument: Any) -> list[Document]:
-    return run_stage(documents, "$replaceRoot", {"newRoot": argument})
 
 
 def _sort_by_count(documents: list[Document], expression: Any) -> list[Document]:
@@ -111,11 +120,13 @@ _STAGES: dict[str, Callable[[list[Document], Any], list[Document]]] = {
     "$sort": lambda documents, order: sort_documents(documents, order),
     "$limit": lambda documents, count: documents[:count],
     "$skip": lambda documents, count: documents[count:],
-    "$unset": _without,
-    "$set": _set_fields,
-    "$addFields": _set_fields,
+    "$unset": _each(unset),
+    "$set": _each(add_fields),
+    "$addFields": _each(add_fields),
+    "$project": _each(project),
+    "$replaceRoot": _each(_replace_root),
+    "$replaceWith": _each(_replace_with),
     "$group": _group,
-    "$replaceWith": _replace_with,
     "$sortByCount": _sort_by_count,
     "$count": lambda documents, name: [{name: len(documents)}] if documents else [],
 }

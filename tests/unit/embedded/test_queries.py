@@ -129,6 +129,26 @@ def test_pipelines_leave_their_input_alone() -> None:
     assert source == [{"_id": 1, "a": {"b": 1}}, {"_id": 2, "a": {"b": 2}}]
 
 
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ({"$set": {"arr.x": 1}}, {"_id": 1, "arr": [{"k": 1, "x": 1}, {"k": 2, "x": 1}], "n": 5}),
+        ({"$replaceWith": {"$mergeObjects": [{"d": 0}, {"n": "$n"}]}}, {"d": 0, "n": 5}),
+        ({"$project": {"n": 1, "arr.k": 1, "_id": 0}}, {"arr": [{"k": 1}, {"k": 2}], "n": 5}),
+        (
+            {"$set": {"n": {"$cond": [{"$gt": ["$n", 9]}, "$n", "$$REMOVE"]}}},
+            {"_id": 1, "arr": [{"k": 1}, {"k": 2}]},
+        ),
+        ({"$unset": ["arr.k", "n"]}, {"_id": 1, "arr": [{}, {}]}),
+    ],
+)
+def test_stages_on_one_document(stage: Any, expected: Any) -> None:
+    source = {"_id": 1, "arr": [{"k": 1}, {"k": 2}], "n": 5}
+    [found] = aggregate([source], [stage])
+    assert found == expected
+    assert source == {"_id": 1, "arr": [{"k": 1}, {"k": 2}], "n": 5}
+
+
 def test_lookup_reads_another_collection() -> None:
     others = {"o": [{"_id": 10, "k": 1}, {"_id": 11, "k": 2}]}
     stage = {"$lookup": {"from": "o", "localField": "a", "foreignField": "k", "as": "found"}}
