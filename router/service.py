@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from router.catalog.cluster import CONFIG, Cluster
+from router.commands.fail_points import FailPoints
 from router.commands.node import Node
 from router.commands.server_identity import ServerIdentity
 from router.config.parameters import stream_limits
@@ -58,6 +59,7 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
             options=settings.given(),
             parameters=parameters,
             host=socket.gethostname(),
+            fail_points=FailPoints() if parameters["enableTestCommands"] else None,
             max_connections=settings.net.max_incoming_connections,
             compressors=settings.net.compressors,
         )

@@ -37,6 +37,8 @@ async def get_more(call: Call) -> AnyAnswer:
     async with node.cursors.checkout(cursor_id, Owner(call.lsid)) as cursor:
         check_same_api(node.api_parameters.get(cursor, "{}"), command)
         try:
+            if node.fail_points is not None:
+                await node.fail_points.after_checkout()
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
             raise error.with_change_stream_label() from error

@@ -14,6 +14,7 @@ from shard_client.compression import AVAILABLE
 
 if TYPE_CHECKING:
     from router.catalog.cluster import Cluster
+    from router.commands.fail_points import FailPoints
     from router.cursors.merged_cursor import MergedCursor
     from router.cursors.registry import CursorRegistry
     from router.upstream_mongos import UpstreamMongos
@@ -75,6 +76,7 @@ class Node:
     identity: ServerIdentity = field(default_factory=ServerIdentity)
     topology: TopologyVersion = field(default_factory=TopologyVersion)
     counters: Counters = field(default_factory=Counters)
+    fail_points: "FailPoints | None" = None
     max_connections: int = 65536
     compressors: tuple[str, ...] = AVAILABLE
     api_parameters: "WeakKeyDictionary[MergedCursor, str]" = field(

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 
-from router.commands import aggregate, cursors, diagnostics, hello, server_status, sessions
+from router.commands import (
+    aggregate,
+    cursors,
+    diagnostics,
+    fail_points,
+    hello,
+    server_status,
+    sessions,
+)
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
 
@@ -30,6 +38,7 @@ _ALL: tuple[Command, ...] = (
     *aggregate.COMMANDS,
     *cursors.COMMANDS,
     *sessions.COMMANDS,
+    *fail_points.COMMANDS,
     Command(("listCommands",), list_commands, "the commands"),
 )
 

@@ -146,6 +146,8 @@ class ClientConnection:
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
             raise shutting_down(request.name)
+        if self._node.fail_points is not None:
+            await self._node.fail_points.before_command(request.name, self.client)
         if command is None:
             return PassThrough()
         document = again if again is not None else request.command()
@@ -166,7 +168,7 @@ class ClientConnection:
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
             message = f"no such cmd: {request.name}"
-            if request.name in COMMANDS:
+            if request.name == "aggregate":
                 message = f"{request.name} without a change stream takes an upstream mongos"
             raise CommandError(ErrorCode.CommandNotFound, message)
         self._node.counters.passed_through += 1
