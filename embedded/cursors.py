@@ -1,4 +1,7 @@
-"""Open cursors of an embedded server."""
+"""Open cursors of an embedded server.
+
+Source: docs/protocol.md, section 2 (batches, CursorNotFound, CursorInUse, killCursors).
+"""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""How a member changes: every change is an oplog entry first, then one of its documents."""
+"""How a member changes: every change is an oplog entry first, then one of its documents.
+
+Source: docs/protocol.md, section 5 (what events need of the oplog).
+"""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

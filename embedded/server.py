@@ -1,4 +1,7 @@
-"""The listening side of an embedded server: frames in, ``run_command``, frames out."""
+"""The listening side of an embedded server: frames in, ``run_command``, frames out.
+
+Source: docs/protocol.md, section 1 (frames, hello that streams).
+"""
 
 import asyncio
 from itertools import count

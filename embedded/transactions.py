@@ -1,4 +1,7 @@
-"""Multi-document transactions of one member: snapshot, write set, locks."""
+"""Multi-document transactions of one member: snapshot, write set, locks.
+
+Source: docs/protocol.md, section 5 (transactions).
+"""
 
 import asyncio
 from collections.abc import Iterator

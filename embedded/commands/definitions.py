@@ -1,4 +1,7 @@
-"""create, drop, dropDatabase, renameCollection, collMod: what there is, and under which name."""
+"""create, drop, dropDatabase, renameCollection, collMod: what there is, and under which name.
+
+Source: docs/protocol.md, section 5 (the events that these commands make).
+"""
 
 from typing import Any
 

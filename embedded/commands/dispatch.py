@@ -1,4 +1,7 @@
-"""From a command document to its handler: sessions, transactions, read concern."""
+"""From a command document to its handler: sessions, transactions, read concern.
+
+Source: docs/protocol.md, section 6 (reads after a cluster time).
+"""
 
 import asyncio
 from typing import TYPE_CHECKING, Any

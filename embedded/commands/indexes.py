@@ -1,4 +1,7 @@
-"""createIndexes, dropIndexes, listIndexes; listCollections and listDatabases."""
+"""createIndexes, dropIndexes, listIndexes; listCollections and listDatabases.
+
+Source: docs/protocol.md, section 5 (the events that these commands make).
+"""
 
 from bson.int64 import Int64
 

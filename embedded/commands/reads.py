@@ -1,4 +1,7 @@
-"""find, count, distinct, aggregate; getMore and killCursors."""
+"""find, count, distinct, aggregate; getMore and killCursors.
+
+Source: docs/protocol.md, section 2 (cursor replies).
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice

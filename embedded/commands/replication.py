@@ -1,4 +1,7 @@
-"""The replica set as its only member sees it, and notes in the oplog."""
+"""The replica set as its only member sees it, and notes in the oplog.
+
+Source: docs/protocol.md, section 6 (appendOplogNote, idle members).
+"""
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp

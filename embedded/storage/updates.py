@@ -1,4 +1,7 @@
-"""Updates: operators, replacements and pipelines, and what they leave in the oplog."""
+"""Updates: operators, replacements and pipelines, and what they leave in the oplog.
+
+Source: docs/protocol.md, section 5 (updateDescription).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
