@@ -26,6 +26,7 @@ ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
 _WIRE_VERSION_OF_TOKEN_2 = 21
 _MOST_SHARDS = 100_000
+_REFRESH_TIMEOUT = 1.0
 
 
 class Cluster:
@@ -54,15 +55,15 @@ class Cluster:
         self._config_turn = asyncio.Lock()
         self._follow(CONFIG, configdb)
 
-    async def shards(self) -> tuple[Mapping[str, str], Timestamp]:
+    async def shards(self, timeout: float | None = None) -> tuple[Mapping[str, str], Timestamp]:
         """Read the shard list: host strings by shard id, and a time before it was read.
 
         The time is the config server's: no change of the list after it is missed by a change stream
         that starts there. Raises CommandError (labelled resumable) when the config server stays
-        unreachable for ``open_timeout``.
+        unreachable for ``timeout`` seconds (default: ``open_timeout``).
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.open_timeout
+        deadline = loop.time() + (self._limits.open_timeout if timeout is None else timeout)
         async with self._config_turn:
             while True:
                 try:
@@ -103,8 +104,9 @@ class Cluster:
         """
         if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
             try:
-                await self.shards()
-            except CommandError as error:
+                async with asyncio.timeout(_REFRESH_TIMEOUT):
+                    await self.shards(_REFRESH_TIMEOUT)
+            except (CommandError, TimeoutError) as error:
                 log.warning("cannot read the shard list", error=str(error))
         if target not in self._sets:
             if host is None:

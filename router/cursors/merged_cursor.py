@@ -33,13 +33,13 @@ class MergedCursor:
         self.namespace = namespace
         self._upstream = upstream
         self._loop = asyncio.get_running_loop()
-        self._killed = False
+        self._killed: CommandError | None = None
         self._finished = False
 
     @property
     def finished(self) -> bool:
         """Whether the stream has ended, failed or been killed: nothing more comes."""
-        return self._finished or self._killed
+        return self._finished or self._killed is not None
 
     def first_batch(self) -> Batch:
         """Return the opening's batch: it never waits and holds no events, as mongos's.
@@ -53,27 +53,30 @@ class MergedCursor:
 
         ``batch_size`` None or 0: as many as fit. When nothing came: an empty batch, with a
         postBatchResumeToken that may have moved. Raises CommandError when the stream has failed,
-        labelled as mongos would, or was killed (237). Cancelling loses nothing.
+        labelled as mongos would, or was killed. Cancelling loses nothing.
         """
         deadline = self._loop.time() + max_time
         upstream = self._upstream
-        while not (self._killed or upstream.ready):
+        while self._killed is None and not upstream.ready:
             left = deadline - self._loop.time()
             if left <= 0:
                 break
             await upstream.wait(left)
-        if self._killed:
-            raise CommandError(ErrorCode.CursorKilled, "operation was interrupted")
+        if self._killed is not None:
+            raise self._killed
         try:
             return self._batch(upstream.take(batch_size or None))
         except CommandError:
             self._finished = True
             raise
 
-    def kill(self) -> None:
-        """Have ``next_batch`` end at once, now and ever after."""
-        self._killed = True
-        self._upstream.wake()
+    def kill(self, reason: CommandError | None = None) -> None:
+        """Have ``next_batch`` fail at once with ``reason`` (default: 237), now and ever after."""
+        if self._killed is None:
+            self._killed = reason or CommandError(
+                ErrorCode.CursorKilled, "operation was interrupted"
+            )
+            self._upstream.wake()
 
     async def close(self) -> None:
         """Kill the remote cursors and close their connections; bounded in time, may be repeated."""

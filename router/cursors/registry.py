@@ -74,9 +74,7 @@ class CursorRegistry:
         resumable) when shards or the config server stay unreachable.
         """
         if self._closed:
-            raise CommandError(
-                ErrorCode.ShutdownInProgress, "The server is in quiesce mode and will shut down"
-            ).with_change_stream_label()
+            raise _shutting_down()
         if len(self._entries) + self._opening >= self._limits.max_cursors:
             raise CommandError(
                 ErrorCode.InternalError, f"more than {self._limits.max_cursors} cursors are open"
@@ -90,7 +88,7 @@ class CursorRegistry:
             cursor = MergedCursor(self._new_id(), request.namespace, upstream)
             first = cursor.first_batch()
             if self._closed:
-                raise CommandError(ErrorCode.CursorKilled, "operation was interrupted")
+                raise _shutting_down()
         except BaseException:
             if cursor is not None:
                 self._background(cursor)
@@ -176,12 +174,15 @@ class CursorRegistry:
                 entry.last_used = now
 
     async def close(self) -> None:
-        """Kill all cursors and wait, bounded, until their remotes are gone."""
+        """Kill all cursors and wait, bounded, until their remotes are gone.
+
+        A getMore in flight gets 91 ShutdownInProgress, labelled resumable.
+        """
         self._closed = True
         if self._reaper is not None:
             self._reaper.cancel()
         for cursor_id in list(self._entries):
-            self._remove(cursor_id)
+            self._remove(cursor_id, _shutting_down())
         await self._nudger.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -192,10 +193,10 @@ class CursorRegistry:
             if cursor_id and cursor_id not in self._entries:
                 return cursor_id
 
-    def _remove(self, cursor_id: int) -> None:
+    def _remove(self, cursor_id: int, reason: CommandError | None = None) -> None:
         entry = self._entries.pop(cursor_id, None)
         if entry is not None:
-            entry.cursor.kill()
+            entry.cursor.kill(reason)
             self._background(entry.cursor)
 
     def _background(self, closing: Closing) -> None:
@@ -218,6 +219,12 @@ class CursorRegistry:
                 log.info("idle cursor timed out", cursor=cursor_id)
                 self._remove(cursor_id)
         self._schedule_reaping()
+
+
+def _shutting_down() -> CommandError:
+    return CommandError(
+        ErrorCode.ShutdownInProgress, "The server is in quiesce mode and will shut down"
+    ).with_change_stream_label()
 
 
 def _check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:

@@ -161,6 +161,21 @@ async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
     assert len(registry) == 0
 
 
+async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    task = asyncio.create_task(cursor.next_batch(None, 60))
+    await asyncio.sleep(0.01)
+    await registry.close()
+    with pytest.raises(CommandError) as failure:
+        await task
+    assert failure.value.code == 91
+    assert failure.value.labels == {"ResumableChangeStreamError"}
+    with pytest.raises(CommandError) as failure:
+        await registry.open(stream(), OWNER)
+    assert failure.value.code == 91
+
+
 async def test_a_cancelled_get_more_takes_the_cursor_down(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
