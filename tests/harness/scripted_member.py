@@ -240,10 +240,10 @@ class ScriptedMember:
                 return {"ok": 0.0, "errmsg": "killed", "code": 237}
         batch = found[: command["batchSize"]]
         last = batch[-1]["_id"]["_data"] if batch else cursor.after
-        if len(batch) == len(found) and self.entries:
+        closed = bool(batch) and batch[-1]["operationType"] == "invalidate"
+        if len(batch) == len(found) and self.entries and not closed:
             last = max(last, mark_token(self.entries[-1][0]))
         cursor.after = max(cursor.after, last)
-        closed = bool(batch) and batch[-1]["operationType"] == "invalidate"
         if closed:
             del self.cursors[number]
         reply = {

@@ -6,9 +6,10 @@ import bson
 import pytest
 from bson import Timestamp
 
+from router.change_stream.request import parse_request
 from router.cursors.registry import Owner
 from shard_client.errors import CommandError
-from tests.harness.scripted_member import mark_token
+from tests.harness.scripted_member import ScriptedMember, mark_token
 from tests.unit.router.cursors.conftest import (
     OWNER,
     ScriptedCluster,
@@ -223,21 +224,49 @@ async def test_idle_cursors_time_out_by_session_or_alone(cluster: ScriptedCluste
     assert in_session.cursor_id in registry
 
 
+def invalidate(member: ScriptedMember, second: int) -> str:
+    """Write an invalidate; return its token."""
+    token = member.insert(second, 2).replace("0100296E", "0100296F")
+    member.entries[-1][1].update({"_id": {"_data": token}, "operationType": "invalidate"})
+    return token
+
+
 async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):
     registry = cluster.registry()
     shard = cluster.shards["s0"]
     shard.insert(101, 1)
-    token = shard.insert(102, 2).replace("0100296E", "01002 96F".replace(" ", ""))
-    shard.entries[-1][1].update({"_id": {"_data": token}, "operationType": "invalidate"})
+    token = invalidate(shard, 102)
     cluster.noop(110)
     cursor, _ = await registry.open(stream(), OWNER)
-    found = await read_until(cursor, 2)
-    assert found == [1, 2]
+    assert await read_until(cursor, 2) == [1, 2]
     async with registry.checkout(cursor.cursor_id, OWNER) as held:
         last = await held.next_batch(None, 1)
     assert last.cursor_id == 0
     assert last.events == []
     assert bson.decode(last.pbrt) == {"_data": token}
     assert cursor.cursor_id not in registry
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_starting_after_an_invalidate_reopens_the_shards_that_closed(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry()
+    token = {"_data": invalidate(cluster.shards["s0"], 102)}
+    later = {"_data": invalidate(cluster.shards["s1"], 103)}
+    for n, name in enumerate(cluster.shards):
+        cluster.shards[name].insert(105 + n, 10 + n)
+    cluster.noop(110)
+    command = {"aggregate": 1, "pipeline": [{"$changeStream": {"startAfter": token}}]}
+    request = parse_request("db", {**command, "cursor": {}})
+    cursor, first = await registry.open(request, OWNER)
+    assert bson.decode(first.pbrt) == token
+    assert await read_until(cursor, 3) == [10, 11, 12]
+    starts = [
+        [each["pipeline"][0]["$changeStream"].get("startAfter") for each in member.opened]
+        for member in cluster.shards.values()
+    ]
+    assert starts == [[None, token], [None, later], [None]]
     await registry.close()
     assert cluster.open_cursors == 0
