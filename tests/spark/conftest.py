@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.spark.quick_session import QUICK
 
+_numbers = itertools.count()
+
 
 class Shop:
     """Documents written through a router to a sharded collection, numbered from 0."""
@@ -26,14 +29,17 @@ class Shop:
         self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(router.uri)
         self.orders = self.client[database].orders
         self.written = 0
-        namespace = f"{database}.orders"
-        first, second = list(cluster.shards)[:2]
+        self._shards = list(cluster.shards)[:2]
+        self.client.admin.command("enableSharding", database, primaryShard=self._shards[0])
+        self.shard_orders()
+        self.created = self.now()
+
+    def shard_orders(self) -> None:
+        namespace = f"{self.database}.orders"
         admin = self.client.admin
-        admin.command("enableSharding", database, primaryShard=first)
         admin.command("shardCollection", namespace, key={"customer": 1})
         admin.command("split", namespace, middle={"customer": 5})
-        admin.command("moveChunk", namespace, find={"customer": 5}, to=second)
-        self.created = self.now()
+        admin.command("moveChunk", namespace, find={"customer": 5}, to=self._shards[1])
 
     def now(self) -> Timestamp:
         time: Timestamp = self.client.admin.command("ping")["$clusterTime"]["clusterTime"]
@@ -58,10 +64,8 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
 
 
 @pytest.fixture
-def shop(
-    cluster: TestCluster, router: RouterProcess, request: pytest.FixtureRequest
-) -> Iterator[Shop]:
-    shop = Shop(cluster, router, request.node.name.replace("test_", "")[:40])
+def shop(cluster: TestCluster, router: RouterProcess) -> Iterator[Shop]:
+    shop = Shop(cluster, router, f"shop{next(_numbers)}")
     yield shop
     shop.client.close()
 

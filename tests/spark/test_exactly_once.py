@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from tests.spark.conftest import Shop
 from tests.spark.parquet_query import parquet_writer
 
+pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+
 REPOSITORY = Path(__file__).parents[2]
 WAIT = 60.0
 

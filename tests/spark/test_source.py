@@ -15,6 +15,8 @@ from pyspark.sql.functions import spark_partition_id
 
 from tests.spark.conftest import Shop
 
+pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+
 
 def stream(spark: SparkSession, shop: Shop, **options: object) -> DataFrame:
     reader = spark.readStream.format("mergerouter").option("uri", shop.uri)
