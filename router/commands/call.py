@@ -59,13 +59,18 @@ Handler = Callable[[Call], Awaitable[AnyAnswer]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the registry: its names (the first is the official one) and its function."""
+    """One command of the registry: its names (the first is the official one) and its function.
+
+    ``while_quiescing`` tells that it is answered until the end, ``for_tests`` that it exists under
+    ``enableTestCommands`` only.
+    """
 
     names: tuple[str, ...]
     run: Handler
     help: str = ""
     admin_only: bool = False
     while_quiescing: bool = False
+    for_tests: bool = False
     api_versions: tuple[str, ...] = ()
 
     def check(self, call: Call) -> None:

@@ -66,8 +66,13 @@ class FailPoints:
         point.data = data
         return point.entered
 
-    async def before_command(self, name: str, client: Client) -> None:
+    async def before_command(self, name: str, client: Client, command: Mapping[str, Any]) -> None:
         """Fail the command if ``failCommand`` says so.
+
+        Args:
+            name: the command's name.
+            client: who sent it.
+            command: the decoded command; empty if it is none of ours.
 
         Raises:
             CommandError: the error asked for, with the labels asked for.
@@ -76,7 +81,9 @@ class FailPoints:
         data = self._points[FAIL_COMMAND].data
         if name not in data.get("failCommands", ()) or name == "configureFailPoint":
             return
-        if "appName" in data and data["appName"] != _app_name(client):
+        # A first hello brings the metadata along.
+        metadata = command.get("client") or client.metadata
+        if "appName" in data and data["appName"] != _app_name(metadata):
             return
         if self._points[FAIL_COMMAND].fires():
             await _fail(data, name)
@@ -101,8 +108,8 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
     return Answer({"count": points.configure(name, call.command.get("mode"), data)})
 
 
-def _app_name(client: Client) -> object:
-    application = (client.metadata or {}).get("application", {})
+def _app_name(metadata: object) -> object:
+    application = metadata.get("application") if isinstance(metadata, Mapping) else None
     return application.get("name") if isinstance(application, Mapping) else None
 
 
@@ -120,5 +127,11 @@ async def _fail(data: Mapping[str, Any], name: str) -> None:
 
 
 COMMANDS = (
-    Command(("configureFailPoint",), configure_fail_point, "set a fail point", admin_only=True),
+    Command(
+        ("configureFailPoint",),
+        configure_fail_point,
+        "set a fail point",
+        admin_only=True,
+        for_tests=True,
+    ),
 )

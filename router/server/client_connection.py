@@ -146,11 +146,13 @@ class ClientConnection:
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
             raise shutting_down(request.name)
+        document: Mapping[str, Any] = {}
+        if command is not None:
+            document = again if again is not None else request.command()
         if self._node.fail_points is not None:
-            await self._node.fail_points.before_command(request.name, self.client)
+            await self._node.fail_points.before_command(request.name, self.client, document)
         if command is None:
             return PassThrough()
-        document = again if again is not None else request.command()
         call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",

@@ -9,6 +9,7 @@ from bson import Int64, ObjectId
 from router.commands.server_identity import ServerIdentity
 from router.config.settings import load_settings
 from tests.harness.facade import facade
+from tests.recordings.likeness import assert_same
 from tests.recordings.recorded import cases
 
 ALONE = [
@@ -54,33 +55,6 @@ _FLAGS = {
         "mongosShutdownTimeoutMillisForSignaledShutdown": "0",
     },
 }
-# Values that differ between clusters, processes and machines.
-_VARIES = {
-    "processId",
-    "localTime",
-    "connectionId",
-    "$clusterTime",
-    "operationTime",
-    "gitVersion",
-    "javascriptEngine",
-    "openssl",
-    "you",
-    "argv",
-    "id",
-}
-
-
-def assert_same(ours: Any, recorded: Any, path: str = "") -> None:
-    """Require the same fields, order and types, and the same values where they are fixed."""
-    assert type(ours) is type(recorded), f"{path}: {ours!r} is no {type(recorded)}"
-    if path.rpartition(".")[2] in _VARIES:
-        return
-    if isinstance(recorded, dict):
-        assert list(ours) == list(recorded), path
-        for name, value in recorded.items():
-            assert_same(ours[name], value, f"{path}.{name}")
-    else:
-        assert ours == recorded, path
 
 
 def recorded_node() -> dict[str, Any]:
