@@ -94,7 +94,7 @@ async def rename_collection(request: Request) -> Document:
         CommandError: 26 without source, 48 with a target and no dropTarget, 20 when source and
             target do not belong to one shard.
     """
-    source, target = str(request.command["renameCollection"]), str(request.command["to"])
+    source, target = str(request.command["renameCollection"]), request.field("to", str)
     async with request.state.locks.exclusive(source, target):
         placement = request.placement(source)
         members = holding(request, source)

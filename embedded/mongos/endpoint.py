@@ -2,13 +2,12 @@
 
 import structlog
 from bson import Timestamp
-from bson.errors import BSONError
 
 from embedded.clients import Client
 from embedded.errors import TRANSIENT_TRANSACTION
 from embedded.logical_clock import as_ordinal
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
-from embedded.mongos.request import ClusterState, Request
+from embedded.mongos.request import ClusterState, Request, check_session_id
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -43,9 +42,10 @@ class Mongos:
             reply = error.to_reply()
             if error.code == 0:
                 del reply["code"], reply["codeName"]
-        except (BSONError, KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("command failed", command=request.name, exc_info=True)
-            reply = CommandError(2, f"{type(error).__name__}: {error}").to_reply()
+        except Exception as error:
+            # A command that makes the mongos fail must not take it along.
+            log.exception("command failed", command=request.name)
+            reply = CommandError(1, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
 
     def _hear(self, command: Document) -> None:
@@ -73,6 +73,8 @@ class Mongos:
             raise CommandError(
                 13, f"{name} may only be run against the admin database.", code_name="Unauthorized"
             )
+        if "lsid" in request.command:
+            check_session_id(request.command["lsid"], f"{name}.lsid")
         request.transaction = self._state.transactions.statement(request.command)
         if request.transaction is None or name in _ENDS_OF_TRANSACTIONS:
             return await handler(request)

@@ -21,7 +21,7 @@ async def find_and_modify(request: Request) -> Document:
     """
     placement = await request.placement_for_write(request.namespace)
     options = {name: request.command[name] for name in _OPTIONS if name in request.command}
-    query, collection = options.get("query", {}), placement.sharded
+    query, collection = request.field("query", dict, {}), placement.sharded
     async with request.hold(request.namespace):
         member = placement.primary
         if collection is not None:

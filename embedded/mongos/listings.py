@@ -54,7 +54,7 @@ async def list_databases(request: Request) -> Document:
             known.setdefault("shards", {})[member.id] = size
     listed = [found[name] for name in sorted(found)]
     if "filter" in request.command:
-        listed = [entry for entry in listed if matches(request.command["filter"], entry)]
+        listed = [entry for entry in listed if matches(request.field("filter", dict), entry)]
     if request.command.get("nameOnly"):
         return {"databases": [{"name": entry["name"]} for entry in listed]}
     total = sum(entry["sizeOnDisk"] for entry in listed)

@@ -18,13 +18,14 @@ async def find(request: Request) -> Document:
     """Find documents; results of several shards are merged in the order asked for."""
     command = request.command
     skip, limit = int(command.get("skip", 0)), abs(int(command.get("limit", 0)))
-    sort, projection = command.get("sort") or {}, command.get("projection") or {}
+    filter_, sort = request.field("filter", dict, {}), request.field("sort", dict, {})
+    projection = request.field("projection", dict, {})
     placement = request.placement(request.namespace)
     if placement is None:
         return _cursor(request, [])
     async with request.hold(request.namespace):
-        members = members_for(request, placement, command.get("filter", {}))
-        inner: Document = {"find": request.collection, "filter": command.get("filter", {})}
+        members = members_for(request, placement, filter_)
+        inner: Document = {"find": request.collection, "filter": filter_}
         inner |= {name: command[name] for name in _FIND_OPTIONS if name in command}
         if sort:
             inner["sort"] = sort
@@ -50,7 +51,7 @@ async def count(request: Request) -> Document:
     if placement is None:
         return {"n": 0}
     async with request.hold(request.namespace):
-        members = members_for(request, placement, request.command.get("query") or {})
+        members = members_for(request, placement, request.field("query", dict, {}))
         inner = {"count": request.collection}
         inner |= {name: request.command[name] for name in options if name in request.command}
         outcomes = await request.send_all(dict.fromkeys(members, inner))
@@ -65,8 +66,8 @@ async def distinct(request: Request) -> Document:
     if placement is None:
         return {"values": []}
     async with request.hold(request.namespace):
-        members = members_for(request, placement, request.command.get("query") or {})
-        inner = {"distinct": request.collection, "key": request.command["key"]}
+        members = members_for(request, placement, request.field("query", dict, {}))
+        inner = {"distinct": request.collection, "key": request.field("key", str)}
         if "query" in request.command:
             inner["query"] = request.command["query"]
         replies = replies_of(await request.send_all(dict.fromkeys(members, inner)))

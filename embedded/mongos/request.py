@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from bson import Binary, ObjectId
 
 from embedded.clients import Client
-from embedded.errors import no_such_transaction
+from embedded.errors import no_such_transaction, type_mismatch
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.cursors import CursorTable
@@ -18,7 +18,11 @@ from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
+from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
+from shard_client.frames import MAX_WRITE_BATCH_SIZE
+
+Value = TypeVar("Value")
 
 _PASSED_ON = ("writeConcern", "maxTimeMS", "comment", "bypassDocumentValidation", "let")
 
@@ -67,6 +71,16 @@ class Placement:
     namespace: str
     primary: Member
     sharded: ShardedCollection | None
+
+
+def check_session_id(lsid: Any, where: str) -> None:
+    """Check that ``lsid`` is a session's id.
+
+    Raises:
+        CommandError: 14 TypeMismatch.
+    """
+    if not isinstance(lsid, dict) or not isinstance(lsid.get("id"), bytes):
+        raise type_mismatch(f"BSON field '{where}' is no session id")
 
 
 @dataclass
@@ -121,6 +135,52 @@ class Request:
     def retryable(self) -> bool:
         """Whether it is a retryable write."""
         return "txnNumber" in self.command and self.transaction is None
+
+    def field(self, name: str, kind: type[Value], default: Value | None = None) -> Value:
+        """Return an argument of the command.
+
+        Args:
+            default: what an absent argument, or null, means; without it the argument is required.
+
+        Raises:
+            CommandError: 14 TypeMismatch for another type; 40414 when a required one is missing.
+        """
+        value = self.command.get(name)
+        if value is None:
+            if default is not None:
+                return default
+            raise CommandError(
+                40414,
+                f"BSON field '{self.name}.{name}' is missing but a required field",
+                code_name="IDLFailedToParse",
+            )
+        if not isinstance(value, kind):
+            raise type_mismatch(
+                f"BSON field '{self.name}.{name}' is the wrong type '{type_name(value)}'"
+            )
+        return value
+
+    def statements(self, name: str) -> list[Document]:
+        """Return a bulk write's statements or documents, all of them documents.
+
+        Raises:
+            CommandError: 14 TypeMismatch, 40414, or 16 InvalidLength for none of them.
+        """
+        given: list[Any] = self.field(name, list)
+        if not 1 <= len(given) <= MAX_WRITE_BATCH_SIZE:
+            raise CommandError(
+                16,
+                f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH_SIZE}. "
+                f"Got {len(given)} operations.",
+                code_name="InvalidLength",
+            )
+        for index, statement in enumerate(given):
+            if not isinstance(statement, dict):
+                raise type_mismatch(
+                    f"BSON field '{self.name}.{name}.{index}' is the wrong type "
+                    f"'{type_name(statement)}', expected type 'object'"
+                )
+        return given
 
     def now(self) -> float:
         """Return the wall clock's time in seconds since 1970."""

@@ -1,6 +1,8 @@
 """Sessions, and the ends of transactions."""
 
-from embedded.mongos.request import Request
+from typing import Any
+
+from embedded.mongos.request import Request, check_session_id
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -12,7 +14,9 @@ async def start_session(request: Request) -> Document:
 
 async def end_sessions(request: Request) -> Document:
     """End sessions (endSessions, killSessions): their cursors and transactions go."""
-    for lsid in request.command[request.name]:
+    sessions: list[Any] = request.field(request.name, list)
+    for lsid in sessions:
+        check_session_id(lsid, request.name)
         request.state.transactions.end_session(lsid)
         request.state.cursors.end_session(bytes(lsid["id"]))
     return {}

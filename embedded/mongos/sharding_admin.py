@@ -130,7 +130,7 @@ async def _move_chunks_away(request: Request, member: Member) -> None:
 async def move_primary(request: Request) -> Document:
     """Move a database's unsharded collections to another shard."""
     database = str(request.command["movePrimary"])
-    to = request.catalog.shard(str(request.command["to"]))
+    to = request.catalog.shard(request.field("to", str))
     donor = request.catalog.primary_of(database)
     if donor is None:
         raise CommandError(

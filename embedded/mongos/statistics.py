@@ -39,10 +39,10 @@ async def collection_stats(request: Request) -> Document:
 
 async def explain(request: Request) -> Document:
     """Tell which shards a command would go to."""
-    inner: Document = request.command["explain"]
-    name = next(iter(inner))
+    inner: Document = request.field("explain", dict)
+    name = next(iter(inner), "")
     filter_: Any = inner.get("filter", inner.get("query", {}))
-    placement = request.placement(f"{request.database}.{inner[name]}")
+    placement = request.placement(f"{request.database}.{inner.get(name)}")
     members = members_for(request, placement, filter_) if placement else []
     stage = "SINGLE_SHARD" if len(members) == 1 else "SHARD_MERGE"
     shards = [{"shardName": member.id, "connectionString": member.host} for member in members]

@@ -63,7 +63,14 @@ class TransactionTable:
         """
         if "txnNumber" not in command or command.get("autocommit") is not False:
             return None
-        lsid, number = command["lsid"], int(command["txnNumber"])
+        lsid = command.get("lsid")
+        if lsid is None:
+            raise CommandError(
+                72,
+                "Transaction number requires a session ID to also be specified",
+                code_name="InvalidOptions",
+            )
+        number = int(command["txnNumber"])
         latest = self._latest.get(_session_key(lsid))
         if latest is not None and number < latest.number:
             raise CommandError(

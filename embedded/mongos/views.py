@@ -39,7 +39,7 @@ async def distinct(request: Request) -> Document:
     """Return the distinct values of a field of a collection or a view."""
     if not _is_view(request):
         return await reads.distinct(request)
-    path = str(request.command["key"])
+    path = request.field("key", str)
     pipeline = [
         {"$match": request.command.get("query") or {}},
         {"$group": {"_id": f"${path}"}},

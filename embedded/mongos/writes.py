@@ -5,6 +5,7 @@ from typing import Any
 
 from bson import ObjectId
 
+from embedded.errors import failed_to_parse
 from embedded.mongos.bulk import BulkResult, ordered_batches, picked, unordered_batches
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.key_change import update_one_with_its_key
@@ -27,7 +28,7 @@ async def insert(request: Request) -> Document:
     Raises:
         CommandError: what a shard raises for the whole command.
     """
-    documents = [_with_id(document) for document in request.command["documents"]]
+    documents = [_with_id(document) for document in request.statements("documents")]
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult()
     placement = await request.placement_for_write(request.namespace)
@@ -72,7 +73,9 @@ Runner = Callable[[Request, Placement, Statement, int, BulkResult], Awaitable[No
 
 
 async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: bool) -> Document:
-    statements: list[Statement] = request.command[field]
+    statements = request.statements(field)
+    for statement in statements:
+        _check_statement(statement)
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult(modified=0 if upserts else None)
     namespace = request.namespace
@@ -92,6 +95,12 @@ async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: boo
         if result.errors and ordered:
             break
     return result.reply()
+
+
+def _check_statement(statement: Statement) -> None:
+    change = statement.get("u", {})
+    if not isinstance(statement.get("q"), dict) or not isinstance(change, dict | list):
+        raise failed_to_parse("a statement needs a document 'q', and 'u' to be one or a pipeline")
 
 
 async def _update_statement(
