@@ -89,19 +89,19 @@ class EventStream:
             went_well, event = self._attempt(stream.try_next)
             if not went_well:
                 continue
-            closed = not stream.alive
-            if event is not None or not closed:
-                self._failing_since = None
-                self._attempts = 0
-            if closed:  # by an invalidate: what follows it comes on another cursor
+            if event is None and not stream.alive:
                 self.close()
-                if event is None:
-                    self._back_off(StreamError("the server closes the stream again and again"))
-                    continue
+                self._back_off(StreamError("the server closes the stream again and again"))
+                continue
+            self._failing_since = None
+            self._attempts = 0
             if event is None:
                 return None
             key = sort_key(event)
-            if key > self._last_key and not is_invalidate(key):
+            if is_invalidate(key):  # what follows it comes on another cursor
+                self.close()
+                self._reached = Token(dict(event["_id"]))
+            elif key > self._last_key:
                 self._last_key = key
                 return event
 

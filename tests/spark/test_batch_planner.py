@@ -140,6 +140,19 @@ def test_an_invalidate_is_read_over(max_events):
     assert [key for batch in batches for key in batch] == [before, drop, after]
 
 
+def test_a_connection_lost_at_an_invalidate_is_survived():
+    history = History()
+    begin = history.now
+    history.drop(invalidate=True)
+    history.insert(1)
+    stream = EventStream(history.watch, AtTime(begin), sleep=lambda _: None)
+    assert stream.next() is not None
+    history.failures = [lost_connection()]
+    event = stream.next()
+    assert event is not None
+    assert event["operationType"] == "insert"
+
+
 def test_lost_connections_are_survived_where_they_were_lost():
     history = History()
     for number in range(7):
