@@ -145,8 +145,8 @@ async def modify(request: Request) -> Document:
         return _modify_view(request)
     changes = {name: given[name] for name in _MODIFIABLE if name in given}
     if "index" in given:
-        changes["index"] = given["index"]
-        _modify_index(collection, given["index"])
+        changes["index"] = request.field("index", dict, {})
+        _modify_index(collection, changes["index"])
     before = {"uuid": collection.uuid, **collection.options}
     for name, value in changes.items():
         if name == "index":

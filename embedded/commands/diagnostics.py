@@ -18,7 +18,7 @@ async def ping(_request: Request) -> Document:
     return {}
 
 
-@command("buildInfo")
+@command("buildInfo", "buildinfo")
 async def build_info(request: Request) -> Document:
     """Return the version that this server behaves as."""
     version = request.mongod.version
@@ -118,11 +118,7 @@ async def server_status(request: Request) -> Document:
 @command("listCommands")
 async def list_commands(_request: Request) -> Document:
     """Name the commands."""
-    names = sorted(name for name in COMMANDS if name != name.lower() or name not in _MIXED_CASE)
-    return {"commands": {name: {"help": ""} for name in names}}
-
-
-_MIXED_CASE = {name.lower() for name in COMMANDS if name != name.lower()}
+    return {"commands": {name: {"help": ""} for name in sorted(COMMANDS)}}
 
 
 @command("getLog")
@@ -166,7 +162,7 @@ async def explain(request: Request) -> Document:
     return {"explainVersion": "1", "queryPlanner": planner, "command": explained}
 
 
-@command("collStats")
+@command("collStats", "collstats")
 async def collection_stats(request: Request) -> Document:
     """Count a collection's documents and indexes."""
     collection = request.collection
@@ -181,7 +177,7 @@ async def collection_stats(request: Request) -> Document:
     }
 
 
-@command("dbStats")
+@command("dbStats", "dbstats")
 async def database_stats(request: Request) -> Document:
     """Count a database's collections and documents."""
     collections = request.mongod.catalog.collections(request.database)

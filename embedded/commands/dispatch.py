@@ -20,6 +20,7 @@ from embedded.commands import (  # noqa: F401 (imported to be registered)
     sessions,
     writes,
 )
+from embedded.commands.arguments import check_arguments
 from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Handler, Request
 from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
 from embedded.logical_clock import as_ordinal
@@ -41,10 +42,11 @@ async def execute(mongod: "Mongod", database: str, command: Document, client: Cl
     handler = COMMANDS.get(name)
     if handler is None:
         raise command_not_found(name)
+    check_arguments(name, command)
     request = Request(mongod, database, name, command, client)
-    if "lsid" in command:
+    if command.get("lsid") is not None:
         request.session = mongod.sessions.get(command["lsid"])
-        if "txnNumber" in command and name not in _ENDS:
+        if command.get("txnNumber") is not None and name not in _ENDS:
             _join(request, request.session)
     _reach_read_time(request)
     transaction = request.transaction

@@ -9,7 +9,7 @@ from embedded.storage.queries import Matcher, project
 from embedded.storage.updates import Update
 
 
-@command("findAndModify", in_transactions=True)
+@command("findAndModify", "findandmodify", in_transactions=True)
 async def find_and_modify(request: Request) -> Document:
     """Update, replace or remove one document and return it as it was, or is."""
     session = request.session

@@ -23,7 +23,7 @@ async def hello(request: Request) -> Document:
     return await _answer(request, "isWritablePrimary")
 
 
-@command("isMaster")
+@command("isMaster", "ismaster")
 async def is_master(request: Request) -> Document:
     """Answer the older spelling of hello."""
     return await _answer(request, "ismaster")

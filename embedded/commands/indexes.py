@@ -97,7 +97,7 @@ def _log_created(
         )
 
 
-@command("dropIndexes")
+@command("dropIndexes", "deleteIndexes")
 async def drop_indexes(request: Request) -> Document:
     """Drop one index, some, or all but ``_id_``."""
     collection = request.mongod.catalog.get(request.ns)

@@ -147,7 +147,10 @@ async def run_aggregate(request: Request) -> Document:
         ns = f"{request.database}.$cmd.aggregate"
         source: Iterator[Document] = iter(())
         if pipeline and "$documents" in pipeline[0]:
-            source, pipeline = iter(pipeline[0]["$documents"]), pipeline[1:]
+            given = pipeline[0]["$documents"]
+            if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+                raise CommandError(5858203, "$documents must be an array of objects")
+            source, pipeline = iter(given), pipeline[1:]
     elif pipeline and isinstance(pipeline[0], dict) and "$collStats" in pipeline[0]:
         ns, source, pipeline = request.ns, iter([_statistics(request)]), pipeline[1:]
     else:
@@ -228,6 +231,8 @@ async def kill_cursors(request: Request) -> Document:
     killed: list[Int64] = []
     missing: list[Int64] = []
     for number in request.field("cursors", list, []):
+        if not isinstance(number, int):
+            raise type_mismatch("BSON field 'killCursors.cursors' holds what is no cursor id")
         (killed if request.mongod.cursors.kill(number) else missing).append(Int64(number))
     return {
         "cursorsKilled": killed,

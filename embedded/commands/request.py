@@ -92,7 +92,7 @@ class Request:
 Handler = Callable[[Request], Awaitable[Document]]
 
 COMMANDS: dict[str, Handler] = {}
-"""The commands by name, in the spelling of MongoDB and in lower case."""
+"""The commands by name."""
 
 IN_TRANSACTIONS: set[str] = set()
 """The commands that may be part of a transaction."""
@@ -104,7 +104,6 @@ def command(*names: str, in_transactions: bool = False) -> Callable[[Handler], H
     def register(handler: Handler) -> Handler:
         for name in names:
             COMMANDS[name] = handler
-            COMMANDS[name.lower()] = handler
             if in_transactions:
                 IN_TRANSACTIONS.add(name)
         return handler

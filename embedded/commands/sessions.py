@@ -1,8 +1,9 @@
 """Sessions and the ends of transactions."""
 
 from embedded.commands.request import Request, command
-from embedded.errors import no_such_transaction
+from embedded.errors import no_such_transaction, type_mismatch
 from embedded.storage.bson_values import Document
+from embedded.storage.type_names import type_name
 
 
 @command("startSession")
@@ -20,7 +21,15 @@ async def refresh_sessions(_request: Request) -> Document:
 @command("endSessions", "killSessions", "killAllSessions")
 async def end_sessions(request: Request) -> Document:
     """Abort the sessions' transactions and close their cursors."""
-    for lsid in request.command[request.name] or ():
+    sessions = request.command[request.name]
+    if not isinstance(sessions, list):
+        raise type_mismatch(
+            f"BSON field '{request.name}' is the wrong type '{type_name(sessions)}', expected type "
+            "'array'"
+        )
+    for lsid in sessions:
+        if not isinstance(lsid, dict):
+            raise type_mismatch(f"BSON field '{request.name}' holds what is no session id")
         identifier = lsid.get("id")
         if not isinstance(identifier, bytes):
             continue

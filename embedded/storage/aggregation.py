@@ -48,7 +48,8 @@ def aggregate(
             with library_errors():
                 current = _STAGES[name](current, argument)
         elif name == "$unionWith":
-            current = current + _union(argument, read)
+            with library_errors():
+                current = current + _union(argument, read)
         elif name in ("$out", "$merge"):
             raise CommandError(238, f"{name} is not implemented", code_name="NotImplemented")
         else:
@@ -110,6 +111,12 @@ def _group(documents: list[Document], argument: Any) -> list[Document]:
     return [{"_id": group.pop("_id"), **group} for group in groups]
 
 
+def _count(documents: list[Document], name: Any) -> list[Document]:
+    if not isinstance(name, str) or not name or name.startswith("$") or "." in name:
+        raise CommandError(40156, "the count field must be a non-empty string, no path")
+    return [{name: len(documents)}] if documents else []
+
+
 def _sort_by_count(documents: list[Document], expression: Any) -> list[Document]:
     grouped = {"_id": expression, "count": {"$sum": 1}}
     return aggregate(documents, [{"$group": grouped}, {"$sort": {"count": -1}}])
@@ -128,5 +135,5 @@ _STAGES: dict[str, Callable[[list[Document], Any], list[Document]]] = {
     "$replaceWith": _each(_replace_with),
     "$group": _group,
     "$sortByCount": _sort_by_count,
-    "$count": lambda documents, name: [{name: len(documents)}] if documents else [],
+    "$count": _count,
 }

@@ -32,6 +32,18 @@ class Databases(Protocol):
         """Return an object whose ``find(condition)`` gives documents."""
 
 
+_MISUSE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    InvalidDocument,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What mongomock lets out when it is given what makes no sense."""
+
+
 @contextmanager
 def library_errors() -> Iterator[None]:
     """Turn what mongomock raises into what a server answers."""
@@ -41,7 +53,7 @@ def library_errors() -> Iterator[None]:
         raise CommandError(error.code or 2, str(error.args[0])) from error
     except NotImplementedError as error:
         raise CommandError(238, str(error), code_name="NotImplemented") from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, InvalidDocument) as error:
+    except _MISUSE as error:
         raise bad_value(f"{type(error).__name__}: {error}") from error
 
 

@@ -17,6 +17,7 @@ from embedded.storage.mongomock_rules import (
 )
 from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
 from embedded.storage.type_names import has_type
+from shard_client.errors import CommandError
 
 
 class Matcher:
@@ -194,6 +195,11 @@ def sort_documents(documents: Iterable[Document], order: Mapping[str, int]) -> l
     """Return the documents sorted by ``order``, ``{path: 1 or -1, ...}``; equal ones stay put."""
     result = list(documents)
     for path, direction in reversed(list(order.items())):
+        if direction not in (1, -1):
+            raise CommandError(
+                15975,
+                f"$sort key ordering must be 1 (for ascending) or -1 (for descending): {path}",
+            )
         if path == "$natural":
             if direction < 0:
                 result.reverse()

@@ -10,7 +10,7 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
-from embedded.errors import bad_value, failed_to_parse
+from embedded.errors import bad_value, failed_to_parse, type_mismatch
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import MISSING, Document, copied, identical, value_at
 from embedded.storage.diff import DiffLog, compute_diff
@@ -86,6 +86,8 @@ class Update:
 
     def _run_pipeline(self, document: Document) -> Document:
         for stage in self.specification:
+            if not isinstance(stage, Mapping):
+                raise type_mismatch("Each element of the 'pipeline' array must be an object")
             if not set(stage) <= _PIPELINE_STAGES:
                 name = next(iter(stage), "")
                 raise CommandError(72, f"{name} is not allowed to be used within an update")
