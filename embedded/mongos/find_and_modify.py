@@ -1,6 +1,13 @@
 """findAndModify: one document, on the shard that its query fixes."""
 
-from embedded.mongos.key_change import find_one, move_document, new_owner
+from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.key_change import (
+    find_one,
+    move_document,
+    new_owner,
+    reply_of_repeated_move,
+)
+from embedded.mongos.members import Member
 from embedded.mongos.request import Request
 from embedded.mongos.targeting import may_change_key, target_of_find_and_modify
 from embedded.storage.bson_values import Document
@@ -21,25 +28,41 @@ async def find_and_modify(request: Request) -> Document:
     """
     placement = await request.placement_for_write(request.namespace)
     options = {name: request.command[name] for name in _OPTIONS if name in request.command}
-    query, collection = request.field("query", dict, {}), placement.sharded
+    member, collection = placement.primary, placement.sharded
     async with request.hold(request.namespace):
-        member = placement.primary
         if collection is not None:
+            query = request.field("query", dict, {})
             member = request.catalog.shard(target_of_find_and_modify(collection, query))
             update = options.get("update")
             if update is not None and may_change_key(collection, update):
-                found = await find_one(request, [member], query, options.get("sort"))
-                if found is not None:
-                    change = Update(update, query, options.get("arrayFilters", ()))
-                    after = change.apply(found[1], request.now()).document
-                    if new_owner(request, collection, found, after) is not None:
-                        await move_document(request, collection, found, after)
-                        shown = after if options.get("new") else found[1]
-                        return {
-                            "lastErrorObject": {"n": 1, "updatedExisting": True},
-                            "value": project(shown, options.get("fields", {})),
-                        }
+                reply = await _moved(request, collection, member, options)
+                if reply is not None:
+                    return reply
         command = {"findAndModify": request.collection, **options}
         if request.retryable:
             command["stmtId"] = request.command.get("stmtId", 0)
         return await request.send(member, command, write=True)
+
+
+async def _moved(
+    request: Request, collection: ShardedCollection, member: Member, options: Document
+) -> Document | None:
+    """Make the change if it moves the document to another shard; ``None`` when it does not."""
+    repeated = reply_of_repeated_move(request)
+    if repeated is not None:
+        return repeated
+    query, update = options.get("query", {}), options["update"]
+    found = await find_one(request, [member], query, options.get("sort"))
+    if found is None:
+        return None
+    change = Update(update, query, options.get("arrayFilters", ()))
+    after = change.apply(found[1], request.now()).document
+    if new_owner(request, collection, found, after) is None:
+        return None
+    shown = after if options.get("new") else found[1]
+    reply = {
+        "lastErrorObject": {"n": 1, "updatedExisting": True},
+        "value": project(shown, options.get("fields", {})),
+    }
+    await move_document(request, collection, found, after, reply)
+    return reply

@@ -40,6 +40,10 @@ async def update_one_with_its_key(
     """
     collection = placement.sharded
     assert collection is not None
+    repeated = reply_of_repeated_move(request)
+    if repeated is not None:
+        result.add(repeated, [position])
+        return
     async with request.hold(placement.namespace):
         targets = targets_of_update(collection, statement)
         members = [shard for shard in request.catalog.shards if shard.id in targets]
@@ -58,8 +62,9 @@ async def update_one_with_its_key(
         else:
             after = change.apply(found[1], request.now()).document
             if new_owner(request, collection, found, after) is not None:
-                await move_document(request, collection, found, after)
-                result.add({"n": 1, "nModified": 1}, [position])
+                reply = {"n": 1, "nModified": 1}
+                await move_document(request, collection, found, after, reply)
+                result.add(reply, [position])
                 return
         await send_statement(request, placement, targets, statement, position, result)
 
@@ -85,15 +90,33 @@ def new_owner(
     return None if owner is member else owner
 
 
+def reply_of_repeated_move(request: Request) -> Document | None:
+    """Return the reply of a retryable write that is sent again and moved a document before."""
+    if not request.retryable:
+        return None
+    number = int(request.command["txnNumber"])
+    return request.state.transactions.reply_of(request.command["lsid"], number)
+
+
 async def move_document(
-    request: Request, collection: ShardedCollection, found: Found, after: Document
+    request: Request, collection: ShardedCollection, found: Found, after: Document, reply: Document
 ) -> None:
     """Delete ``found`` where it is and insert ``after`` where it belongs, in one transaction.
 
+    Args:
+        reply: what the command will answer, for when it is sent again.
+
     Raises:
-        CommandError: 112 WriteConflict when the document is no longer there; the shards' errors,
-            with nothing changed.
+        CommandError: 72 InvalidOptions for one of several statements; 112 WriteConflict when the
+            document is no longer there; the shards' errors, with nothing changed.
     """
+    if len(request.command.get("updates", ())) > 1:
+        raise CommandError(
+            72,
+            "Document shard key value updates that cause the doc to move shards must be sent with "
+            "write batch of size 1",
+            code_name="InvalidOptions",
+        )
     owner = request.catalog.shard(collection.chunks.owner_of_document(after))
     if request.transaction is not None:
         await _delete_and_insert(request, collection, found, owner, after)
@@ -105,6 +128,7 @@ async def move_document(
     inner = replace(request, transaction=transaction)
     try:
         await _delete_and_insert(inner, collection, found, owner, after)
+        transaction.reply = reply
         transactions.commit(transaction)
     finally:
         transactions.abort(transaction)

@@ -28,6 +28,8 @@ class Transaction:
     """The shards that took part, the coordinator first, and whether they wrote."""
     namespaces: set[str] = field(default_factory=set)
     expiry: asyncio.TimerHandle | None = None
+    reply: Document | None = None
+    """What a retryable write answered that became this transaction."""
 
     def fields_for(self, member: Member) -> Document:
         """Return the session fields of the next statement on ``member``; it takes part now."""
@@ -108,6 +110,13 @@ class TransactionTable:
             _, oldest = self._latest.popitem(last=False)
             self.abort(oldest)
         return transaction
+
+    def reply_of(self, lsid: Document, number: int) -> Document | None:
+        """Return what a retryable write answered that became a transaction and committed."""
+        latest = self._latest.get(_session_key(lsid))
+        if latest is None or latest.number != number or latest.state != "committed":
+            return None
+        return latest.reply
 
     async def hold(self, transaction: Transaction, namespace: str) -> None:
         """Hold ``namespace`` shared until the transaction ends."""

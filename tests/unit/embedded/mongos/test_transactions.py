@@ -133,6 +133,45 @@ async def test_retried_write_is_made_once(cluster: EmbeddedCluster) -> None:
     assert (await run(cluster, "a", {"count": "b"}))["n"] == 3
 
 
+@pytest.mark.parametrize("kind", ["update", "findAndModify"])
+async def test_retried_shard_key_change_is_made_once(cluster: EmbeddedCluster, kind: str) -> None:
+    await run(cluster, "admin", {"shardCollection": "a.k", "key": {"k": 1}})
+    await run(cluster, "admin", {"split": "a.k", "middle": {"k": 10}})
+    await run(cluster, "admin", {"moveChunk": "a.k", "find": {"k": 10}, "to": "shard1"})
+    await run(cluster, "a", {"insert": "k", "documents": [{"_id": 1, "k": 1}]})
+    where, change = {"_id": 1, "k": 1}, {"$set": {"k": 20}}
+    command: dict[str, Any] = {"update": "k", "updates": [{"q": where, "u": change}]}
+    if kind == "findAndModify":
+        command = {"findAndModify": "k", "query": where, "update": change}
+    command |= {"lsid": LSID, "txnNumber": 1}
+    before = now(cluster)
+    first = await run(cluster, "a", command)
+    again = await run(cluster, "a", command)
+    assert {k: v for k, v in first.items() if k[0] not in "$o"} == {
+        k: v for k, v in again.items() if k[0] not in "$o"
+    }
+    found = (await run(cluster, "a", {"find": "k"}))["cursor"]["firstBatch"]
+    assert found == [{"_id": 1, "k": 20}]
+    commits = [
+        entry for entry in entries(cluster, "shard1", before) if "commitTransaction" in entry["o"]
+    ]
+    assert len(commits) == 1
+
+
+async def test_shard_key_change_stands_alone_in_its_command(cluster: EmbeddedCluster) -> None:
+    await run(cluster, "admin", {"shardCollection": "a.k", "key": {"k": 1}})
+    await run(cluster, "admin", {"split": "a.k", "middle": {"k": 10}})
+    await run(cluster, "admin", {"moveChunk": "a.k", "find": {"k": 10}, "to": "shard1"})
+    await run(cluster, "a", {"insert": "k", "documents": [{"_id": 1, "k": 1}]})
+    updates = [
+        {"q": {"_id": 1, "k": 1}, "u": {"$set": {"x": 1}}},
+        {"q": {"_id": 1, "k": 1}, "u": {"$set": {"k": 20}}},
+    ]
+    command = {"update": "k", "updates": updates, "lsid": LSID, "txnNumber": 1}
+    reply = await run(cluster, "a", command)
+    assert (reply["n"], [error["code"] for error in reply["writeErrors"]]) == (1, [72])
+
+
 async def test_migration_is_invisible_in_the_oplogs(cluster: EmbeddedCluster) -> None:
     await run(cluster, "a", insert(1, 2, 3))
     before = now(cluster)
