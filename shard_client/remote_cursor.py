@@ -17,6 +17,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
 from shard_client.retry_policy import blames_member, from_network, is_resumable
+from shard_client.wait_breaker import WaitBreaker
 from shard_client.watchdog import Watchdog
 
 log = structlog.get_logger()
@@ -95,6 +96,7 @@ class RemoteCursor:
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
         self._watchdog = Watchdog(dialer.connect_to, settings.reply_timeout)
+        self._breaker = WaitBreaker(dialer.connect_to, settings.connect_timeout)
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
@@ -135,6 +137,16 @@ class RemoteCursor:
         """Let the next getMore wait at most so long for events, at least a millisecond."""
         self._await_ms = max(1, round(seconds * 1000))
 
+    def hurry(self, worth: float) -> None:
+        """End the wait of a getMore in flight that may last ``worth`` seconds more.
+
+        Its cursor is killed and opened again after its last promise, where the next ``set_await``
+        counts.
+        """
+        ends = self._watchdog.asked_at
+        if self._cursor is not None and ends is not None and ends - self._loop.time() > worth:
+            self._breaker.kill(self._cursor)
+
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout`` twice.
 
@@ -151,6 +163,7 @@ class RemoteCursor:
                 task.cancel()
                 await asyncio.wait(late, timeout=self._settings.close_timeout)
         await self._watchdog.stop()
+        await self._breaker.stop()
         await self._kill()
 
     # The loop of openings and failures.
@@ -201,7 +214,8 @@ class RemoteCursor:
         self._last_address = format_address(connection.address)
         if self._left_behind is not None:
             self.reopened += 1
-            await self._left_behind.kill_over(connection, self._settings.close_timeout)
+            if self._left_behind.address == connection.address:
+                await self._left_behind.kill_over(connection, self._settings.close_timeout)
             self._left_behind = None
         database, command = self._opening(self._pbrt)
         command = {**command, "$db": database}
@@ -227,7 +241,14 @@ class RemoteCursor:
                 body = self._cursor.get_more(*wanted)
             assert self._connection is not None
             reply = await self._ask(self._connection, body, self._await_ms / 1000)
-            batch = slice_cursor_reply(reply)
+            try:
+                batch = slice_cursor_reply(reply)
+            except CommandError as error:
+                if not self._breaker.explains(error, self._cursor):
+                    raise
+                request = None
+                await self._open()
+                continue
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:

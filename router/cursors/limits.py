@@ -19,9 +19,11 @@ class StreamLimits:
     """Size that a batch from a shard should have; batchSize is adapted to it."""
     reply_bytes: int = 16 * _MIB
     """Events in one reply to a client."""
-    await_quiet: float = 0.05
-    """How long a shard's getMore may wait for events while the whole stream is quiet: this bounds
-    how late the first event after a silence is, and what an idle stream costs."""
+    await_quiet: float = 0.25
+    """How long a shard's getMore may wait for events while the whole stream is quiet: this decides
+    what an idle stream costs."""
+    hurry_worth: float = 0.02
+    """A wait that holds events back and would last longer than this is broken off."""
     await_active: float = 0.01
     """The same while events have come within ``active_for``."""
     active_for: float = 1.0

@@ -326,6 +326,9 @@ class Upstream:
                 continue
             if waiting.latest <= remote.nudged_past and self._loop.time() < remote.nudge_again:
                 continue
+            if remote.cursor is not None:
+                remote.cursor.set_await(self._limits.await_gate)
+                remote.cursor.hurry(self._limits.hurry_worth)
             remote.nudged = True
             remote.nudged_past = waiting.latest
             done = partial(self._nudged, remote)

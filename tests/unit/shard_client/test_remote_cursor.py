@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,6 +63,9 @@ class Reader:
         if pbrt is not None:
             start = {"resumeAfter": {"_data": token_data(pbrt).decode()}}
         return "db", {"aggregate": 1, "pipeline": [{"$changeStream": start}], "cursor": {}}
+
+    def has(self, count: int) -> bool:
+        return len(self.keys) == count
 
     @property
     def keys(self) -> list[bytes]:
@@ -156,6 +160,28 @@ async def test_a_member_that_takes_its_time_is_waited_for(member: ScriptedMember
     assert reader.failures == []
     async with asyncio.timeout(2):
         await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_wait_is_broken_off_without_losing_an_event(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    for number in range(5):
+        reader.cursor.hurry(0.1)
+        reader.cursor.hurry(0.1)
+        member.insert(101 + number)
+        await until(partial(reader.has, number + 1))
+        await until(lambda: len(member.cursors) == 1)
+    member.noop(110)
+    asked = len(member.opened)
+    reader.cursor.hurry(0.1)
+    await until(lambda: len(member.opened) == asked + 1)
+    assert reader.keys == keys(*range(101, 106))
+    assert not reader.failures
+    assert not reader.suspected
+    reader.cursor.hurry(30)
+    await reader.cursor.close()
     assert not member.cursors
 
 

@@ -204,6 +204,22 @@ async def test_idle_members_are_nudged_past_a_waiting_event(cluster: ScriptedClu
     assert sum(registry.nudges.values()) == before, "nothing waits, so nobody is nudged"
 
 
+async def test_long_waits_are_broken_off_when_an_event_needs_their_end(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(nudge=True, nudge_delay=0.002, await_quiet=20.0, active_for=0.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    await until(lambda: all(member.commands["getMore"] for member in cluster.members))
+    for number, second in enumerate((105, 1105, 2105)):
+        cluster.shards[f"s{number}"].insert(second, number)
+        async with asyncio.timeout(5):
+            assert await read_until(cursor, 1) == [number]
+    assert cluster.open_cursors == 4
+    async with asyncio.timeout(5):
+        await registry.close()
+    assert cluster.open_cursors == 0
+
+
 async def test_members_that_allow_no_note_are_read_from(cluster: ScriptedCluster):
     registry = cluster.registry(nudge=True, nudge_delay=0.002)
     for member in cluster.members:
