@@ -89,9 +89,18 @@ COMMANDS: dict[str, Handler] = {
     "hostInfo": diagnostics.host_info,
     "getLog": diagnostics.get_log,
     "isdbgrid": diagnostics.is_db_grid,
+    "currentOp": diagnostics.current_operations,
     "replSetGetStatus": diagnostics.not_through_mongos,
     "replSetGetConfig": diagnostics.not_through_mongos,
 }
+
+
+async def list_commands(_request: Request) -> Document:
+    """Name the commands."""
+    return {"commands": {name: {"help": ""} for name in sorted(COMMANDS)}}
+
+
+COMMANDS["listCommands"] = list_commands
 
 ON_ADMIN_ONLY = frozenset(
     [
@@ -116,6 +125,7 @@ ON_ADMIN_ONLY = frozenset(
         "getCmdLineOpts",
         "getParameter",
         "getLog",
+        "currentOp",
     ]
 )
 """Commands that must be sent to the admin database."""

@@ -390,6 +390,7 @@ def test_listings(client: Client, orders: Any) -> None:
     shards = client.admin.command("listShards")["shards"]
     assert [shard["_id"] for shard in shards] == SHARDS
     assert all(shard["state"] == 1 for shard in shards)
+    assert all(shard["topologyTime"].time > 0 for shard in shards)
     assert [s["_id"] for s in client.config.shards.find().sort("_id", 1)] == SHARDS
 
 
