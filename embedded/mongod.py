@@ -294,12 +294,13 @@ class Mongod:
         self.journal.abort(transaction)
 
     def _transaction(self, lsid: dict[str, Any], txn_number: int) -> Transaction:
-        session = self.sessions.get(lsid)
-        transaction = session.transaction
+        session = self.sessions.find(lsid)
+        transaction = session.transaction if session is not None else None
         if transaction is None or transaction.txn_number != txn_number:
             raise no_such_transaction(
                 f"Given transaction number {txn_number} does not match any in-progress "
-                f"transactions. The active transaction number is {session.txn_number}"
+                f"transactions. The active transaction number is "
+                f"{session.txn_number if session is not None else -1}"
             )
         return transaction
 

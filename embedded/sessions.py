@@ -50,6 +50,10 @@ class SessionTable:
             self._sessions.move_to_end(key)
         return session
 
+    def find(self, lsid: dict[str, Any]) -> Session | None:
+        """Return the session if it is known."""
+        return self._sessions.get(bytes(lsid["id"]))
+
     def _drop_oldest(self) -> None:
         for key, session in self._sessions.items():
             if session.transaction is None or not session.transaction.is_open:

@@ -34,8 +34,8 @@ async def end_sessions(request: Request) -> Document:
         if not isinstance(identifier, bytes):
             continue
         request.mongod.cursors.end_session(identifier)
-        session = request.mongod.sessions.get(lsid)
-        transaction = session.transaction
+        session = request.mongod.sessions.find(lsid)
+        transaction = session.transaction if session is not None else None
         if transaction is not None and transaction.state == "in progress":
             request.mongod.journal.abort(transaction)
     return {}

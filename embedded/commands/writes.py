@@ -9,7 +9,13 @@ from bson.objectid import ObjectId
 
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
-from embedded.commands.writing import Statements, validate, when_unlocked, writable_collection
+from embedded.commands.writing import (
+    Statements,
+    take_turns,
+    validate,
+    when_unlocked,
+    writable_collection,
+)
 from embedded.errors import bad_value, failed_to_parse
 from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
@@ -64,6 +70,7 @@ async def insert(request: Request) -> Document:
     unit = request.unit
     count = 0
     for index, document in enumerate(documents):
+        await take_turns(index)
         if statements.repeated(index):
             count += 1
             continue
@@ -93,6 +100,7 @@ async def update(request: Request) -> Document:
     matched = modified = 0
     upserted: list[Document] = []
     for index, statement in enumerate(given):
+        await take_turns(index)
         outcome = statements.repeated(index)
         if outcome is None:
             try:
@@ -139,7 +147,8 @@ async def _update_many(
     if not found and upsert:
         return update_first(request, matcher, change, number, upsert=True).summary()
     matched = modified = 0
-    for document in found:
+    for done, document in enumerate(found):
+        await take_turns(done)
         assert collection is not None
         key = id_key(document["_id"])
 
@@ -233,6 +242,7 @@ async def delete(request: Request) -> Document:
     statements = Statements(request, len(given))
     count = 0
     for index, statement in enumerate(given):
+        await take_turns(index)
         outcome = statements.repeated(index)
         if outcome is None:
             try:
@@ -260,7 +270,8 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
         gone = await when_unlocked(lambda: delete_first(request, matcher, number))
         return {"n": int(gone is not None)}
     count = 0
-    for document in list(select(unit.view(collection), matcher)):
+    for done, document in enumerate(list(select(unit.view(collection), matcher))):
+        await take_turns(done)
         key = id_key(document["_id"])
 
         def one(key: Any = key) -> bool:

@@ -1,5 +1,6 @@
 """What all write commands share: retries, waiting for locks, validators, write errors."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,6 +22,12 @@ async def when_unlocked(attempt: Callable[[], T]) -> T:
             return attempt()
         except DocumentLocked as locked:
             await locked.transaction.wait_ended()
+
+
+async def take_turns(done: int) -> None:
+    """Let other connections run, each time another 256 documents are ``done``."""
+    if done % 256 == 255:
+        await asyncio.sleep(0)
 
 
 def validate(collection: Collection, document: Document) -> None:

@@ -1,5 +1,6 @@
 """A member's commands: replies, errors, and the oplog entries of definitions."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -55,6 +56,17 @@ async def test_ordered_inserts_stop_at_an_error_and_unordered_ones_do_not(driver
     assert reply["n"] == 1
     assert [error["index"] for error in reply["writeErrors"]] == [0, 1]
     assert reply["writeErrors"][0]["keyPattern"] == {"_id": 1}
+
+
+async def test_a_large_write_lets_others_run(driver: Driver) -> None:
+    documents = [{"_id": i} for i in range(1000)]
+    writing = asyncio.create_task(driver.run({"insert": "c", "documents": documents}))
+    seen = set()
+    while not writing.done():
+        seen.add((await Driver(driver.mongod).run({"count": "c"}))["n"])
+        await asyncio.sleep(0)
+    assert len(seen) > 2
+    assert (await writing)["n"] == 1000
 
 
 async def test_updates_report_matches_changes_and_upserts(driver: Driver) -> None:
