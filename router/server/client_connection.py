@@ -108,7 +108,7 @@ class ClientConnection:
             return
         with anyio.CancelScope() as self._scope:
             await self._answer(request)
-        if self._scope.cancelled_caught:
+        if self._scope.cancelled_caught and not request.replied:
             self._send_error(request, interrupted(request.name), request.request_id)
         self._scope = None
         await self._stream.drain()

@@ -107,5 +107,6 @@ class ReplyWriter:
     def _write(self, request: Request, frame: bytes) -> None:
         if request.compressor is not None and request.name not in NEVER_COMPRESSED:
             frame = compress_frame(frame, request.compressor)
+        request.replied = True
         self._counters.bytes_out += len(frame)
         self._stream.write(frame)

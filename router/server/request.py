@@ -29,7 +29,8 @@ class Request:
     """One message of a client, whole and uncompressed in ``frame``.
 
     ``name`` is the command's; of what is not ours nothing more is looked at. ``compressor`` is the
-    number of the one that the client used, None if it used none.
+    number of the one that the client used, None if it used none. ``replied`` is set with the first
+    reply.
     """
 
     frame: bytes
@@ -40,6 +41,7 @@ class Request:
     compressor: int | None = None
     query: OpQuery | None = None
     message: OpMsg | None = None
+    replied: bool = False
 
     @property
     def wants_reply(self) -> bool:

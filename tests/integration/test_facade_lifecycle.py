@@ -98,7 +98,8 @@ def test_watchers_resume_by_themselves_after_a_restart(
 
 
 def test_sigterm_ends_the_router_in_bounded_time_with_streams_open(cluster: TestCluster) -> None:
-    router = start_router(cluster.configdb, cluster.mongos_uri, feed=True)
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
+    router = start_router(cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=drain)
     feed = socket.create_connection(("127.0.0.1", router.feed_port or 0))
     with pymongo.MongoClient[dict[str, Any]](
         router.uri, retryReads=False, serverSelectionTimeoutMS=500
