@@ -101,6 +101,7 @@ class Upstream:
         """
         self._connections = dict(connections)
         self._touch()
+        self._last_event = self._loop.time()
         opening = self._opening = self._loop.create_future()
         self._execute(self._stream.start())
         try:

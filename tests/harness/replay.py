@@ -48,6 +48,7 @@ class ReplayMember:
     wire_version: int = 17
     now: Timestamp = _NOW
     tapes: dict[int, Tape] = field(default_factory=dict)
+    killed: dict[int, Tape] = field(default_factory=dict)
     opened: list[dict[str, Any]] = field(default_factory=list)
     connections: set[asyncio.Transport] = field(default_factory=set)
     port: int = 0
@@ -82,6 +83,9 @@ class ReplayMember:
             return answer
         if name == "aggregate":
             self.opened.append(command)
+            token = command["pipeline"][0].get("$changeStream", {}).get("resumeAfter")
+            if token is not None and self.killed:
+                return self._go_on(command, token), False
             tape = self.play(command)
             body = tape.open(command)
             reply = bson.decode(body)
@@ -89,6 +93,14 @@ class ReplayMember:
                 self.tapes[reply["cursor"]["id"]] = tape
             return body, False
         return bson.encode(self._control(name, command)), False
+
+    def _go_on(self, command: dict[str, Any], token: dict[str, Any]) -> bytes:
+        """Play a killed cursor's tape on, from where it was."""
+        number, tape = self.killed.popitem()
+        self.tapes[number] = tape
+        collection = "$cmd.aggregate" if command["aggregate"] == 1 else command["aggregate"]
+        namespace = f"{command['$db']}.{collection}"
+        return cursor_body(number, namespace, [], token["_data"], first=True)
 
     def _control(self, name: str, command: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {}
@@ -99,7 +111,8 @@ class ReplayMember:
             namespace = f"{command['$db']}.{command['find']}"
             reply = {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}
         elif name == "killCursors":
-            killed = [number for number in command["cursors"] if self.tapes.pop(number, None)]
+            killed = [number for number in command["cursors"] if number in self.tapes]
+            self.killed |= {number: self.tapes.pop(number) for number in killed}
             reply = {"cursorsKilled": killed, "cursorsNotFound": [], "cursorsAlive": []}
         elif name == "buildInfo":
             reply = {"version": "6.0.15", "versionArray": [6, 0, 15, 0]}
