@@ -1,0 +1,176 @@
+"""Applications write and a watcher watches through the router, while the cluster is rearranged."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymongo
+import pytest
+from bson import MinKey
+from pymongo.errors import OperationFailure
+
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.routers import RouterProcess
+
+SECONDS = 2.5
+APPLICATIONS = 3
+REGIONS = "abchijpqz"
+LAST = "the last document"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Application:
+    """Writes documents of its own, and knows what must be there in the end."""
+
+    number: int
+    client: Client
+    documents: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, end: float) -> None:
+        chance = random.Random(self.number)
+        key = self.number * 1_000_000
+        while time.monotonic() < end:
+            key += 10
+            self._write(chance, key)
+
+    def _write(self, chance: random.Random, key: int) -> None:
+        orders, region, dice = self.client.shop.orders, chance.choice(REGIONS), chance.random()
+        if dice < 0.4 or not self.documents:
+            self._note({"_id": key, "region": region, "n": 0})
+            orders.insert_one(dict(self.documents[key]))
+            return
+        if dice > 0.8:
+            self._insert_together([key + i for i in range(4)], chance)
+            return
+        victim = chance.choice(list(self.documents.values()))
+        where = {"_id": victim["_id"], "region": victim["region"]}
+        if dice < 0.6:
+            orders.update_one(where, {"$inc": {"n": 1}})
+            victim["n"] += 1
+        elif dice < 0.7:
+            orders.update_one(where, {"$set": {"region": region}})
+            victim["region"] = region
+        else:
+            orders.delete_one({"_id": victim["_id"]})
+            del self.documents[victim["_id"]]
+
+    def _insert_together(self, keys: list[int], chance: random.Random) -> None:
+        documents = [{"_id": key, "region": chance.choice("ahz"), "n": 0} for key in keys]
+
+        def insert(session: Any) -> None:
+            for document in documents:
+                self.client.shop.orders.insert_one(dict(document), session=session)
+
+        with self.client.start_session() as session:
+            session.with_transaction(insert)
+        for document in documents:
+            self._note(document)
+
+    def _note(self, document: dict[str, Any]) -> None:
+        self.documents[document["_id"]] = document
+
+
+class Watcher:
+    """Collects the collection's events until the last document is there."""
+
+    def __init__(self, client: Client) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._stream = client.shop.orders.watch()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _watch(self) -> None:
+        for event in self._stream:
+            self.events.append(event)
+            if event["documentKey"]["_id"] == LAST:
+                return
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(3) as running:
+        yield running
+
+
+@pytest.fixture
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    arguments = [f"--configdb={cluster.configdb}", "--port=0", f"--upstream={cluster.mongos_uri}"]
+    with RouterProcess(arguments) as running:
+        yield running
+
+
+def rearrange(client: Client, cluster: TestCluster, end: float) -> None:
+    """Split and move chunks at random; in the middle of it all, add a shard."""
+    chance, admin, moves = random.Random(99), client.admin, 0
+    added = False
+    while time.monotonic() < end:
+        where = {"region": chance.choice(REGIONS), "_id": 1}
+        admin.command("moveChunk", "shop.orders", find=where, to=chance.choice([*cluster.shards]))
+        moves += 1
+        if not added and time.monotonic() > end - SECONDS / 2:
+            cluster.add_shard()
+            added = True
+        if moves % 3 == 0:
+            middle = {"region": chance.choice(REGIONS), "_id": chance.randrange(9) * 1_000_000 + 1}
+            try:
+                admin.command("split", "shop.orders", middle=middle)
+            except OperationFailure:
+                continue  # a bound already
+        time.sleep(0.1)
+
+
+def replayed(events: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    documents: dict[Any, dict[str, Any]] = {}
+    for event in events:
+        key = event["documentKey"]["_id"]
+        match event["operationType"]:
+            case "insert":
+                assert key not in documents
+                documents[key] = event["fullDocument"]
+            case "update":
+                documents[key] |= event["updateDescription"]["updatedFields"]
+            case "delete":
+                del documents[key]
+            case other:
+                raise AssertionError(other)
+    return documents
+
+
+def test_nothing_is_lost_doubled_or_out_of_order(
+    cluster: TestCluster, router: RouterProcess
+) -> None:
+    client: Client
+    with pymongo.MongoClient(router.uri) as client:
+        client.admin.command("enableSharding", "shop", primaryShard="shard0")
+        client.admin.command("shardCollection", "shop.orders", key={"region": 1, "_id": 1})
+        for at in "hp":
+            middle = {"region": at, "_id": MinKey()}
+            client.admin.command("split", "shop.orders", middle=middle)
+        watcher = Watcher(client)
+        end = time.monotonic() + SECONDS
+        applications = [Application(number, client) for number in range(1, APPLICATIONS + 1)]
+        with ThreadPoolExecutor() as pool:
+            running = [pool.submit(application.run, end) for application in applications]
+            running.append(pool.submit(rearrange, client, cluster, end))
+            for each in running:
+                each.result()
+        client.shop.orders.insert_one({"_id": LAST, "region": "a"})
+        watcher.wait()
+        stored = {document["_id"]: document for document in client.shop.orders.find()}
+    expected = {k: d for application in applications for k, d in application.documents.items()}
+    expected[LAST] = {"_id": LAST, "region": "a"}
+    assert len(expected) > 100
+    assert stored == expected
+    assert replayed(watcher.events) == expected
+    tokens = [event["_id"]["_data"] for event in watcher.events]
+    assert tokens == sorted(set(tokens))
