@@ -108,13 +108,17 @@ def build_cursor_reply(
     size: int | None = None,
     cluster_time: bytes | None = None,
     operation_time: Timestamp | None = None,
+    identity_first: bool | None = None,
 ) -> list[bytes]:
     """Return the parts of the reply body that mongos would send, to be joined.
 
     ``size`` is the bytes of all ``events`` if the caller knows it; ``pbrt`` and ``cluster_time``
-    are raw documents; what is empty or None is left out. The order of fields is mongos's own,
-    which differs between aggregate (firstBatch) and getMore (nextBatch).
+    are raw documents; what is empty or None is left out. The order of fields is mongos's own:
+    id and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
+    says where they are.
     """
+    if identity_first is None:
+        identity_first = batch_name == "nextBatch"
     count = len(events)
     events_size = sum(map(len, events)) if size is None else size
     batch_size = 5 + events_size + _heads_size(count)
@@ -126,10 +130,10 @@ def build_cursor_reply(
         _int32.pack(len(ns) + 1),
         ns,
     )
-    if batch_name == "firstBatch":
-        before, after = batch_head, b"\0" + token + identity + b"\0"
-    else:
+    if identity_first:
         before, after = identity + batch_head, b"\0" + token + b"\0"
+    else:
+        before, after = batch_head, b"\0" + token + identity + b"\0"
     cursor_size = 4 + len(before) + (batch_size - 5) + len(after)
     rest = [_OK_FIELD]
     if cluster_time is not None:

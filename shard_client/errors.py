@@ -10,6 +10,15 @@ RESUMABLE_LABEL = "ResumableChangeStreamError"
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 
 
+# What the error itself is made of, and what a member says of itself in any reply.
+_NOT_EXTRA = frozenset(
+    {
+        *("ok", "errmsg", "code", "codeName", "errorLabels"),
+        *("operationTime", "lastCommittedOpTime", "topologyVersion", "electionId"),
+    }
+)
+
+
 class ProtocolError(Exception):
     """The peer broke the wire protocol and its connection ends (docs/protocol.md, section 1)."""
 
@@ -23,7 +32,7 @@ class CommandError(Exception):
 
     ``code`` is MongoDB's error code, ``message`` its ``errmsg``; ``code_name`` defaults to
     MongoDB's own name for the code, ``labels`` are the errorLabels, ``extra`` holds further
-    fields of the reply.
+    fields of the reply that belong to the error.
     """
 
     def __init__(
@@ -51,7 +60,6 @@ class CommandError(Exception):
 
         Raises ProtocolError if its code, message or labels are not of the types they must be.
         """
-        known = {"ok", "errmsg", "code", "codeName", "errorLabels", "$clusterTime", "operationTime"}
         code, message = reply.get("code", 8), reply.get("errmsg", "the server gave no message")
         name, labels = reply.get("codeName"), reply.get("errorLabels", [])
         if not (
@@ -67,7 +75,11 @@ class CommandError(Exception):
             message,
             code_name=name,
             labels=labels,
-            extra={key: value for key, value in reply.items() if key not in known},
+            extra={
+                name: value
+                for name, value in reply.items()
+                if name not in _NOT_EXTRA and not name.startswith("$")
+            },
         )
 
     def to_reply(self) -> dict[str, Any]:

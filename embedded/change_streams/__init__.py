@@ -13,10 +13,12 @@ from embedded.change_streams.cursor import (
     is_change_stream,
     open_change_stream,
 )
+from embedded.change_streams.explanation import explain_change_stream
 
 __all__ = [
     "Batch",
     "ChangeStreamCursor",
+    "explain_change_stream",
     "first_batch_size",
     "is_change_stream",
     "open_change_stream",

@@ -6,6 +6,7 @@ from typing import Any
 
 from bson.int64 import Int64
 
+from embedded.change_streams import explain_change_stream, is_change_stream
 from embedded.commands.request import COMMANDS, Request, command
 from embedded.errors import namespace_not_found
 from embedded.storage.bson_values import Document
@@ -151,6 +152,8 @@ async def explain(request: Request) -> Document:
     name = next(iter(explained), "")
     if name not in ("find", "aggregate", "count", "distinct", "update", "delete", "findAndModify"):
         raise CommandError(59, f"Explain failed due to unknown command: {name}")
+    if name == "aggregate" and is_change_stream(explained):
+        return explain_change_stream(request.mongod, request.database, explained)
     condition = explained.get("filter") or explained.get("query") or {}
     stage = "IDHACK" if "_id" in condition else "COLLSCAN"
     planner: Document = {

@@ -13,6 +13,14 @@ from shard_client.errors import CommandError
 Pipeline = Sequence[Mapping[str, Any]]
 
 _NOT_SUPPORTED = 115
+_FIELDS = frozenset(
+    [
+        "aggregate", "pipeline", "cursor", "explain", "maxTimeMS", "bypassDocumentValidation",
+        "hint", "collation", "let", "comment", "readConcern", "writeConcern", "allowDiskUse",
+        "lsid", "txnNumber", "autocommit", "startTransaction", "stmtId", "stmtIds",
+        "apiVersion", "apiStrict", "apiDeprecationErrors", "collectionUUID", "maxTimeMSOpOnly",
+    ]
+)  # fmt: skip
 _PER_SHARD_STAGES = frozenset({"$collStats", "$indexStats", "$planCacheStats"})
 
 
@@ -94,6 +102,12 @@ async def _on_primary(
 
 
 def _checked_pipeline(request: Request) -> Pipeline:
+    for name in request.command:
+        if name not in _FIELDS and not name.startswith("$"):
+            raise CommandError(
+                40415, f"BSON field 'aggregate.{name}' is an unknown field.",
+                code_name="Location40415",
+            )  # fmt: skip
     pipeline = request.command.get("pipeline")
     if not isinstance(pipeline, list):
         raise bad_value("'pipeline' option must be specified as an array")

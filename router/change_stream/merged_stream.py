@@ -40,6 +40,7 @@ __all__ = [
     "ReopenRemote",
     "Taken",
     "Waiting",
+    "only_shard",
 ]
 
 CONFIG: Final = "config"
@@ -86,7 +87,7 @@ class MergedStream:
         if only is None:
             self._openings.append(self._remotes.open(CONFIG, "", topology_from, topology=True))
         else:
-            shards = _only(shards, only)
+            shards = only_shard(shards, only)
         for shard, host in shards.items():
             opening = self._remotes.open(shard, host, start_at)
             self._remotes[opening.remote].swallows = swallows
@@ -327,7 +328,8 @@ def _starting_mark(
     return token, token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
 
 
-def _only(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:
+def only_shard(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:
+    """Return one shard out of ``shards``; raises CommandError when it is not there."""
     if shard not in shards:
         raise CommandError(ErrorCode.ShardNotFound, f"Shard {shard} not found")
     return {shard: shards[shard]}

@@ -1,12 +1,14 @@
 """aggregate: a change stream is ours, everything else the upstream's."""
 
-from router.change_stream.request import is_change_stream, parse_request
-from router.commands.answer import PASS_THROUGH, AnyAnswer, RawAnswer
+from collections.abc import Mapping
+from typing import Any
+
+from router.change_stream.request import StreamRequest, is_change_stream, parse_request
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.registry import Owner
 from shard_client.cursor_reply import build_cursor_reply
-from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 
@@ -21,11 +23,7 @@ async def aggregate(call: Call) -> AnyAnswer:
     node = call.node
     request = parse_request(call.database, call.command)
     if request.explain:
-        if node.upstream is not None:
-            return PASS_THROUGH
-        raise CommandError(
-            ErrorCode.IllegalOperation, "explaining a change stream takes an upstream mongos"
-        )
+        return await _explained(call, request, call.command, "queryPlanner")
     try:
         cursor, batch = await node.cursors.open(request, Owner(call.lsid))
     except CommandError as error:
@@ -41,8 +39,46 @@ async def aggregate(call: Call) -> AnyAnswer:
             size=batch.size,
             cluster_time=node.clock.raw,
             operation_time=node.clock.time,
+            # mongos hands on the one shard's own reply.
+            identity_first=request.passthrough_to_shard is not None,
         )
     )
 
 
-COMMANDS = (Command(("aggregate",), aggregate, "change streams", api_versions=("1",)),)
+async def explain(call: Call) -> AnyAnswer:
+    """Show how a change stream would be run; pass on what explains anything else.
+
+    Raises:
+        CommandError: what mongos answers to the same request.
+    """
+    inner = call.command[call.name]
+    if not isinstance(inner, Mapping) or next(iter(inner), "") != "aggregate":
+        return PASS_THROUGH
+    if not is_change_stream(inner):
+        return PASS_THROUGH
+    verbosity = call.command.get("verbosity", "allPlansExecution")
+    request = parse_request(call.database, {"cursor": {}, **inner})
+    return await _explained(call, request, inner, verbosity)
+
+
+async def _explained(
+    call: Call, request: StreamRequest, command: Mapping[str, Any], verbosity: Any
+) -> Answer:
+    node = call.node
+    build = node.identity.build_info
+    server = {
+        "host": node.host,
+        "port": node.port,
+        "version": node.identity.version,
+        "gitVersion": build["gitVersion"],
+    }
+    plan = await node.cursors.explain(request, verbosity)
+    named = {name: command[name] for name in ("aggregate", "pipeline")}
+    shown = {**named, "cursor": command.get("cursor", {})}
+    return Answer({"serverInfo": server, **plan, "command": shown})
+
+
+COMMANDS = (
+    Command(("aggregate",), aggregate, "change streams", api_versions=("1",)),
+    Command(("explain",), explain, "how a change stream would be run", api_versions=("1",)),
+)

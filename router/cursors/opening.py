@@ -48,7 +48,7 @@ async def open_upstream(
             # Each hello tells its shard's time: what was written before now is left out.
             only = request.passthrough_to_shard
             asked = [shard for shard in shards if only in (None, shard)]
-            await _connect_all(cluster, asked, read_mode(request), limits, connections)
+            await connect_all(cluster, asked, read_mode(request), limits, connections)
             start_at = next_tick(cluster.clock.time or Timestamp(0, 0))
         stream = MergedStream(
             request,
@@ -70,7 +70,7 @@ async def open_upstream(
     return upstream
 
 
-async def _connect_all(
+async def connect_all(
     cluster: Cluster,
     shards: Iterable[str],
     mode: str,

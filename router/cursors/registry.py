@@ -4,13 +4,14 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
 
 from router.catalog.cluster import Cluster
 from router.change_stream.request import StreamRequest
+from router.cursors.explanation import explain_stream
 from router.cursors.limits import StreamLimits
 from router.cursors.merged_cursor import Batch, MergedCursor
 from router.cursors.nudge import Nudger
@@ -101,6 +102,10 @@ class CursorRegistry:
         else:
             self._background(cursor)
         return cursor, first
+
+    async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
+        """Return how ``request`` would be run; opens no cursor. Raises CommandError."""
+        return await explain_stream(request, verbosity, self._cluster, self._limits)
 
     @asynccontextmanager
     async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[MergedCursor]:

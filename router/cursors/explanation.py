@@ -1,0 +1,69 @@
+"""How a merged stream would be run: the plan that mongos's explain shows."""
+
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.change_stream.merged_stream import only_shard
+from router.change_stream.plan import shard_command
+from router.change_stream.request import StreamRequest
+from router.cursors.limits import StreamLimits
+from router.cursors.opening import connect_all
+from router.cursors.upstream import read_mode
+from shard_client.cluster_clock import next_tick
+from shard_client.connection import Connection
+
+
+async def explain_stream(
+    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: StreamLimits
+) -> dict[str, Any]:
+    """Return the parts of explain's reply that are about the plan, in mongos's order.
+
+    The shards explain what the router would send them; their answers are shown as they are.
+    Raises CommandError: what the shards refuse.
+    """
+    shards, _ = await cluster.shards()
+    if request.passthrough_to_shard is not None:
+        shards = only_shard(shards, request.passthrough_to_shard)
+    connections: dict[str, Connection] = {}
+    try:
+        await connect_all(cluster, shards, read_mode(request), limits, connections)
+        start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
+        database, command = shard_command(request, start_at=start_at)
+        # How far back the majority has read says nothing about a plan.
+        inner = {name: value for name, value in command.items() if name != "readConcern"}
+        asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
+        replies = [
+            await connection.command(database, asked, timeout=limits.reply_timeout)
+            for connection in connections.values()
+        ]
+        hosts = [":".join(map(str, each.address)) for each in connections.values()]
+    finally:
+        for connection in connections.values():
+            connection.abort()
+    stages = [
+        {"host": host, "stages": reply.get("stages", [])}
+        for host, reply in zip(hosts, replies, strict=True)
+    ]
+    return {
+        "serverParameters": replies[0].get("serverParameters", {}) if replies else {},
+        "mergeType": "mongos",
+        "splitPipeline": {
+            "shardsPart": command["pipeline"],
+            "mergerPart": _merger_part(request.namespace),
+        },
+        "shards": dict(zip(connections, stages, strict=True)),
+    }
+
+
+def _merger_part(namespace: str) -> list[dict[str, Any]]:
+    merge = {
+        "sort": {"_id._data": 1},
+        "compareWholeSortKey": False,
+        "tailableMode": "tailableAndAwaitData",
+        "nss": namespace,
+        "allowPartialResults": False,
+        "recordRemoteOpWaitTime": False,
+    }
+    return [{"$mergeCursors": merge}, {"$changeStream": {"stage": "internalHandleTopologyChange"}}]

@@ -1,0 +1,53 @@
+"""One cluster with a router before it for all conformance tests, and the report on them."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.database import Database
+
+from tests.conformance.recorded_workload import Workload, run_workload
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.routers import RouterProcess, start_router
+
+SHARDS = 3
+NOOP_SECONDS = 0.2
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(SHARDS, noop_interval=NOOP_SECONDS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    flags = {"set_parameter": {"enableTestCommands": 1}}
+    with start_router(cluster.configdb, cluster.mongos_uri, **flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(router: RouterProcess) -> Iterator[Client]:
+    client: Client
+    with pymongo.MongoClient(router.uri) as client:
+        yield client
+
+
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def db(client: Client) -> Iterator[Database[dict[str, Any]]]:
+    """A database of this test's own."""
+    database = client[f"test{next(_names)}"]
+    yield database
+    client.drop_database(database.name)
+
+
+@pytest.fixture(scope="session")
+def workload(cluster: TestCluster, client: Client) -> Workload:
+    """The recorded workload, run through the router."""
+    return run_workload(cluster, client)

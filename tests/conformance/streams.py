@@ -1,0 +1,151 @@
+"""A change stream as raw commands, so that tests see whole replies."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from bson import Int64, Timestamp
+from pymongo.client_session import ClientSession
+from pymongo.errors import OperationFailure
+
+from tests.harness.clusters import Client
+
+PATIENCE = 15.0
+"""Seconds in which what must come has come."""
+
+Event = dict[str, Any]
+CLUSTER = {"allChangesForCluster": True}
+
+
+class Stream:
+    """An open change stream; ``with`` closes it.
+
+    Args:
+        client: a client of the router (or of a shard).
+        database: the database's name.
+        target: a collection's name, or 1.
+        options: the options of ``$changeStream``.
+        stages: what follows it.
+        cursor: the command's ``cursor``.
+        session: whose cursor it is; None takes one of the client's.
+        fields: further fields of the aggregate command.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        database: str,
+        target: str | int = 1,
+        options: Mapping[str, Any] | None = None,
+        stages: list[Mapping[str, Any]] | None = None,
+        *,
+        cursor: Mapping[str, Any] | None = None,
+        session: ClientSession | None = None,
+        **fields: Any,
+    ) -> None:
+        self.client = client
+        self.database = database
+        self.session = session or client.start_session()
+        self.collection = target if isinstance(target, str) else "$cmd.aggregate"
+        self.events: list[Event] = []
+        self.pbrts: list[str] = []
+        command = {
+            "aggregate": target,
+            "pipeline": [{"$changeStream": {**(options or {})}}, *(stages or [])],
+            "cursor": dict(cursor or {}),
+            **fields,
+        }
+        self._take(client[database].command(command, session=self.session))
+
+    def _take(self, reply: dict[str, Any]) -> dict[str, Any]:
+        self.reply = reply
+        cursor = reply["cursor"]
+        self.id = Int64(cursor["id"])
+        self.batch: list[Event] = cursor.get("firstBatch", cursor.get("nextBatch"))
+        self.events += self.batch
+        self.pbrt: dict[str, Any] = cursor["postBatchResumeToken"]
+        self.pbrts.append(self.pbrt["_data"])
+        return reply
+
+    def more(self, max_time_ms: int | None = 100, **fields: Any) -> dict[str, Any]:
+        """Send one getMore and return its reply."""
+        command = {"getMore": self.id, "collection": self.collection, **fields}
+        if max_time_ms is not None:
+            command["maxTimeMS"] = max_time_ms
+        return self._take(self.client[self.database].command(command, session=self.session))
+
+    def until(self, done: Callable[[Self], Any], **fields: Any) -> list[Event]:
+        """Read on until ``done(self)``; return all events so far."""
+        deadline = time.monotonic() + PATIENCE
+        while not done(self):
+            assert self.id, f"the stream ended with {self.events}"
+            assert time.monotonic() < deadline, f"still waiting after {self.events}"
+            self.more(**fields)
+        return self.events
+
+    def read(self, count: int, **fields: Any) -> list[Event]:
+        """Read on until there are ``count`` events; return all so far, which may be more."""
+        return self.until(lambda self: len(self.events) >= count, **fields)
+
+    def past(self, end: Timestamp) -> list[Event]:
+        """Read on until nothing at or before ``end`` can come, or the stream has ended."""
+        return self.until(lambda self: not self.id or time_of(self.pbrt) > end)
+
+    def failure(self) -> dict[str, Any]:
+        """Read on until a getMore fails; return the error's whole reply."""
+        with_error: list[dict[str, Any]] = []
+
+        def failed(self: Stream) -> bool:
+            try:
+                self.more()
+            except OperationFailure as error:
+                with_error.append(dict(error.details or {}))
+            return bool(with_error)
+
+        self.until(failed)
+        return with_error[0]
+
+    def close(self) -> None:
+        """Kill the cursor, if it is still there."""
+        self.client[self.database].command(
+            {"killCursors": self.collection, "cursors": [self.id]}, session=self.session
+        )
+        self.session.end_session()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def time_of(token: Mapping[str, Any]) -> Timestamp:
+    """Return a resume token's cluster time."""
+    data = token["_data"]
+    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+
+
+def now(client: Client) -> Timestamp:
+    """Return the cluster time that the client has seen."""
+    time = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+    assert isinstance(time, Timestamp)
+    return time
+
+
+def next_tick(time: Timestamp) -> Timestamp:
+    """Return the cluster time after ``time``."""
+    return Timestamp(time.time, time.inc + 1)
+
+
+def refused(client: Client, database: str, command: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a command that must fail, and return the error's whole reply."""
+    try:
+        reply = client[database].command(dict(command))
+    except OperationFailure as error:
+        return dict(error.details or {})
+    raise AssertionError(f"not refused: {reply}")
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Return the events' operationTypes."""
+    return [event["operationType"] for event in events]

@@ -1,0 +1,221 @@
+"""Every recorded case through the whole router: what the real mongos answered, it answers."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from bson import Int64
+
+from tests.conformance.recorded_workload import Workload
+from tests.conformance.streams import PATIENCE, Event, Stream, kinds
+from tests.harness.clusters import Client
+from tests.harness.raw_client import RawClient
+from tests.harness.routers import RouterProcess
+from tests.recordings.likeness import VARIES, assert_same
+from tests.recordings.recorded import cases
+
+FRAGMENTS = sorted(name for name, case in cases().items() if "steps" not in case)
+CONVERSATIONS = sorted(
+    name
+    for name, case in cases().items()
+    if "steps" in case and any("getMore" in step["command"] for step in case["steps"][1:])
+)
+# These go on with a cursor that another of them opened: they are one conversation here.
+ON_AN_OPEN_CURSOR = [
+    "getMore-wrong-collection",
+    "getMore-negative-batch",
+    "killCursors",
+    "getMore-after-kill",
+]
+IN_PART = {"serverStatus", "explain"}
+SINGLE = sorted(cases().keys() - {*FRAGMENTS, *CONVERSATIONS, *ON_AN_OPEN_CURSOR, *IN_PART})
+_DIFFERS = VARIES | {"counter", "databases", "shards", "parsed"}
+
+Document = Mapping[str, Any]
+
+
+@pytest.fixture
+async def raw(router: RouterProcess) -> AsyncIterator[RawClient]:
+    async with await RawClient.connect(router.port) as raw:
+        await raw.command("admin", {"hello": 1})
+        yield raw
+
+
+def test_every_case_is_covered() -> None:
+    assert len(SINGLE) + len(CONVERSATIONS) + len(FRAGMENTS) + len(ON_AN_OPEN_CURSOR) == 133
+    assert len(cases()) == 133 + len(IN_PART)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+async def test_answer(raw: RawClient, workload: Workload, name: str) -> None:
+    case = cases()[name]
+    [step] = case["steps"]
+    reply = await raw.command(case["db"], workload.here(step["command"]))
+    assert_same(dict(reply), workload.here(step["reply"]), varies=_DIFFERS)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_conversation(raw: RawClient, workload: Workload, name: str) -> None:
+    case = cases()[name]
+    opening, *readings = case["steps"]
+    command = workload.here(opening["command"])
+    reply = await raw.command(case["db"], command)
+    assert_opened(reply, workload.here(opening["reply"]), command)
+    cursor_id = Int64(reply["cursor"]["id"])
+    recorded = [
+        event
+        for step in readings
+        if "cursor" in step["reply"]
+        for event in step["reply"]["cursor"]["nextBatch"]
+    ]
+    last = readings[-1]["reply"]
+    ends = not last["ok"] or last["cursor"]["id"] == 0
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE
+    asked = 0
+    while asked < len(readings) or len(events) < len(recorded) or (ends and reply["ok"]):
+        assert time.monotonic() < deadline, f"still waiting after {events}"
+        more = {**readings[0]["command"], "getMore": cursor_id, "maxTimeMS": 100}
+        reply = await raw.command(case["db"], more)
+        asked += 1
+        if not reply["ok"] or not reply["cursor"]["id"]:
+            break
+        assert list(reply) == list(readings[0]["reply"])
+        assert list(reply["cursor"]) == list(readings[0]["reply"]["cursor"])
+        assert reply["cursor"]["ns"] == readings[0]["reply"]["cursor"]["ns"]
+        assert len(reply["cursor"]["nextBatch"]) <= more.get("batchSize", 1000)
+        events += reply["cursor"]["nextBatch"]
+    if ends:
+        assert_same(dict(reply), workload.here(last), varies=VARIES - {"id"})
+    compare(events[: len(recorded)], recorded, workload, command)
+    if reply["ok"]:
+        await raw.command(case["db"], {"killCursors": "x", "cursors": [cursor_id]})
+
+
+def compare(
+    events: list[Event], recorded: list[Event], workload: Workload, command: Document
+) -> None:
+    """Require this run's history, and the recorded shape unless inserts interleave otherwise."""
+    start = command["pipeline"][0]["$changeStream"]
+    if command["aggregate"] == 1 and events:
+        assert events == workload.after(start["resumeAfter"]["_data"], len(events))
+    if [_about(e) for e in events] != [_about(e) for e in recorded]:
+        assert {*kinds(events), *kinds(recorded)} <= {"insert", "update", "replace", "delete"}
+        return
+    for ours, theirs in zip(events, recorded, strict=True):
+        assert list(ours) == list(theirs)
+        assert list(ours.get("documentKey", ())) == list(theirs.get("documentKey", ()))
+
+
+def _about(event: Event) -> tuple[Any, Any]:
+    return event["operationType"], event.get("ns")
+
+
+def assert_opened(reply: Document, recorded: Document, command: Document) -> None:
+    """Require a good opening's shape, and the token that the client started from if it did."""
+    assert reply["ok"], reply
+    starts = command["pipeline"][0]["$changeStream"].keys() & {
+        "resumeAfter",
+        "startAfter",
+        "startAtOperationTime",
+    }
+    given = VARIES if starts else VARIES | {"_data"}
+    assert_same(dict(reply), recorded, varies=given)
+    assert reply["cursor"]["id"] > 0
+
+
+async def test_conversation_on_an_open_cursor(raw: RawClient, workload: Workload) -> None:
+    opening = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+    cursor_id = (await raw.command("rec", opening))["cursor"]["id"]
+    recorded_id = cases()["getMore-wrong-collection"]["steps"][0]["command"]["getMore"]
+    for name in ON_AN_OPEN_CURSOR:
+        [step] = cases()[name]["steps"]
+        command = {
+            **{k: _swap(v, recorded_id, cursor_id) for k, v in step["command"].items()},
+            **({"maxTimeMS": 50} if "getMore" in step["command"] else {}),
+        }
+        reply = await raw.command("rec", command)
+        expected = {k: _swap(v, recorded_id, cursor_id) for k, v in step["reply"].items()}
+        assert_same(dict(reply), expected, varies=VARIES - {"id"} | {"_data"})
+
+
+def _swap(value: Any, old: int, new: int) -> Any:
+    """Put one cursor's id in place of another's, in messages too."""
+    if isinstance(value, str):
+        return value.replace(str(old), str(new))
+    if isinstance(value, list):
+        return [_swap(item, old, new) for item in value]
+    if isinstance(value, dict):
+        return {name: _swap(item, old, new) for name, item in value.items()}
+    return Int64(new) if value == old else value
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_resuming_after_a_fragment(client: Client, workload: Workload, name: str) -> None:
+    case = cases()[name]
+    images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
+    start = {"resumeAfter": workload.here(case["after"]["_id"])}
+    with Stream(
+        client,
+        case["db"],
+        "big",
+        {**images, **start},
+        [{"$changeStreamSplitLargeEvent": {}}],
+    ) as stream:
+        assert stream.pbrt == start["resumeAfter"]
+        fragments = stream.read(len(case["next"]))
+    shown = [
+        {"_id": each["_id"], "splitEvent": each["splitEvent"], "fields": list(each)}
+        for each in fragments[: len(case["next"])]
+    ]
+    assert shown == workload.here(case["next"])
+
+
+async def test_explain(raw: RawClient, workload: Workload) -> None:
+    [step] = cases()["explain"]["steps"]
+    recorded = step["reply"]
+    reply = await raw.command("rec", step["command"])
+    assert list(reply) == list(recorded)
+    for name in ("serverInfo", "serverParameters", "command", "splitPipeline"):
+        assert list(reply[name]) == list(recorded[name])
+    assert reply["mergeType"] == recorded["mergeType"]
+    assert reply["command"] == recorded["command"]
+    assert reply["splitPipeline"]["mergerPart"] == recorded["splitPipeline"]["mergerPart"]
+    assert reply["shards"].keys() == recorded["shards"].keys()
+    for shard, ours in reply["shards"].items():
+        theirs = recorded["shards"][shard]
+        assert list(ours) == list(theirs)
+        planner = theirs["stages"][0]["$cursor"]["queryPlanner"]
+        assert ours["stages"][0]["$cursor"]["queryPlanner"]["namespace"] == planner["namespace"]
+        # What a shard does only for mongos, which asks with stages of its own, is not there.
+        inner = {"internalCheckTopologyChange"}
+        assert _stages(ours["stages"]) == [s for s in _stages(theirs["stages"]) if s not in inner]
+
+
+def _stages(stages: list[Document]) -> list[str]:
+    return [
+        stage["$changeStream"]["stage"] if "$changeStream" in stage else next(iter(stage))
+        for stage in stages
+        # mongos looks for new shards among the shards' own events, which takes a $match.
+        if "$match" not in stage
+    ]
+
+
+async def test_explain_command(raw: RawClient) -> None:
+    command = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}
+    reply = await raw.command("rec", {"explain": command, "verbosity": "queryPlanner"})
+    assert reply["ok"], reply
+    [stage, match] = reply["splitPipeline"]["shardsPart"]
+    assert "startAtOperationTime" in stage["$changeStream"]
+    assert match == {"$match": {"a": 1}}
+    assert {tuple(each) for each in reply["shards"].values()} == {("host", "stages")}
+
+
+async def test_server_status(raw: RawClient) -> None:
+    recorded = cases()["serverStatus"]["steps"][0]["reply"]
+    reply = await raw.command("admin", {"serverStatus": 1})
+    shared = [name for name in recorded if name in reply]
+    assert shared == [name for name in reply if name in recorded]
+    assert {"host", "version", "process", "uptime", "connections", "opcounters"} <= set(shared)
+    assert reply["process"] == recorded["process"]
