@@ -144,7 +144,9 @@ class Cluster:
         wait = min(timeout, self._limits.reply_timeout)
         try:
             before = await self._ask_config(connection, {"ping": 1}, wait)
-            read_at: Timestamp = before["operationTime"]
+            read_at = before.get("operationTime")
+            if not isinstance(read_at, Timestamp):
+                raise CommandError(ErrorCode.IllegalOperation, "the config server tells no time")
             command = {
                 "find": "shards",
                 "batchSize": _MOST_SHARDS,
@@ -158,10 +160,15 @@ class Cluster:
             connection.abort()
             self._config_connection = None
             raise
-        shards = {each["_id"]: each["host"] for each in reply["cursor"]["firstBatch"]}
-        for shard, host in shards.items():
-            if self._hosts.get(shard) != host:
-                self._follow(shard, host)
+        try:
+            shards = {each["_id"]: each["host"] for each in reply["cursor"]["firstBatch"]}
+            for shard, host in shards.items():
+                if self._hosts.get(shard) != host:
+                    self._follow(shard, host)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CommandError(
+                ErrorCode.FailedToParse, f"config.shards cannot be read: {error!r}"
+            ) from error
         for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
             self._forget(gone)
         return shards, read_at

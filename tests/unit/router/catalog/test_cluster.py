@@ -1,0 +1,108 @@
+"""The shard list, targets and versions, from scripted members."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from bson import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.cursors.limits import StreamLimits
+from shard_client.errors import CommandError
+from shard_client.probed_replica_set import ProbedReplicaSet
+from tests.harness.scripted_member import ScriptedMember
+
+LIMITS = StreamLimits(open_timeout=0.3, connect_timeout=0.2)
+
+
+@pytest.fixture
+async def config() -> AsyncIterator[ScriptedMember]:
+    member = await ScriptedMember("cfg").start()
+    member.noop(50)
+    yield member
+    await member.stop()
+
+
+@pytest.fixture
+async def cluster(config: ScriptedMember) -> AsyncIterator[Cluster]:
+    cluster = Cluster(config.host, LIMITS, replica_set=ProbedReplicaSet)
+    yield cluster
+    await cluster.close()
+
+
+async def test_the_list_is_read_as_of_a_time_before(config: ScriptedMember, cluster: Cluster):
+    config.documents["shards"] = [{"_id": "a", "host": "rsa/h:1"}, {"_id": "b", "host": "rsb/h:2"}]
+    shards, read_at = await cluster.shards()
+    assert shards == {"a": "rsa/h:1", "b": "rsb/h:2"}
+    assert read_at == Timestamp(50, 1)
+    assert cluster.clock.time == Timestamp(100, 1)
+
+
+async def test_a_cut_connection_is_made_again(config: ScriptedMember, cluster: Cluster):
+    await cluster.shards()
+    config.cut()
+    assert await cluster.shards() == ({}, Timestamp(50, 1))
+    config.fail("find", 10107)
+    assert await cluster.shards() == ({}, Timestamp(50, 1))
+
+
+async def test_unknown_targets_and_malformed_lists(config: ScriptedMember, cluster: Cluster):
+    with pytest.raises(CommandError) as failure:
+        await cluster.connect("nope")
+    assert failure.value.code == 70
+    config.documents["shards"] = [{"_id": "a", "host": "no set name"}]
+    with pytest.raises(CommandError) as failure:
+        await cluster.shards()
+    assert failure.value.code == 9
+
+
+async def test_a_shard_is_found_where_the_newest_list_has_it(
+    config: ScriptedMember, cluster: Cluster
+):
+    old = await ScriptedMember("rs").start()
+    config.documents["shards"] = [{"_id": "a", "host": old.host}]
+    await cluster.shards()
+    (await cluster.connect("a")).abort()
+    await old.stop()
+    new = await ScriptedMember("rs").start()
+    config.documents["shards"] = [{"_id": "a", "host": new.host}]
+    connection = await cluster.connect("a", old.host)
+    assert connection.address == ("127.0.0.1", new.port)
+    connection.abort()
+    await new.stop()
+
+
+async def test_a_member_that_is_no_primary_is_refused(config: ScriptedMember, cluster: Cluster):
+    shard = await ScriptedMember("rs").start()
+    config.documents["shards"] = [{"_id": "a", "host": shard.host}]
+    await cluster.shards()
+    (await cluster.connect("a")).abort()
+    shard.primary = False
+    with pytest.raises(CommandError) as failure:
+        await cluster.connect("a")
+    assert failure.value.code in (133, 10107)
+    assert "ResumableChangeStreamError" in failure.value.labels
+    await shard.stop()
+
+
+@pytest.mark.parametrize(
+    ("wire_versions", "version"), [((17, 17), 1), ((21, 25), 2), ((17, 21), 1)]
+)
+async def test_the_token_version_is_that_of_the_oldest_shard(
+    config: ScriptedMember, cluster: Cluster, wire_versions: tuple[int, int], version: int
+):
+    members = [
+        await ScriptedMember(f"rs{n}", wire_version=wire_version).start()
+        for n, wire_version in enumerate(wire_versions)
+    ]
+    config.documents["shards"] = [{"_id": each.set_name, "host": each.host} for each in members]
+    await cluster.shards()
+    for member in members:
+        (await cluster.connect(member.set_name)).abort()
+    assert cluster.token_version == version
+    for member in members:
+        await member.stop()
+
+
+def test_a_bad_configdb_is_refused():
+    with pytest.raises(ValueError, match="setName/host:port"):
+        Cluster("localhost:27019", replica_set=ProbedReplicaSet)
