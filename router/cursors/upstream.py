@@ -120,16 +120,17 @@ class Upstream:
     @property
     def ready(self) -> bool:
         """Whether ``take`` has something to say at once: events, the end, or an error."""
-        return self._stream.ready
+        if self._stream.ready:
+            return True
+        # A resumed stream may just have dropped what its client has: that made room.
+        self._read_on()
+        return False
 
     def take(self, max_events: int | None) -> Taken:
         """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
         self._touch()
         taken = self._stream.take(max_events, self._limits.reply_bytes)
-        if taken.events:
-            for number, remote in self._remotes.items():
-                if remote.cursor is not None and remote.cursor.paused and self._may_read(number):
-                    remote.cursor.resume()
+        self._read_on()
         return taken
 
     @property
@@ -139,7 +140,7 @@ class Upstream:
 
     async def wait(self, timeout: float) -> None:
         """Wait until something is ready, ``wake`` is called, or ``timeout`` seconds have passed."""
-        if self._stream.ready or timeout <= 0:
+        if self.ready or timeout <= 0:
             return
         self._touch()
         waiter = self._waiter = self._loop.create_future()
@@ -250,7 +251,7 @@ class Upstream:
         if not remote.opened:
             self._has_opened(remote)
         self._steer(number, remote)
-        if self._waiter is not None and self._stream.ready:
+        if self._waiter is not None and self.ready:
             _release(self._waiter)
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
@@ -312,9 +313,13 @@ class Upstream:
         self._read_until = self._loop.time() + self._limits.linger
         if self._lingering:
             self._lingering = False
-            for number, remote in self._remotes.items():
-                if remote.cursor is not None and self._may_read(number):
-                    remote.cursor.resume()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Have the remotes that were paused send on, as far as the budgets allow."""
+        for number, remote in self._remotes.items():
+            if remote.cursor is not None and remote.cursor.paused and self._may_read(number):
+                remote.cursor.resume()
 
     def _nudge(self) -> None:
         """Nudge the members whose promises events have been waiting for."""
