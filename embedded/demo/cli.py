@@ -19,10 +19,13 @@ def demo(
     keep: Annotated[bool, typer.Option(help="Leave everything running after the verdict.")] = False,
     spark: Annotated[bool, typer.Option(help="Run the Spark query.")] = True,
     port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Save the live view as an SVG file.")] = None,
 ) -> None:
     """Start a cluster, the router, a load, a watcher and Spark; end with a verdict."""
     folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
-    options = ShowOptions(folder, seconds=seconds, rate=rate, keep=keep, spark=spark, port=port)
+    options = ShowOptions(
+        folder, seconds=seconds, rate=rate, keep=keep, spark=spark, port=port, picture=picture
+    )
     verdicts: list[Verdict] = []
     try:
         verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": True})

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class ShowOptions:
     keep: bool = False
     spark: bool = True
     port: int = 0
+    picture: Path | None = None
 
 
 class Show:
@@ -116,7 +118,10 @@ class Show:
         picture.note = f"adding {LATE_SHARD} while everything runs"
         await self._add_shard(client)
         picture.note = f"{LATE_SHARD} added: its range of the collection has moved there"
-        await anyio.sleep(self._options.seconds / 2)
+        await anyio.sleep(self._options.seconds / 4)
+        if self._options.picture is not None:
+            _save(picture, self._options.picture)
+        await anyio.sleep(self._options.seconds / 4)
         stop = True
         await finished.wait()
         picture.note = "writing has stopped; the readers catch up"
@@ -178,3 +183,10 @@ class Show:
         reply = await client.admin.command("ping")
         time: Timestamp = reply["$clusterTime"]["clusterTime"]
         return Timestamp(time.time, time.inc + 1)
+
+
+def _save(picture: Picture, path: Path) -> None:
+    """Write what the live view shows now to an SVG file."""
+    console = Console(record=True, width=84, file=StringIO())
+    console.print(picture.render())
+    console.save_svg(str(path), title="make demo")

@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -51,9 +52,7 @@ class Picture:
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
             Panel(self._shards(), title="the merge: each member's promise, and who holds the gate"),
-            Text(
-                f"  mongosh '{self.uri}'    nc {self.feed}    Compass: the same connection string"
-            ),
+            Text(f"  mongosh {self.uri}    Compass: the same    nc {self.feed}", no_wrap=True),
         )
 
     def _rates(self) -> Table:
@@ -88,14 +87,21 @@ class Picture:
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """Return the demo's verdicts as a table."""
-    columns = ("written", "delivered", "lost", "duplicated", "unexpected", "out of order")
-    table = Table(title="verdict")
-    table.add_column("reader")
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = Table(title="verdict", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("reader", no_wrap=True)
+    for heading in ("written", "delivered", "lost", "doubled", "unknown", "misplaced"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for verdict in verdicts:
-        figures = [f"{getattr(verdict, column.replace(' ', '_')):,}" for column in columns]
+        counts = (
+            verdict.written,
+            verdict.delivered,
+            verdict.lost,
+            verdict.duplicated,
+            verdict.unexpected,
+            verdict.out_of_order,
+        )
+        figures = [f"{count:,}" for count in counts]
         mark = Text("good", "bold green") if verdict.good else Text("WRONG", "bold red")
         table.add_row(verdict.reader, *figures, mark)
     return table
