@@ -36,8 +36,7 @@ class _Cursor:
     cursor_id: int
     namespace: str
     after: str
-    killed: bool = False
-    busy: bool = False
+    read: bool = False
 
 
 @dataclass
@@ -223,6 +222,7 @@ class ScriptedMember:
         cursor = self.cursors.get(number)
         if cursor is None:
             return {"ok": 0.0, "errmsg": f"cursor id {number} not found", "code": 43}
+        cursor.read = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + command["maxTimeMS"] / 1000
         while True:

@@ -67,7 +67,9 @@ async def test_every_event_once_and_in_order(cluster: ScriptedCluster, seed: int
     assert found == list(range(EVENTS))
     assert marks == sorted(marks), "a resume token never goes backwards"
     await registry.close()
-    assert cluster.open_cursors == 0
+    # An opening whose answer was cut off leaves a cursor that nobody knows; the shard ends it.
+    left = [each for member in cluster.members for each in member.cursors.values()]
+    assert not any(each.read for each in left)
 
 
 @pytest.mark.parametrize("seed", range(4))
