@@ -104,6 +104,7 @@ class RemoteCursor:
         self._pbrt: bytes | None = None
         self._failing_since: float | None = None
         self._last_address: str | None = None
+        self._last_error: CommandError | None = None
         self._paused = False
         self._stopping = False
         self._parked = False
@@ -114,6 +115,30 @@ class RemoteCursor:
     def paused(self) -> bool:
         """Whether the next getMore waits for ``resume``."""
         return self._paused
+
+    @property
+    def address(self) -> str | None:
+        """The member that is or was last read from, as "host:port"."""
+        return self._last_address
+
+    @property
+    def state(self) -> str:
+        """What it does: "failing", "paused", "reading" or "opening"."""
+        if self._failing_since is not None:
+            return "failing"
+        if self._cursor is None:
+            return "opening"
+        return "paused" if self._paused else "reading"
+
+    @property
+    def failing_for(self) -> float | None:
+        """Seconds since the first failure that has not been mended yet."""
+        return None if self._failing_since is None else self._loop.time() - self._failing_since
+
+    @property
+    def last_error(self) -> CommandError | None:
+        """What failed last, mended or not."""
+        return self._last_error
 
     def start(self, connection: Connection | None = None) -> None:
         """Begin, over ``connection`` if one is open already."""
@@ -191,6 +216,7 @@ class RemoteCursor:
     def _may_reopen(self, error: CommandError) -> bool:
         """Take note of a failure; tell whether to open again."""
         connection = self._connection
+        self._last_error = error
         if not is_resumable(error):
             return False
         if connection is not None and blames_member(error):

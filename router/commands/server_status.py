@@ -50,11 +50,23 @@ async def server_status(call: Call) -> Answer:
             },
             "passedThrough": Int64(node.counters.passed_through),
         },
+        "mergerouter": _mergerouter(node),
     }
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
     return Answer(reply)
+
+
+def _mergerouter(node: Node) -> dict[str, Any]:
+    """Return what no mongos has: the state of each merge (docs/design.md, section 5)."""
+    streams = node.cursors.describe()
+    nudges = node.cursors.nudges
+    return {
+        "streams": [stream.to_document() for stream in streams],
+        "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
+        "nudges": {target: Int64(count) for target, count in nudges.items()},
+    }
 
 
 def _uptime(node: Node) -> dict[str, Any]:

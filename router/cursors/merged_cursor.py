@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from router.change_stream.merged_stream import Taken
+from router.cursors.description import StreamDescription
 from router.cursors.upstream import Upstream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -69,6 +70,10 @@ class MergedCursor:
         except CommandError:
             self._finished = True
             raise
+
+    def describe(self) -> StreamDescription:
+        """Describe the remotes behind this cursor."""
+        return self._upstream.describe((self.cursor_id,))
 
     def kill(self, reason: CommandError | None = None) -> None:
         """Have ``next_batch`` fail at once with ``reason`` (default: 237), now and ever after."""

@@ -11,6 +11,7 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.change_stream.request import StreamRequest
+from router.cursors.description import StreamDescription
 from router.cursors.explanation import explain_stream
 from router.cursors.limits import StreamLimits
 from router.cursors.merged_cursor import Batch, MergedCursor
@@ -140,6 +141,10 @@ class CursorRegistry:
     def __len__(self) -> int:
         """Return the number of open merged cursors."""
         return len(self._entries)
+
+    def describe(self) -> list[StreamDescription]:
+        """Describe the open streams, for whoever looks on from outside."""
+        return [entry.cursor.describe() for entry in self._entries.values()]
 
     @property
     def nudges(self) -> dict[str, int]:

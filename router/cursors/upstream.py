@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import structlog
-from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import (
@@ -19,8 +18,10 @@ from router.change_stream.merged_stream import (
 from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.request import StreamRequest
 from router.cursors.await_policy import AwaitPolicy
+from router.cursors.description import StreamDescription
 from router.cursors.limits import StreamLimits
 from router.cursors.nudge import Nudger
+from router.cursors.remote import Remote
 from shard_client.connection import Connection
 from shard_client.cursor_reply import CursorBatch
 from shard_client.error_codes import ErrorCode
@@ -31,33 +32,6 @@ log = structlog.get_logger()
 
 _NUDGE_AGAIN = 0.1
 """Seconds after which a nudge that has not shown in a promise is repeated."""
-
-
-class _Remote:
-    """One remote: where it is, its cursor, and how it is being asked."""
-
-    __slots__ = (
-        "cursor",
-        "host",
-        "nudge_again",
-        "nudged",
-        "nudged_past",
-        "opened",
-        "policy",
-        "target",
-        "topology",
-    )
-
-    def __init__(self, action: OpenRemote, policy: AwaitPolicy) -> None:
-        self.target = action.target
-        self.host = action.host
-        self.topology = action.topology
-        self.policy = policy
-        self.cursor: RemoteCursor | None = None
-        self.opened = False
-        self.nudged = False
-        self.nudged_past = Timestamp(0, 0)
-        self.nudge_again = 0.0
 
 
 class Upstream:
@@ -81,7 +55,7 @@ class Upstream:
         self._limits = limits
         self._settings = limits.remote_settings()
         self._loop = asyncio.get_running_loop()
-        self._remotes: dict[int, _Remote] = {}
+        self._remotes: dict[int, Remote] = {}
         self._connections: dict[str, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
@@ -91,6 +65,7 @@ class Upstream:
         self._lingering = False
         self._last_event = float("-inf")
         self._closed = False
+        self._taken = 0
         self._mode = read_mode(request)
 
     async def open(self, connections: Mapping[str, Connection]) -> None:
@@ -130,6 +105,7 @@ class Upstream:
         """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
         self._touch()
         taken = self._stream.take(max_events, self._limits.reply_bytes)
+        self._taken += len(taken.events)
         self._read_on()
         return taken
 
@@ -137,6 +113,23 @@ class Upstream:
     def buffered_bytes(self) -> int:
         """Bytes of events that were received and not handed out yet, over all remotes."""
         return sum(map(self._stream.buffered_bytes, self._remotes))
+
+    def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
+        """Describe the remotes and what they hold, for ``cursor_ids`` that read from here."""
+        stream = self._stream
+        holder = self._remotes.get(stream.gate_holder) if stream.gate_holder is not None else None
+        return StreamDescription(
+            cursor_ids=cursor_ids,
+            namespace=self._request.namespace,
+            events=self._taken,
+            buffered_bytes=self.buffered_bytes,
+            gate_holder=None if holder is None else holder.target,
+            waiting=stream.waiting_for is not None,
+            remotes=tuple(
+                remote.describe(stream.promise(number), stream.buffered_bytes(number))
+                for number, remote in self._remotes.items()
+            ),
+        )
 
     async def wait(self, timeout: float) -> None:
         """Wait until something is ready, ``wake`` is called, or ``timeout`` seconds have passed."""
@@ -183,7 +176,7 @@ class Upstream:
 
     def _open_remote(self, action: OpenRemote) -> None:
         log.debug("open remote", target=action.target, start_at=action.start_at)
-        remote = self._remotes[action.remote] = _Remote(action, AwaitPolicy(self._limits))
+        remote = self._remotes[action.remote] = Remote(action, AwaitPolicy(self._limits))
 
         def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
             if action.topology:
@@ -207,7 +200,7 @@ class Upstream:
         self._end(remote)
         self._start(action.remote, remote, opening)
 
-    def _start(self, number: int, remote: _Remote, opening: Opening) -> None:
+    def _start(self, number: int, remote: Remote, opening: Opening) -> None:
         mode = "primary" if remote.topology else self._mode
         remote.cursor = RemoteCursor(
             remote.target,
@@ -225,7 +218,7 @@ class Upstream:
         if remote is not None:
             self._end(remote)
 
-    def _end(self, remote: _Remote) -> None:
+    def _end(self, remote: Remote) -> None:
         if remote.cursor is not None:
             task = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
             self._closing.add(task)
@@ -245,6 +238,7 @@ class Upstream:
             self._remote_failed(number, failure, None)
             return
         if batch.events:
+            remote.events += len(batch.events)
             self._last_event = self._loop.time()
         if actions:
             self._execute(actions)
@@ -264,7 +258,7 @@ class Upstream:
             self._opening.set_exception(error.with_change_stream_label())
         self.wake()
 
-    def _has_opened(self, remote: _Remote) -> None:
+    def _has_opened(self, remote: Remote) -> None:
         remote.opened = True
         if (
             self._opening is not None
@@ -275,7 +269,7 @@ class Upstream:
 
     # Budgets and waiting times.
 
-    def _steer(self, number: int, remote: _Remote) -> None:
+    def _steer(self, number: int, remote: Remote) -> None:
         """Decide whether and how the remote's next getMore is sent."""
         cursor = remote.cursor
         if cursor is None:
@@ -336,11 +330,12 @@ class Upstream:
                 remote.cursor.set_await(self._limits.await_gate)
                 remote.cursor.hurry(self._limits.hurry_worth)
             remote.nudged = True
+            remote.nudges += 1
             remote.nudged_past = waiting.latest
             done = partial(self._nudged, remote)
             self._nudger.nudge(remote.target, remote.host, waiting.latest, done)
 
-    def _nudged(self, remote: _Remote) -> None:
+    def _nudged(self, remote: Remote) -> None:
         remote.nudged = False
         remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
         remote.policy.nudged()

@@ -1,0 +1,77 @@
+"""What is to be seen of open streams from outside: plain descriptions of their state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDescription:
+    """One remote of a stream.
+
+    ``state`` is "opening", "reading", "paused" (by a budget, or since nobody reads) or "failing";
+    ``failing_for`` the seconds since the failure that has not been mended yet and ``error`` what
+    failed last; ``reopened`` counts the failures that were mended, ``nudges`` what this stream
+    asked of an idle member.
+    """
+
+    target: str
+    address: str | None
+    state: str
+    promise: Timestamp | None
+    events: int
+    buffered_bytes: int
+    reopened: int
+    nudges: int
+    failing_for: float | None = None
+    error: str | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what serverStatus shows."""
+        document: dict[str, Any] = {
+            "target": self.target,
+            "address": self.address,
+            "state": self.state,
+            "promise": self.promise,
+            "events": Int64(self.events),
+            "bufferedBytes": Int64(self.buffered_bytes),
+            "reopened": self.reopened,
+            "nudges": Int64(self.nudges),
+        }
+        if self.failing_for is not None:
+            document["failingMillis"] = Int64(self.failing_for * _MS)
+            document["error"] = self.error
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """One set of remotes and the cursors that read it; ``events`` were handed out so far.
+
+    ``gate_holder`` is the target that all others wait for; ``waiting`` tells that events are
+    buffered which it keeps back.
+    """
+
+    cursor_ids: tuple[int, ...]
+    namespace: str
+    events: int
+    buffered_bytes: int
+    gate_holder: str | None
+    waiting: bool
+    remotes: tuple[RemoteDescription, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what serverStatus shows."""
+        return {
+            "cursorIds": [Int64(each) for each in self.cursor_ids],
+            "namespace": self.namespace,
+            "events": Int64(self.events),
+            "bufferedBytes": Int64(self.buffered_bytes),
+            "gateHolder": self.gate_holder,
+            "waiting": self.waiting,
+            "remotes": [remote.to_document() for remote in self.remotes],
+        }
