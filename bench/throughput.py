@@ -1,35 +1,62 @@
 """Throughput and CPU of the merge against a direct drain and an application-level merge."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from bench.events import FIRST_SECOND
 from bench.processes import ReplayedCluster, cpu_seconds, replayed_cluster, router, run_json
+from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 START = f"{FIRST_SECOND}:1"
+SIZES = {600: 240_000, 2048: 120_000}
+"""Bytes of an event, and how many are merged a run."""
+
+COLUMNS = (
+    Column("shards", "shards"),
+    Column("event bytes", "size"),
+    Column("router events/s", "router_rate", ",.0f"),
+    Column("router CPU µs/event", "router_cpu", ".2f"),
+    Column("direct drain events/s", "direct_rate", ",.0f"),
+    Column("pymongo + heapq events/s", "application_rate", ",.0f"),
+    Column("its CPU µs/event", "application_cpu", ".1f"),
+    Column("router / heapq", "over_application", ".1f"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One number of shards: events per second three ways, and microseconds of CPU per event."""
+def run(options: Options) -> Outcome:
+    """Measure over numbers of shards and sizes of events."""
+    shards = (1, 4) if options.quick else (1, 2, 4, 8, 16)
+    rows = []
+    for size, events in SIZES.items():
+        for count in shards:
+            options.say(f"{count} shards, {size}-byte events")
+            rows.append(measure(count, size, options.scaled(events, events // 4), options.runs))
+    plots = [
+        Plot(
+            name=f"throughput_{size}",
+            title=f"Merged change streams, {size}-byte events",
+            x="shards",
+            y="events/s",
+            series={
+                label: [(row["shards"], row[key]) for row in rows if row["size"] == size]
+                for label, key in (
+                    ("router", "router_rate"),
+                    ("shards drained directly", "direct_rate"),
+                    ("pymongo + heapq", "application_rate"),
+                )
+            },
+            log_x=True,
+        )
+        for size in SIZES
+    ]
+    return Outcome([Table("change streams merged (medians)", COLUMNS, rows)], plots)
 
-    shards: int
-    size: int
-    router_rate: float
-    router_cpu: float
-    direct_rate: float
-    application_rate: float
-    application_cpu: float
 
-    @property
-    def over_application(self) -> float:
-        """How many times the application-level merge's throughput the router reaches."""
-        return self.router_rate / self.application_rate
+SUITE = Suite("throughput", "Does throughput grow with the shards?", run)
 
 
-def measure(shards: int, size: int, events: int, runs: int) -> Row:
+def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
     """Measure all three ways on the same replaying shards; medians over ``runs``.
 
     Args:
@@ -42,20 +69,16 @@ def measure(shards: int, size: int, events: int, runs: int) -> Row:
         direct = _median(runs, lambda: _drain(cluster.ports, cluster.events))
         merged = _median(runs, lambda: _through_router(cluster))
         application = _median(1, lambda: _application(cluster.ports, cluster.events))
-    return Row(
-        shards=shards,
-        size=size,
-        router_rate=merged["rate"],
-        router_cpu=merged["cpu"],
-        direct_rate=direct["rate"],
-        application_rate=application["rate"],
-        application_cpu=application["cpu"],
-    )
-
-
-def as_json(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return the raw figures."""
-    return [asdict(row) for row in rows]
+    return {
+        "shards": shards,
+        "size": size,
+        "router_rate": merged["rate"],
+        "router_cpu": merged["cpu"],
+        "direct_rate": direct["rate"],
+        "application_rate": application["rate"],
+        "application_cpu": application["cpu"],
+        "over_application": merged["rate"] / application["rate"],
+    }
 
 
 def _median(runs: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:

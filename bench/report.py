@@ -1,0 +1,76 @@
+"""Where a run's figures go: the terminal, JSON and Markdown and plots under bench/results."""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bench.plots import draw
+from bench.suite import Outcome, Suite, Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def circumstances(quick: bool) -> dict[str, Any]:
+    """Return what a figure cannot be read without: machine, load, versions, time."""
+    model = "unknown processor"
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return {
+        "machine": f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+        "load": round(os.getloadavg()[0], 2),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": quick,
+    }
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table."""
+    shown = RichTable(title=table.title, caption=table.note or None, box=box.SIMPLE)
+    for column in table.columns:
+        shown.add_column(column.heading, justify="right")
+    for row in table.rows:
+        shown.add_row(*(column.text(row) for column in table.columns))
+    console.print(shown)
+
+
+def keep(suite: Suite, outcome: Outcome, around: dict[str, Any]) -> list[Path]:
+    """Write a suite's figures, tables and plots; return the files."""
+    RESULTS.mkdir(exist_ok=True)
+    figures = RESULTS / f"{suite.name}.json"
+    content = {"suite": suite.name, "question": suite.question, **around, **outcome.as_json()}
+    figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    tables = RESULTS / f"{suite.name}.md"
+    tables.write_text(_markdown(suite, outcome, around))
+    plots = [RESULTS / f"{plot.name}.png" for plot in outcome.plots]
+    for plot, path in zip(outcome.plots, plots, strict=True):
+        draw(plot, path, around["machine"])
+    return [figures, tables, *plots]
+
+
+def _markdown(suite: Suite, outcome: Outcome, around: dict[str, Any]) -> str:
+    lines = [f"### {suite.question}", ""]
+    for table in outcome.tables:
+        lines += [f"**{table.title}**", ""]
+        lines.append("| " + " | ".join(column.heading for column in table.columns) + " |")
+        lines.append("|" + "---:|" * len(table.columns))
+        for row in table.rows:
+            lines.append("| " + " | ".join(column.text(row) for column in table.columns) + " |")
+        lines += ["", table.note, ""] if table.note else [""]
+    shown = ", ".join(f"{key} {value}" for key, value in around.items())
+    return "\n".join([*lines, f"({shown})", ""])
