@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.harness.clusters import DEFAULT_IMAGE, DOCKER_IMAGE
 
+pytest_plugins = ["tests.conformance.plugin"]
+
 # A busy machine must not fail a property for being slow; pytest-timeout bounds every test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")

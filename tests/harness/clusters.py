@@ -105,6 +105,11 @@ def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     return _real_cluster(shards, options) or EmbeddedProcess(shards, options)
 
 
+def real_servers_named() -> bool:
+    """Whether ``start_cluster`` starts MongoDB's own servers."""
+    return REAL_SERVERS in os.environ or DOCKER_IMAGE in os.environ
+
+
 def start_real_cluster(shards: int = 3, **options: Any) -> TestCluster:
     """Start a cluster of MongoDB's own servers, or skip the test for want of them."""
     cluster = _real_cluster(shards, options)

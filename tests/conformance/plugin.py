@@ -1,0 +1,84 @@
+"""Collects what became of each rule's tests, prints the table and writes the report.
+
+Loaded by tests/conftest.py, so that it also sees runs of which this folder is only a part.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.report import Outcomes, Rule, all_rules, document, table, written
+from tests.harness.clusters import real_servers_named
+
+REPORT = Path(__file__).parents[2] / "docs" / "conformance.md"
+COLLECTED = pytest.StashKey[Outcomes]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--conformance-report",
+        action="store_true",
+        help="write docs/conformance.md from this run's outcomes",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rule(section, rule): what of docs/protocol.md a test holds")
+    config.stash[COLLECTED] = Outcomes()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    known = set(all_rules())
+    for item in items:
+        for mark in item.iter_markers("rule"):
+            rule: Rule = mark.args
+            if rule not in known:
+                raise pytest.UsageError(f"{item.nodeid}: no such rule: {rule}")
+            item.user_properties.append(("rule", rule))
+            file, _, function = item.nodeid.partition("[")[0].rpartition("::")
+            named = f"{Path(file).name}::{function}"
+            config.stash[COLLECTED].tests.setdefault(rule, set()).add(named)
+
+
+class _Recorder:
+    """Sees the outcomes of all tests, those of other processes (pytest-xdist) included."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, rule in report.user_properties:
+            if name != "rule":
+                continue
+            key: Rule = tuple(rule)
+            if report.failed:
+                counts = self._outcomes.failed
+            elif report.skipped:
+                reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+                self._outcomes.skipped[key] = reason.removeprefix("Skipped: ") or "skipped"
+                continue
+            elif report.when == "call":
+                counts = self._outcomes.passed
+            else:
+                continue
+            counts[key] = counts.get(key, 0) + 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.pluginmanager.register(_Recorder(session.config.stash[COLLECTED]))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    outcomes = config.stash[COLLECTED]
+    if not outcomes.passed and not outcomes.failed:
+        return
+    terminalreporter.section("conformance with docs/protocol.md")
+    for line in table(outcomes):
+        terminalreporter.write_line(line)
+    if config.getoption("--conformance-report"):
+        REPORT.write_text(document(outcomes, written(REPORT), real=real_servers_named()))
+        terminalreporter.write_line(f"written: {REPORT}")

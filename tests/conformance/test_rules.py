@@ -1,0 +1,33 @@
+"""Every rule has a test, and the report says so."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.plugin import COLLECTED, REPORT
+from tests.conformance.report import Outcomes, all_rules, document, written
+
+
+@pytest.fixture
+def collected(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Outcomes:
+    """What the whole folder holds; skips where only a part of it was collected."""
+    here = Path(__file__).parent
+    files = {item.path for item in request.session.items}
+    if any("::" in arg for arg in pytestconfig.args) or {*here.glob("test_*.py")} - files:
+        pytest.skip("only a part of tests/conformance is run")
+    return pytestconfig.stash[COLLECTED]
+
+
+def test_every_rule_has_a_test(collected: Outcomes) -> None:
+    assert [rule for rule in all_rules() if rule not in collected.tests] == []
+
+
+def test_report_is_current(collected: Outcomes) -> None:
+    """``make conformance`` makes it anew."""
+    report = written(REPORT)
+    assert [(rule, row[0]) for rule, row in report.items()] == [
+        (rule, collected.held_by(rule)) for rule in all_rules()
+    ]
+    assert document(collected, report, real=False).splitlines()[0] == REPORT.read_text().split(
+        "\n", 1
+    )[0]
