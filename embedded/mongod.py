@@ -16,6 +16,7 @@ from bson.timestamp import Timestamp
 from embedded.clients import Client
 from embedded.commands import dispatch
 from embedded.cursors import CursorTable
+from embedded.elections import Elections
 from embedded.errors import no_such_transaction
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
@@ -39,7 +40,7 @@ _VERSIONS = {1: ("6.0.15", 17), 2: ("7.0.14", 21)}
 
 
 class Mongod:
-    """One member that is always primary of its replica set.
+    """The only member of its replica set; primary unless told to step down.
 
     Args:
         name: for logs, and the set's name unless ``set_name`` is given.
@@ -80,8 +81,8 @@ class Mongod:
         self.catalog = Catalog(self.new_uuid)
         self.cursors = CursorTable(self._random)
         self.sessions = SessionTable()
-        process_id = ObjectId(self._random.randbytes(12))
-        self.topology_version = {"processId": process_id, "counter": Int64(6)}
+        self.topology_version = self._new_process()
+        self.elections = Elections()
         self.find_elsewhere: Callable[[Binary, Document], Document | None] | None = None
         self._server = Server(self)
         self._noops: asyncio.Task[None] | None = None
@@ -106,9 +107,37 @@ class Mongod:
             if session.transaction is not None and session.transaction.is_open:
                 self.journal.abort(session.transaction)
 
+    async def restart(self, down_for: float) -> None:
+        """Stop, and be back after ``down_for`` seconds at the same address with the same data."""
+        port = self.address[1]
+        await self.stop()
+        await asyncio.sleep(down_for)
+        self.topology_version = self._new_process()
+        await self.start(port)
+
+    def step_down(self, *, kill_cursors: bool = False) -> None:
+        """Be secondary from now on, until ``step_up``; ``kill_cursors`` as some stepdowns do."""
+        self.elections.step_down()
+        self._changed_state()
+        if kill_cursors:
+            self.cursors.close()
+
+    def step_up(self) -> None:
+        """Be elected."""
+        self.elections.step_up()
+        self._changed_state()
+
+    def _changed_state(self) -> None:
+        counter = Int64(self.topology_version["counter"] + 1)
+        self.topology_version = {**self.topology_version, "counter": counter}
+        log.info("member's state", member=self.name, primary=self.elections.is_primary)
+
+    def _new_process(self) -> dict[str, Any]:
+        return {"processId": ObjectId(self._random.randbytes(12)), "counter": Int64(6)}
+
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that it listens on."""
+        """The host and port that it listens on, or listened on last."""
         return self._server.address
 
     @property
@@ -147,6 +176,7 @@ class Mongod:
         """
         try:
             self._hear(command)
+            self.elections.check(command)
             reply = await self.execute(database, command, client)
             reply["ok"] = 1.0
         except CommandError as error:

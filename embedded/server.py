@@ -61,13 +61,17 @@ class Server:
     def __init__(self, handler: CommandHandler) -> None:
         self._handler = handler
         self._listening: asyncio.Server | None = None
-        self._open: set[_Connection] = set()
+        self._address: tuple[str, int] | None = None
+        # A dictionary, so that connections end in the order in which they came.
+        self._open: dict[_Connection, None] = {}
         self._numbers = count(1)
 
     async def start(self, port: int = 0) -> None:
         """Listen; port 0 picks a free one."""
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(self._accept, "127.0.0.1", port)
+        host, port = self._listening.sockets[0].getsockname()[:2]
+        self._address = (str(host), int(port))
 
     async def stop(self) -> None:
         """Stop listening, end all connections and their commands."""
@@ -80,11 +84,10 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that it listens on; RuntimeError before ``start``."""
-        if self._listening is None or not self._listening.sockets:
+        """The host and port that it listens on, or did last; RuntimeError before ``start``."""
+        if self._address is None:
             raise RuntimeError("the server does not listen")
-        host, port = self._listening.sockets[0].getsockname()[:2]
-        return str(host), int(port)
+        return self._address
 
     @property
     def connections(self) -> int:
@@ -99,7 +102,7 @@ class _Connection(asyncio.Protocol):
     """Cut one client's bytes into frames, run them in order, write the replies."""
 
     def __init__(
-        self, handler: CommandHandler, number: int, connections: "set[_Connection]"
+        self, handler: CommandHandler, number: int, connections: "dict[_Connection, None]"
     ) -> None:
         self._handler = handler
         self._client = Client(connection_id=number)
@@ -124,7 +127,7 @@ class _Connection(asyncio.Protocol):
             log.warning("connection refused", reason="too many", peer=self._client.peer)
             transport.abort()
             return
-        self._connections.add(self)
+        self._connections[self] = None
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
@@ -154,7 +157,7 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._connections.discard(self)
+        self._connections.pop(self, None)
         if self._task is not None:
             self._task.cancel()
         self._writable.set()

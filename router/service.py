@@ -4,12 +4,13 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 
 import structlog
 
-from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.cluster import CONFIG, Cluster, ReplicaSetFactory
 from router.commands.fail_points import FailPoints
 from router.commands.node import Node
 from router.commands.server_identity import ServerIdentity
@@ -29,13 +30,26 @@ _ASK_TIMEOUT = 5.0
 _MS = 0.001
 
 
-async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Event) -> None:
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def serve(
+    settings: Settings,
+    arguments: Sequence[str],
+    stop: asyncio.Event,
+    *,
+    replica_set: ReplicaSetFactory | None = None,
+    now: Callable[[], datetime] = _now,
+) -> None:
     """Run the router until ``stop`` is set, then drain it and end all that it owns.
 
     Args:
         settings: what the operator decided; ``sharding.configDB`` must be there.
         arguments: the command line, for getCmdLineOpts.
         stop: set to end.
+        replica_set: what monitors a replica set, as for ``Cluster``.
+        now: the wall clock.
 
     Raises:
         ValueError: there is no config server to ask.
@@ -46,7 +60,7 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
     parameters = settings.parameters
     limits = stream_limits(parameters)
     async with AsyncExitStack() as owned:
-        cluster = Cluster(settings.sharding.config_db, limits)
+        cluster = Cluster(settings.sharding.config_db, limits, replica_set=replica_set)
         owned.push_async_callback(cluster.close)
         cursors = CursorRegistry(cluster, limits)
         owned.push_async_callback(cursors.close)
@@ -59,6 +73,8 @@ async def serve(settings: Settings, arguments: Sequence[str], stop: asyncio.Even
             options=settings.given(),
             parameters=parameters,
             host=socket.gethostname(),
+            now=now,
+            started=now(),
             fail_points=FailPoints() if parameters["enableTestCommands"] else None,
             max_connections=settings.net.max_incoming_connections,
             compressors=settings.net.compressors,

@@ -1,11 +1,9 @@
 """hello and its older spelling."""
 
-import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 from bson.int64 import Int64
-from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from embedded.commands.request import Request, command
@@ -13,13 +11,12 @@ from embedded.storage.bson_values import Document
 from shard_client.compression import negotiate
 from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
-_ELECTION = ObjectId("7fffffff0000000000000001")
 _LONGEST_WAIT = 60.0
 
 
 @command("hello")
 async def hello(request: Request) -> Document:
-    """Introduce this member: the primary of its replica set (docs/protocol.md, section 1)."""
+    """Introduce this member (docs/protocol.md, section 1)."""
     return await _answer(request, "isWritablePrimary")
 
 
@@ -43,11 +40,7 @@ async def _answer(request: Request, primary_field: str) -> Document:
         "hosts": [host],
         "setName": mongod.set_name,
         "setVersion": 1,
-        primary_field: True,
-        "secondary": False,
-        "primary": host,
         "me": host,
-        "electionId": _ELECTION,
         "lastWrite": {
             "opTime": op_time,
             "lastWriteDate": last_date,
@@ -55,6 +48,7 @@ async def _answer(request: Request, primary_field: str) -> Document:
             "majorityWriteDate": last_date,
         },
     }
+    mongod.elections.describe(reply, primary_field, host)
     if mongod.role == "configsvr":
         reply["configsvr"] = 2
     if given.get("helloOk"):
@@ -79,10 +73,10 @@ async def _answer(request: Request, primary_field: str) -> Document:
 
 
 async def _wait_for_change(request: Request) -> None:
-    """Wait out ``maxAwaitTimeMS``: this member's state never changes while it runs."""
+    """Wait for this member's state to change, for ``maxAwaitTimeMS`` at most."""
     version: Any = request.command.get("topologyVersion")
     wait = request.field("maxAwaitTimeMS", (int, float), 0) / 1000
     if version is None or not wait:
         return
-    if version.get("processId") == request.mongod.topology_version["processId"]:
-        await asyncio.sleep(min(wait, _LONGEST_WAIT))
+    if version == request.mongod.topology_version:
+        await request.mongod.elections.wait_for_change(min(wait, _LONGEST_WAIT))

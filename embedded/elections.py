@@ -1,0 +1,89 @@
+"""Whether a member is primary: a switch for stepdowns, and for elections that take a while."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from bson.objectid import ObjectId
+
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+
+_ANSWERED_BY_ALL = frozenset(
+    {
+        "hello", "isMaster", "ismaster", "ping", "buildInfo", "buildinfo", "getMore",
+        "killCursors", "replSetGetStatus", "replSetGetConfig", "serverStatus", "endSessions",
+    }
+)  # fmt: skip
+_READS = frozenset({"aggregate", "find", "count", "distinct", "listCollections", "listIndexes"})
+
+
+class Elections:
+    """The one member's part in its replica set: primary, or a secondary without a primary.
+
+    What the embedded mongos does inside the process goes on meanwhile, as if somebody else had been
+    elected and had given the primacy back.
+    """
+
+    def __init__(self) -> None:
+        self.is_primary = True
+        self.term = 1
+        self._changed = asyncio.Event()
+
+    @property
+    def election_id(self) -> ObjectId:
+        """The id of the latest election, larger than those of all before."""
+        return ObjectId(f"7fffffff{self.term:016x}")
+
+    def step_down(self) -> None:
+        """Be primary no more; hellos that wait are answered."""
+        self.is_primary = False
+        self._tell()
+
+    def step_up(self) -> None:
+        """Win an election."""
+        self.is_primary = True
+        self.term += 1
+        self._tell()
+
+    async def wait_for_change(self, timeout: float) -> None:
+        """Return after the next change, or after ``timeout`` seconds."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout):
+                await changed.wait()
+        except TimeoutError:
+            pass
+
+    def check(self, command: Mapping[str, Any]) -> None:
+        """Refuse what a secondary refuses.
+
+        Raises:
+            CommandError: 10107 NotWritablePrimary, 13435 NotPrimaryNoSecondaryOk.
+        """
+        name = next(iter(command), "")
+        if self.is_primary or name in _ANSWERED_BY_ALL:
+            return
+        if name in _READS:
+            mode = (command.get("$readPreference") or {}).get("mode", "primary")
+            if mode != "primary":
+                return
+            raise CommandError(
+                13435,
+                "not primary and secondaryOk=false - consider using db.getMongo()."
+                "setReadPref() or readPreference in the connection string",
+                code_name="NotPrimaryNoSecondaryOk",
+            )
+        raise CommandError(10107, "not primary", code_name="NotWritablePrimary")
+
+    def describe(self, reply: Document, primary_field: str, host: str) -> None:
+        """Put the member's part into a reply to hello (docs/protocol.md, section 1)."""
+        reply[primary_field] = self.is_primary
+        reply["secondary"] = not self.is_primary
+        if self.is_primary:
+            reply["primary"] = host
+            reply["electionId"] = self.election_id
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
