@@ -37,6 +37,10 @@ _event_front = Struct("<I20s0s").unpack_from
 _TOKEN_TEXT = 24
 _token_front = Struct("<5sI7sI").unpack_from
 
+# A transaction's event: int64 txnNumber, then the document lsid, then its token.
+_transaction_front = Struct("<4x11s8x6sI").unpack_from
+_TO_TOKEN = 25
+
 _int32 = Struct("<i")
 _int64 = Struct("<q")
 _timestamp = Struct("<II")
@@ -190,7 +194,8 @@ def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
 
     Array elements are named 0, 1, 2, …, so the names' widths are known. The bytes before a token's
     text are the same for all tokens of one length, so one comparison checks them, and one unpacking
-    fetches length, those bytes and the key, taking the token to be as long as the last one.
+    fetches length, those bytes and the key, taking the token to be as long as the last one. A
+    transaction's events have their token behind two other fields; only those are looked into.
     """
     # Copies, not views: a view costs less only from about 1.5 KB on, and keeps its whole batch.
     events: list[Event] = []
@@ -205,11 +210,15 @@ def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
                 event = position + width
                 length, before_text, key = unpack(body, event)
                 if before_text != expected:
-                    length, expected, key = _event_front(body, event)
-                    if not (key_end := _key_end(expected)):
+                    length, before_text, key = _event_front(body, event)
+                    if found_end := _key_end(before_text):
+                        expected, key_end = before_text, found_end
+                        unpack = _front_with_key(key_end - _TOKEN_TEXT)
+                        length, _, key = unpack(body, event)
+                    elif body[position:event] != b"\x03%d\0" % len(events):
                         return None
-                    unpack = _front_with_key(key_end - _TOKEN_TEXT)
-                    length, _, key = unpack(body, event)
+                    else:
+                        key = _key_by_scanning(body, event, min(event + length, end))
                 if length <= key_end:
                     return None
                 position = event + length
@@ -246,11 +255,31 @@ def _split_by_scanning(body: bytes, batch: Element) -> list[Event]:
     for kind, _, start, end in iter_elements(body, batch.start, batch.end):
         if kind != DOCUMENT:
             raise ProtocolError("a batch holds something else than documents")
-        token = find(body, b"_id", start, end)
-        if token is None or token.type != DOCUMENT:
-            raise ProtocolError("an event has no resume token")
-        events.append((_token_data(body, token.start, token.end), body[start:end]))
+        events.append((_key_by_scanning(body, start, end), body[start:end]))
     return events
+
+
+def _key_by_scanning(body: bytes, start: int, end: int) -> bytes:
+    if key := _key_in_transaction(body, start, end):
+        return key
+    token = find(body, b"_id", start, end)
+    if token is None or token.type != DOCUMENT:
+        raise ProtocolError("an event has no resume token")
+    return _token_data(body, token.start, token.end)
+
+
+def _key_in_transaction(body: bytes, start: int, end: int) -> bytes:
+    """Return the sort key of an event that begins as a transaction's; b"" if it does not."""
+    try:
+        number, session, session_size = _transaction_front(body, start)
+        if number != b"\x12txnNumber\0" or session != b"\x03lsid\0":
+            return b""
+        front = start + _TO_TOKEN + session_size
+        _, before_text, _ = _event_front(body, front)
+    except StructError:
+        return b""
+    key_end = _key_end(before_text)
+    return body[front + _TOKEN_TEXT : front + key_end] if front + key_end < end else b""
 
 
 def _token_data(buffer: bytes, start: int, end: int) -> bytes:

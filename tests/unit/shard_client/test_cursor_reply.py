@@ -147,6 +147,35 @@ def test_events_are_found_wherever_their_token_is(events):
     assert batch.size == sum(len(event) for _, event in batch.events)
 
 
+@given(st.lists(st.tuples(events_in_front, st.booleans()), min_size=1, max_size=12))
+def test_events_of_transactions_are_found_among_others_without_scanning(chosen):
+    front = {"txnNumber": bson.Int64(7), "lsid": {"id": b"x" * 16, "uid": b"y" * 32}}
+    events = [{**front, **event} if in_transaction else event for event, in_transaction in chosen]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cursor_reply, "_split_by_scanning", None)
+        patch.setattr(cursor_reply, "find", None)
+        batch = _slice(_reply(events))
+    assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
+    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
+    assert batch.size == sum(len(event) for _, event in batch.events)
+
+
+@pytest.mark.parametrize("cut", range(1, 140, 3))
+def test_a_transactions_event_that_is_cut_off_is_refused(cut):
+    session = {"id": b"x" * 16, "uid": b"y" * 32}
+    event = {"txnNumber": bson.Int64(7), "lsid": session, "_id": {"_data": "82AB"}}
+    short = bytearray(_encode_in_order(event))[:-cut]
+    if len(short) >= 5:
+        short[:4] = len(short).to_bytes(4, "little")
+    array = b"\x030\0" + bytes(short)
+    array = (len(array) + 5).to_bytes(4, "little") + array + b"\0"
+    cursor = b"\x04nextBatch\0" + array + b"\x12id\0" + bytes(8)
+    cursor = (len(cursor) + 5).to_bytes(4, "little") + cursor + b"\0"
+    body = b"\x03cursor\0" + cursor + b"\x10ok\0\x01\0\0\0"
+    with pytest.raises(ProtocolError):
+        slice_cursor_reply((len(body) + 5).to_bytes(4, "little") + body + b"\0")
+
+
 @given(
     st.lists(documents.map(bson.encode), max_size=8),
     st.sampled_from(["firstBatch", "nextBatch"]),
