@@ -77,6 +77,7 @@ class Show:
                     tasks.cancel_scope.cancel()
                 await self._refresh(picture, client)
                 live.update(picture.render())
+            self._console.print()
             verdicts = self._verdicts()
             self._console.print(verdict_table(verdicts))
             if self._options.keep:
