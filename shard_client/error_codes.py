@@ -37,6 +37,7 @@ class ErrorCode(IntEnum):
     CappedPositionLost = 136
     CursorInUse = 143
     StaleShardVersion = 63
+    FailPointSetFailed = 167
     StaleEpoch = 150
     CommandNotSupportedOnView = 166
     ClientMetadataCannotBeMutated = 186

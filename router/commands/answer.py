@@ -1,7 +1,7 @@
 """What a command's function returns, and how an answer becomes a reply body."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shard_client.errors import CommandError
@@ -29,8 +29,14 @@ class RawAnswer:
     parts: list[bytes]
 
 
+@dataclass(frozen=True, slots=True)
 class PassThrough:
-    """The command is not ours: the client's message goes to the upstream as it came."""
+    """The command is not ours: the client's message goes to the upstream as it came.
+
+    ``added`` are fields that a fail point puts into the upstream's reply.
+    """
+
+    added: Mapping[str, Any] = field(default_factory=dict)
 
 
 PASS_THROUGH = PassThrough()

@@ -38,9 +38,10 @@ async def get_more(call: Call) -> AnyAnswer:
         check_same_api(node.api_parameters.get(cursor, "{}"), command)
         try:
             if node.fail_points is not None:
-                await node.fail_points.after_checkout()
+                node.fail_points.after_checkout(call, cursor.namespace)
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
+            node.cursors.kill((cursor_id,), Owner(call.lsid))  # it has failed for good
             raise error.with_change_stream_label() from error
     return RawAnswer(
         build_cursor_reply(

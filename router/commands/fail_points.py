@@ -1,40 +1,38 @@
-"""Fail points for drivers' own tests, under ``enableTestCommands`` only."""
+"""Fail points for drivers' own tests, under ``enableTestCommands`` only.
+
+They act here, also on commands that go on to the upstream, which fail before they go.
+"""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bson.int64 import Int64
+
+from router.change_stream.request import is_change_stream
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Client, Command
+from router.commands.call import Call, Command
+from router.commands.fail_point import FailPoint, integer_field
+from router.commands.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 
 FAIL_COMMAND = "failCommand"
 FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
+_CONFIGURE = "configureFailPoint"
+_LABELS = "errorLabels"
+_WRITE_ERROR = "writeConcernError"
 _SECONDS_PER_MS = 0.001
-
-
-@dataclass(slots=True)
-class FailPoint:
-    """One fail point: how often it still fires (None: always), after how many passes, and how."""
-
-    times: int | None = 0
-    skip: int = 0
-    data: Mapping[str, Any] = field(default_factory=dict)
-    entered: int = 0
-
-    def fires(self) -> bool:
-        """Count one pass and tell whether it fails."""
-        if self.times == 0:
-            return False
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        if self.times is not None:
-            self.times -= 1
-        self.entered += 1
-        return True
+_WRITES = frozenset(
+    {
+        "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "create",
+        "createIndexes", "delete", "deleteIndexes", "drop", "dropDatabase", "dropIndexes",
+        "findAndModify", "findandmodify", "insert", "renameCollection", "update",
+    }
+)  # fmt: skip
+# What lets a driver try a whole transaction again: the first always, the others before its end.
+_TRANSIENT_CODES = frozenset({24, 63, 112, 150, 246, 251, 267, 13388})
+_RETRIABLE_CODES = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 
 
 class FailPoints:
@@ -46,92 +44,176 @@ class FailPoints:
     def __contains__(self, name: object) -> bool:
         return name in self._points
 
-    def configure(self, name: str, mode: object, data: Mapping[str, Any]) -> int:
+    def configure(self, name: str, command: Mapping[str, Any]) -> int:
         """Set a fail point and return how often it has fired so far.
 
-        Raises:
-            CommandError: there is no such mode.
-        """
-        point = self._points[name]
-        if mode == "off":
-            point.times, point.skip = 0, 0
-        elif mode == "alwaysOn":
-            point.times, point.skip = None, 0
-        elif isinstance(mode, Mapping) and "times" in mode:
-            point.times, point.skip = int(mode["times"]), 0
-        elif isinstance(mode, Mapping) and "skip" in mode:
-            point.times, point.skip = None, int(mode["skip"])
-        else:
-            raise CommandError(ErrorCode.BadValue, f"unknown mode of a fail point: {mode!r}")
-        point.data = data
-        return point.entered
+        Args:
+            name: one of ours.
+            command: the whole configureFailPoint.
 
-    async def before_command(self, name: str, client: Client, command: Mapping[str, Any]) -> None:
-        """Fail the command if ``failCommand`` says so.
+        Raises:
+            CommandError: the mode or the data is wrong.
+        """
+        return self._points[name].configure(command)
+
+    async def before_command(self, call: Call, names: Sequence[str]) -> None:
+        """Block, fail or cut off the command if ``failCommand`` says so.
 
         Args:
-            name: the command's name.
-            client: who sent it.
-            command: the decoded command; empty if it is none of ours.
+            call: the command.
+            names: all of its names.
 
         Raises:
-            CommandError: the error asked for, with the labels asked for.
+            CommandError: the error asked for, with the labels asked for or else mongos's.
             NetworkError: the connection is to be closed.
         """
-        data = self._points[FAIL_COMMAND].data
-        if name not in data.get("failCommands", ()) or name == "configureFailPoint":
+        data = self._points[FAIL_COMMAND].enter(
+            lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
+        )
+        if data is None:
             return
-        # A first hello brings the metadata along.
-        metadata = command.get("client") or client.metadata
-        if "appName" in data and data["appName"] != _app_name(metadata):
-            return
-        if self._points[FAIL_COMMAND].fires():
-            await _fail(data, name)
+        if data.get("blockConnection") is True:
+            await _block(call, data)
+        if data.get("closeConnection") is True:
+            raise NetworkError(f"a fail point closes the connection in {call.name}")
+        if "errorCode" in data:
+            raise _failure(call, data)
 
-    async def after_checkout(self) -> None:
-        """Fail a getMore that holds its cursor if the fail point says so; raises as above."""
-        point = self._points[FAIL_GET_MORE]
-        if point.fires():
-            await _fail(point.data, "getMore")
+    def after_checkout(self, call: Call, namespace: str) -> None:
+        """Fail a getMore that holds its cursor if the fail point says so.
+
+        Args:
+            call: the getMore.
+            namespace: its cursor's.
+
+        Raises:
+            CommandError: the error asked for, InternalError by default; not yet labelled.
+        """
+        data = self._points[FAIL_GET_MORE].enter(
+            lambda data: _concerns(
+                {**data, "failCommands": ["getMore"]}, call, ("getMore",), namespace
+            )
+        )
+        if data is not None:
+            code = ErrorCode.InternalError
+            given = integer_field(data, "errorCode") if data.get("errorCode") else code
+            raise CommandError(given, f"Hit the '{FAIL_GET_MORE}' failpoint")
+
+    def added_to_reply(self, call: Call) -> Mapping[str, Any]:
+        """Return what ``failCommand`` adds to the reply of a write: a writeConcernError.
+
+        A fail point that also has an error code, or closes the connection, has acted before.
+        """
+        data = self._points[FAIL_COMMAND].enter(
+            lambda data: (
+                call.name in _WRITES
+                and _WRITE_ERROR in data
+                and _concerns(data, call, (call.name,), _namespace(call))
+            )
+        )
+        if data is None:
+            return {}
+        labels = data.get(_LABELS)
+        return {_WRITE_ERROR: data[_WRITE_ERROR]} | ({_LABELS: labels} if labels else {})
 
 
 async def configure_fail_point(call: Call) -> AnyAnswer:
     """Set one of our fail points; those of others are the upstream's.
 
     Raises:
-        CommandError: there is no such mode.
+        CommandError: tests are not enabled, there is no such fail point, or no such mode.
     """
-    points, name = call.node.fail_points, call.command["configureFailPoint"]
-    if points is None or name not in points:
+    points = call.node.fail_points
+    if points is None:
+        raise CommandError(ErrorCode.CommandNotFound, f"no such cmd: {_CONFIGURE}")
+    name = text(call.command, _CONFIGURE, _CONFIGURE)
+    if name in points:
+        return Answer({"count": Int64(points.configure(name, call.command))})
+    if call.node.upstream is not None:
         return PASS_THROUGH
-    data = call.command.get("data", {})
-    return Answer({"count": points.configure(name, call.command.get("mode"), data)})
+    raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")
 
 
-def _app_name(metadata: object) -> object:
+def _fails(data: Mapping[str, Any]) -> bool:
+    if data.get("closeConnection") is True or data.get("blockConnection") is True:
+        return True
+    try:
+        integer_field(data, "errorCode")
+    except (KeyError, CommandError):  # no code: then it does not fail, says mongos
+        return False
+    return True
+
+
+def _concerns(data: Mapping[str, Any], call: Call, names: Sequence[str], namespace: str) -> bool:
+    if call.name == _CONFIGURE:
+        return False
+    if "threadName" in data and data["threadName"] != f"conn{call.client.connection_id}":
+        return False
+    if "appName" in data and data["appName"] != _app_name(call):
+        return False
+    if "namespace" in data and data["namespace"] != namespace:
+        return False
+    if "failAllCommands" in data:
+        return True
+    listed = data.get("failCommands")
+    return isinstance(listed, list) and any(name in listed for name in names)
+
+
+def _app_name(call: Call) -> object:
+    # A first hello brings the metadata along.
+    metadata = call.client.metadata or call.command.get("client")
     application = metadata.get("application") if isinstance(metadata, Mapping) else None
     return application.get("name") if isinstance(application, Mapping) else None
 
 
-async def _fail(data: Mapping[str, Any], name: str) -> None:
-    if data.get("blockConnection"):
-        await asyncio.sleep(data.get("blockTimeMS", 0) * _SECONDS_PER_MS)
-    if data.get("closeConnection"):
-        raise NetworkError(f"a fail point closes the connection in {name}")
-    if "errorCode" in data:
+def _namespace(call: Call) -> str:
+    field = "collection" if call.name == "getMore" else call.name
+    collection = call.command.get(field)
+    return f"{call.database}.{collection}" if isinstance(collection, str) else call.database
+
+
+async def _block(call: Call, data: Mapping[str, Any]) -> None:
+    try:
+        wait = integer_field(data, "blockTimeMS")
+    except (KeyError, CommandError):
         raise CommandError(
-            data["errorCode"],
-            f"Failing command via '{FAIL_COMMAND}' failpoint",
-            labels=data.get("errorLabels", ()),
-        )
+            ErrorCode.InvalidOptions, "must specify 'blockTimeMS' when 'blockConnection' is true"
+        ) from None
+    if wait < 0:
+        raise CommandError(ErrorCode.InvalidOptions, "'blockTimeMS' must be non-negative")
+    limit = call.command.get("maxTimeMS")
+    # A getMore's maxTimeMS is how long it waits for events, not how long it may take.
+    if isinstance(limit, int) and 0 < limit < wait and call.name != "getMore":
+        await asyncio.sleep(limit * _SECONDS_PER_MS)
+        raise CommandError(ErrorCode.MaxTimeMSExpired, "operation exceeded time limit")
+    await asyncio.sleep(wait * _SECONDS_PER_MS)
+
+
+def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
+    code = integer_field(data, "errorCode")
+    extra = data.get("errorExtraInfo")
+    labels = data.get(_LABELS)
+    error = CommandError(
+        code,
+        f"Failing command via '{FAIL_COMMAND}' failpoint",
+        extra=extra if isinstance(extra, Mapping) else None,
+    )
+    if isinstance(labels, list):  # in place of the server's own, also when it is empty
+        error.labels = frozenset(str(label) for label in labels)
+    elif call.command.get("autocommit") is False and _transient(call.name, code):
+        error.labels = frozenset({"TransientTransactionError"})
+    elif call.name == "aggregate" and is_change_stream(call.command):
+        return error.with_change_stream_label()
+    return error
+
+
+def _transient(name: str, code: int) -> bool:
+    ends = name in ("commitTransaction", "abortTransaction")
+    return code in _TRANSIENT_CODES or (code in _RETRIABLE_CODES and not ends)
 
 
 COMMANDS = (
     Command(
-        ("configureFailPoint",),
-        configure_fail_point,
-        "set a fail point",
-        admin_only=True,
-        for_tests=True,
+        (_CONFIGURE,), configure_fail_point, "set a fail point", admin_only=True, for_tests=True
     ),
 )

@@ -9,6 +9,7 @@ import anyio
 import structlog
 
 from router.commands.answer import (
+    PASS_THROUGH,
     Answer,
     AnyAnswer,
     PassThrough,
@@ -121,7 +122,7 @@ class ClientConnection:
             while True:
                 answer = await self._run(request, following)
                 if isinstance(answer, PassThrough):
-                    await self._pass_through(request)
+                    await self._pass_through(request, answer.added)
                     return
                 response_to = self._send(request, answer, response_to)
                 following = answer.next_command if isinstance(answer, Answer) else None
@@ -146,13 +147,10 @@ class ClientConnection:
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
             raise shutting_down(request.name)
-        document: Mapping[str, Any] = {}
-        if command is not None:
-            document = again if again is not None else request.command()
-        if self._node.fail_points is not None:
-            await self._node.fail_points.before_command(request.name, self.client, document)
-        if command is None:
-            return PassThrough()
+        fail_points = self._node.fail_points
+        if command is None and fail_points is None:
+            return PASS_THROUGH
+        document = again if again is not None else request.command()
         call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",
@@ -162,11 +160,21 @@ class ClientConnection:
             exhaust=request.takes_exhaust,
         )
         self._node.gossip(document.get("$clusterTime"))
-        command.check(call)
-        return await command.run(call)
+        if command is not None:
+            command.check(call)
+        if fail_points is not None:
+            names = command.names if command is not None else (request.name,)
+            await fail_points.before_command(call, names)
+        answer = await command.run(call) if command is not None else PASS_THROUGH
+        if fail_points is not None and isinstance(answer, PassThrough):
+            return PassThrough(fail_points.added_to_reply(call))
+        return answer
 
-    async def _pass_through(self, request: Request) -> None:
-        """Relay the client's message to the upstream and its replies back, byte for byte."""
+    async def _pass_through(self, request: Request, added: Mapping[str, Any]) -> None:
+        """Relay the client's message to the upstream and its replies back, byte for byte.
+
+        ``added`` is what a fail point puts into the reply.
+        """
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
             message = f"no such cmd: {request.name}"
@@ -178,7 +186,7 @@ class ClientConnection:
         async with aclosing(self.client.upstream_link(upstream).relay(request.frame)) as replies:
             async for reply in replies:
                 self._note_cluster_time(reply)
-                self._replies.relay(request, reply, first=first)
+                self._replies.relay(request, reply, first=first, added=added)
                 first = False
                 await self._stream.drain()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from router.commands.node import Counters
@@ -10,15 +11,18 @@ from shard_client.compression import NEVER_COMPRESSED
 from shard_client.frame_protocol import FrameStream
 from shard_client.frames import (
     MORE_TO_COME,
+    build_msg,
     build_op_reply,
     build_reply_parts,
     compress_frame,
     encode,
+    parse_op_msg,
     with_ids,
 )
 
 _ids = count(1)
 _AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ReplyWriter:
@@ -77,17 +81,22 @@ class ReplyWriter:
             request, [encode(document)], response_to=response_to, more_to_come=more_to_come
         )
 
-    def relay(self, request: Request, reply: bytes, *, first: bool) -> None:
+    def relay(
+        self, request: Request, reply: bytes, *, first: bool, added: Mapping[str, Any] = _NOTHING
+    ) -> None:
         """Pass on an upstream's reply frame unchanged but for the id that it responds to.
 
         Args:
             request: what the client asked.
             reply: the whole frame, not compressed.
             first: whether it answers the client's message, not the reply before it.
+            added: what a fail point puts into the reply, usually nothing.
 
         Raises:
             NetworkError: the client is gone.
         """
+        if added:
+            reply = _with_fields(reply, added)
         if first:
             own_id = int.from_bytes(reply[4:8], "little", signed=True)
             reply = with_ids(reply, request_id=own_id, response_to=request.request_id)
@@ -110,3 +119,10 @@ class ReplyWriter:
         request.replied = True
         self._counters.bytes_out += len(frame)
         self._stream.write(frame)
+
+
+def _with_fields(reply: bytes, added: Mapping[str, Any]) -> bytes:
+    message = parse_op_msg(reply)
+    body = encode({**added, **message.document()})
+    reply_id = int.from_bytes(reply[4:8], "little", signed=True)
+    return build_msg(body, request_id=reply_id, flags=message.flags & MORE_TO_COME)

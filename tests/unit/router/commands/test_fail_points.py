@@ -1,13 +1,18 @@
 """Fail points: off unless asked for, and then as drivers' tests expect them."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from bson import Int64
 
 from router.commands.fail_points import FailPoints
+from router.upstream_mongos import UpstreamMongos
 from tests.harness.facade import facade
+from tests.harness.scripted_server import Asked, scripted_server
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+TRANSIENT = ["TransientTransactionError"]
 
 
 def fail(mode: object, point: str = "failCommand", **data: Any) -> dict[str, Any]:
@@ -66,6 +71,120 @@ async def test_get_more_fails_with_the_label_of_its_code() -> None:
         assert (reply["code"], reply["errorLabels"]) == (262, ["ResumableChangeStreamError"])
 
 
-async def test_an_unknown_mode_is_refused() -> None:
+async def test_a_get_more_that_fails_with_its_cursor_ends_it() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        assert (await client.command("admin", fail("sometimes")))["code"] == 2
+        cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
+        get_more = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
+        await client.command("admin", fail({"times": 1}, failCommands=["getMore"], errorCode=91))
+        reply = await client.command("db", get_more)
+        # mongos knows only with the cursor in hand that the getMore is a change stream's.
+        assert (reply["code"], "errorLabels" in reply) == (91, False)
+        assert (await client.command("db", get_more))["ok"] == 1
+        await client.command("admin", fail({"times": 1}, "failGetMoreAfterCursorCheckout"))
+        reply = await client.command("db", get_more)
+        assert (reply["code"], reply["errmsg"]) == (
+            1,
+            "Hit the 'failGetMoreAfterCursorCheckout' failpoint",
+        )
+        assert (await client.command("db", get_more))["code"] == 43
+
+
+@pytest.mark.parametrize(
+    ("command", "labels"),
+    [
+        (WATCH, ["ResumableChangeStreamError"]),
+        ({"aggregate": "c", "pipeline": [], "cursor": {}}, None),
+        ({"insert": "c", "txnNumber": Int64(1)}, None),
+        ({"insert": "c", "txnNumber": Int64(1), "autocommit": False}, TRANSIENT),
+        ({"commitTransaction": 1, "txnNumber": Int64(1), "autocommit": False}, None),
+    ],
+)
+async def test_labels_not_asked_for_are_those_of_mongos(
+    command: dict[str, Any], labels: list[str] | None
+) -> None:
+    names = ["aggregate", "insert", "commitTransaction"]
+    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
+        await client.command("admin", fail("alwaysOn", failCommands=names, errorCode=11602))
+        assert (await client.command("admin", command)).get("errorLabels") == labels
+        point = fail("alwaysOn", failCommands=names, errorCode=11602, errorLabels=[])
+        await client.command("admin", point)
+        assert "errorLabels" not in await client.command("admin", command)
+
+
+async def test_blocking_delays_and_respects_the_commands_limit() -> None:
+    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
+        point = fail("alwaysOn", failCommands=["ping"], blockConnection=True, blockTimeMS=50)
+        await client.command("admin", point)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
+        assert loop.time() - start >= 0.05
+        reply = await client.command("admin", {"ping": 1, "maxTimeMS": 1})
+        assert (reply["code"], reply["errmsg"]) == (50, "operation exceeded time limit")
+
+
+async def test_what_is_passed_on_fails_before_it_goes() -> None:
+    async def answer(asked: Asked) -> None:
+        asked.reply({"n": 1, "ok": 1.0})
+
+    async with (
+        scripted_server(answer) as mongos,
+        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), fail_points=FailPoints()) as router,
+        await router.client() as client,
+    ):
+        await client.command("admin", fail({"times": 1}, failCommands=["insert"], errorCode=10107))
+        assert (await client.command("db", {"insert": "c"}))["code"] == 10107
+        assert mongos.names() == []
+        concern = {"code": 91, "errmsg": "scripted"}
+        point = fail(
+            "alwaysOn",
+            failCommands=["insert", "find"],
+            writeConcernError=concern,
+            errorLabels=["Mine"],
+            namespace="db.c",
+        )
+        await client.command("admin", point)
+        reply = await client.command("db", {"insert": "c"})
+        assert (reply["n"], reply["writeConcernError"]) == (1, concern)
+        assert reply["errorLabels"] == ["Mine"]
+        assert await client.command("db", {"find": "c"}) == {"n": 1, "ok": 1.0}
+        assert await client.command("db", {"insert": "other"}) == {"n": 1, "ok": 1.0}
+        # A fail point that is not ours is the upstream's to set.
+        await client.command("admin", fail("off", "hangSomewhere"))
+        assert mongos.names() == ["insert", "find", "insert", "configureFailPoint"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ({}, 20, "When setting a failpoint, you must supply a 'mode'"),
+        ({"mode": "sometimes"}, 2, "unknown mode: sometimes"),
+        ({"mode": 1}, 14, "'mode' must be a string or JSON object"),
+        ({"mode": {"times": -1}}, 2, "'times' option to 'mode' must be positive"),
+        ({"mode": {"skip": 2**31}}, 2, "'skip' option to 'mode' is too large"),
+        (
+            {"mode": {"times": "two"}},
+            14,
+            '"times" had the wrong type. Expected number, found string',
+        ),
+        (
+            {"mode": {"activationProbability": 2}},
+            2,
+            "activationProbability must be between 0.0 and 1.0; found 2",
+        ),
+        ({"mode": "off", "data": 1}, 14, "the 'data' option must be a JSON object"),
+    ],
+)
+async def test_wrong_settings_are_refused_as_mongos_refuses_them(
+    command: dict[str, Any], code: int, message: str
+) -> None:
+    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
+        reply = await client.command("admin", {"configureFailPoint": "failCommand", **command})
+        assert (reply["code"], reply["errmsg"]) == (code, message)
+
+
+async def test_a_fail_point_that_nobody_has() -> None:
+    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
+        reply = await client.command("admin", fail("off", "hangSomewhere"))
+        assert (reply["code"], reply["codeName"]) == (167, "FailPointSetFailed")
+        assert reply["errmsg"] == "hangSomewhere not found"

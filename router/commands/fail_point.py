@@ -1,0 +1,157 @@
+"""Fail points: switches by which tests make commands fail, with mongos's modes and counting."""
+
+import random
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any
+
+from bson.decimal128 import Decimal128
+
+from router.commands.fields import bson_type
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_MOST = 2**31 - 1
+_MODE_FORMS = (
+    "'mode' must be one of 'off', 'alwaysOn', '{times:n}', '{skip:n}' or "
+    "'{activationProbability:p}'"
+)
+
+
+class _Mode(Enum):
+    OFF = auto()
+    ALWAYS_ON = auto()
+    TIMES = auto()
+    SKIP = auto()
+    RANDOM = auto()
+
+
+class FailPoint:
+    """One fail point: off until it is configured, then firing as its mode says.
+
+    ``times_entered`` counts how often it has fired since the process began.
+
+    Args:
+        chance: gives numbers from 0 to 1, for the mode ``{activationProbability: p}``.
+    """
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        self.times_entered = 0
+        self._chance = chance
+        self._mode = _Mode.OFF
+        self._number = 0.0
+        self._data: Mapping[str, Any] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether it may still fire."""
+        return self._mode is not _Mode.OFF
+
+    def configure(self, command: Mapping[str, Any]) -> int:
+        """Set the mode and the data of a configureFailPoint command.
+
+        Returns how often the fail point had fired until then.
+
+        Raises:
+            CommandError: the mode or the data is missing or wrong; nothing has changed.
+        """
+        mode, number = _read_mode(command)
+        data = command.get("data", {})
+        if not isinstance(data, Mapping | list):
+            raise CommandError(ErrorCode.TypeMismatch, "the 'data' option must be a JSON object")
+        self._mode, self._number = mode, number
+        self._data = data if isinstance(data, Mapping) else {}
+        return self.times_entered
+
+    def enter(self, concerned: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any] | None:
+        """Return the data if the fail point fires, else None.
+
+        Args:
+            concerned: tells by the data whether the caller is meant; a call that is not meant
+                does not count.
+        """
+        if not self.active or not concerned(self._data) or not self._fires():
+            return None
+        self.times_entered += 1
+        return self._data
+
+    def _fires(self) -> bool:
+        if self._mode is _Mode.TIMES:
+            self._number -= 1
+            if self._number <= 0:
+                self._mode = _Mode.OFF
+        elif self._mode is _Mode.SKIP and self._number > 0:
+            self._number -= 1
+            return False
+        elif self._mode is _Mode.RANDOM:
+            return self._chance() < self._number
+        return True
+
+
+def _read_mode(command: Mapping[str, Any]) -> tuple[_Mode, float]:
+    mode = command.get("mode")
+    if "mode" not in command:
+        raise CommandError(
+            ErrorCode.IllegalOperation, "When setting a failpoint, you must supply a 'mode'"
+        )
+    if mode == "off":
+        return _Mode.OFF, 0
+    if mode == "alwaysOn":
+        return _Mode.ALWAYS_ON, 0
+    if isinstance(mode, str):
+        raise CommandError(ErrorCode.BadValue, f"unknown mode: {mode}")
+    if not isinstance(mode, Mapping):
+        raise CommandError(ErrorCode.TypeMismatch, "'mode' must be a string or JSON object")
+    if "times" in mode:
+        return _Mode.TIMES, _count(mode, "times")
+    if "skip" in mode:
+        return _Mode.SKIP, _count(mode, "skip")
+    if "activationProbability" in mode:
+        return _Mode.RANDOM, _probability(mode["activationProbability"])
+    raise CommandError(ErrorCode.BadValue, _MODE_FORMS)
+
+
+def _count(mode: Mapping[str, Any], name: str) -> int:
+    value = integer_field(mode, name)
+    if value < 0:
+        raise CommandError(ErrorCode.BadValue, f"'{name}' option to 'mode' must be positive")
+    if value > _MOST:
+        raise CommandError(ErrorCode.BadValue, f"'{name}' option to 'mode' is too large")
+    return value
+
+
+def _probability(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            "the 'activationProbability' option to 'mode' must be a double between 0 and 1",
+        )
+    number = float(value.to_decimal() if isinstance(value, Decimal128) else value)
+    if not 0 <= number <= 1:
+        raise CommandError(
+            ErrorCode.BadValue,
+            f"activationProbability must be between 0.0 and 1.0; found {number:g}",
+        )
+    return number
+
+
+def integer_field(document: Mapping[str, Any], name: str) -> int:
+    """Return a field that must hold a whole number of any numeric type.
+
+    Raises:
+        CommandError: TypeMismatch, it is no number; BadValue, it is not whole.
+    """
+    value = document[name]
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f'"{name}" had the wrong type. Expected number, found {bson_type(value)}',
+        )
+    number = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number or number in (float("inf"), float("-inf")) or int(number) != number:
+        raise CommandError(
+            ErrorCode.BadValue,
+            f'Expected field "{name}" to have a value exactly representable as a 64-bit '
+            f"integer, but found {name}: {value}",
+        )
+    return int(number)
