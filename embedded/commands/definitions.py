@@ -57,10 +57,9 @@ def _create_view(request: Request) -> None:
         "viewOn": request.field("viewOn", str, None),
         "pipeline": request.field("pipeline", list, []),
     }
-    views = f"{request.database}.system.views"
-    collection = mongod.catalog.get(views) or mongod.create_collection(
-        request.database, "system.views"
-    )
+    collection = mongod.catalog.get(f"{request.database}.system.views")
+    if collection is None:
+        collection = mongod.create_collection(request.database, "system.views")
     request.unit.insert(collection, view, 0)
     mongod.catalog.views[ns] = view
 

@@ -164,6 +164,8 @@ async def test_views_are_documents_of_system_views(driver: Driver) -> None:
     assert reply["writeErrors"][0]["code"] == 166
     await driver.run({"drop": "v"})
     assert driver.mongod.catalog.view("db.v") is None
+    await driver.run({"create": "v", "viewOn": "c", "pipeline": pipeline})
+    assert driver.mongod.catalog.view("db.v") is not None
 
 
 async def test_documents_have_at_most_16_mib(driver: Driver) -> None:
