@@ -68,11 +68,11 @@ class MotorReplicaSet:
     async def select(self, mode: str, timeout: float) -> Address:
         """Return a member for the read preference ``mode``, waiting up to ``timeout`` seconds.
 
-        Raises CommandError (133, labelled resumable).
+        Raises CommandError (133, labelled resumable); at once after ``close``.
         """
         try:
             async with asyncio.timeout(timeout):
-                while True:
+                while not self._closed:
                     found = choose(mode, self._roles)
                     if found is not None and found != self._distrusted:
                         return found
@@ -83,7 +83,8 @@ class MotorReplicaSet:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise no_member(mode, self._name) from None
+            pass
+        raise no_member(mode, self._name)
 
     def invalidate(self, address: Address) -> None:
         """Have the driver look again before ``address`` is named once more."""
@@ -92,6 +93,7 @@ class MotorReplicaSet:
     async def close(self) -> None:
         """End the monitoring; bounded by the driver's socket timeout."""
         self._closed = True
+        self._changed.set()
         if self._check is not None:
             self._check.cancel()
             await asyncio.wait({self._check})

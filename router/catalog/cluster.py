@@ -188,7 +188,7 @@ class Cluster:
         followed = self._sets.get(target)
         self._hosts[target] = host
         if followed is not None:
-            if followed.name == name and set(followed.hosts) & set(seeds):
+            if followed.name == name and set(followed.hosts) >= set(seeds):
                 return
             self._release(followed)
         self._sets[target] = self._factory(name, seeds)

@@ -220,6 +220,20 @@ class MergedStream:
             return []
         return self._waits([r for r in self._merger.behind(head) if self._may_move(r)])
 
+    @property
+    def leaving(self) -> Sequence[Waiting]:
+        """Removed shards' remotes that have not promised past their removal.
+
+        The sooner they do, the sooner they can be let go: a removed shard may soon be shut down.
+        """
+        waits: list[Waiting] = []
+        for number in sorted(self._remotes.leaving):
+            remote = self._remotes[number]
+            if remote.removed_at is not None and self._may_move(number):
+                at = cluster_time_of(remote.removed_at)
+                waits.append(Waiting(number, remote.target, remote.removed_at, at, at))
+        return waits
+
     def _may_move(self, number: int) -> bool:
         remote = self._remotes[number]
         return remote.heard and not remote.invalidated

@@ -1,6 +1,6 @@
 """The remotes of one merged stream: who is open, who joins, who leaves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from bson.timestamp import Timestamp
@@ -46,6 +46,7 @@ class Remotes:
         self._merger = merger
         self._start_at = start_at
         self._open: dict[int, Remote] = {}
+        self._leaving: set[int] = set()
         self._next = 0
 
     def __contains__(self, number: int) -> bool:
@@ -85,34 +86,40 @@ class Remotes:
     def change(self, events: list[Event]) -> list[Action]:
         """Follow the config server's events; shards that joined are opened one tick later.
 
-        They hold the gate at their start, and nothing else back. Raises KeyError or InvalidBSON for
-        events that are not of config.shards.
+        They hold the gate at their start, and nothing else back. A shard that is back after it was
+        removed is a new one: what was written to it in between is none of the cluster's. Raises
+        KeyError or InvalidBSON for events that are not of config.shards.
         """
         actions: list[Action] = []
         for change in topology_changes(events):
             known = self._newest(change.shard)
             if isinstance(change, ShardRemoved):
-                if known is not None:
+                if known is not None and known.removed_at is None:
                     known.removed_at = first_key(one_tick_after(change.at))
-            elif known is None or (known.removed_at and known.opening.host != change.host):
+                    self._leaving.add(known.opening.remote)
+            elif known is None or known.removed_at is not None:
                 actions.append(self._join(change))
             else:
                 # The same shard, perhaps elsewhere: whoever follows replica sets finds it.
-                known.removed_at = None
                 known.opening = replace(known.opening, host=change.host)
         return actions
 
+    @property
+    def leaving(self) -> Set[int]:
+        """The removed shards' remotes that have not promised past their removal."""
+        return self._leaving
+
     def close_removed(self) -> list[Action]:
         """Close the removed shards' remotes that have promised past their removal."""
-        gone = [
-            number
-            for number, remote in self._open.items()
-            if remote.removed_at and (self._merger.promise(number) or b"") >= remote.removed_at
-        ]
-        for number in gone:
-            del self._open[number]
-            self._merger.retire_remote(number)
-        return [CloseRemote(number) for number in gone]
+        gone: list[Action] = []
+        for number in sorted(self._leaving):
+            removed_at = self._open[number].removed_at
+            if removed_at is not None and (self._merger.promise(number) or b"") >= removed_at:
+                del self._open[number]
+                self._leaving.discard(number)
+                self._merger.retire_remote(number, before=removed_at)
+                gone.append(CloseRemote(number))
+        return gone
 
     def _join(self, change: ShardAdded) -> OpenRemote:
         start_at = max(one_tick_after(change.at), self._start_at)

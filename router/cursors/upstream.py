@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from math import inf
 
 import structlog
 
@@ -202,6 +204,10 @@ class Upstream:
 
     def _start(self, number: int, remote: Remote, opening: Opening) -> None:
         mode = "primary" if remote.topology else self._mode
+        settings = self._settings
+        if remote.topology:
+            # Nothing is lost while the gate stands still; whoever resumed would be refused.
+            settings = replace(settings, failure_timeout=inf)
         remote.cursor = RemoteCursor(
             remote.target,
             dialer=self._cluster.dialer(remote.target, remote.host or None, mode=mode),
@@ -209,9 +215,11 @@ class Upstream:
             on_batch=lambda batch: self._batch_arrived(number, batch),
             on_failure=lambda error, address: self._remote_failed(number, error, address),
             clock=self._cluster.clock,
-            settings=self._settings,
+            settings=settings,
         )
-        remote.cursor.start(self._connections.pop(remote.target, None))
+        # The config server may be a shard, too, by the same name.
+        connection = None if remote.topology else self._connections.pop(remote.target, None)
+        remote.cursor.start(connection)
 
     def _close_remote(self, number: int) -> None:
         remote = self._remotes.pop(number, None)
@@ -279,7 +287,8 @@ class Upstream:
         promise = self._stream.promise(number)
         lags = waiting is not None and (promise is None or promise < waiting.sort_key)
         cursor.set_await(remote.policy.next_await(lags=lags, quiet_for=now - self._last_event))
-        if waiting is not None and self._nudge_timer is None and self._limits.nudge:
+        held = waiting is not None or self._stream.leaving
+        if held and self._nudge_timer is None and self._limits.nudge:
             self._nudge_timer = self._loop.call_later(self._limits.nudge_delay, self._nudge)
         if now > self._read_until and self._waiter is None and self._opening is None:
             self._lingering = True
@@ -320,7 +329,7 @@ class Upstream:
         self._nudge_timer = None
         if self._closed or self._lingering:
             return
-        for waiting in self._stream.lagging:
+        for waiting in (*self._stream.lagging, *self._stream.leaving):
             remote = self._remotes.get(waiting.remote)
             if remote is None or remote.nudged:
                 continue

@@ -1,7 +1,7 @@
 """The merge of sorted runs behind a gate (docs/design.md, section 5)."""
 
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -103,9 +103,14 @@ class Merger:
             state.eligible = False
             self._promises.add((promise, remote))
 
-    def retire_remote(self, remote: int) -> None:
-        """Expect nothing more of a remote: it holds nothing back; what it has sent is released."""
+    def retire_remote(self, remote: int, *, before: bytes | None = None) -> None:
+        """Expect nothing more of a remote: it holds nothing back; what it has sent is released.
+
+        With ``before``, only what sorts below that key.
+        """
         state = self._remotes[remote]
+        if before is not None:
+            self._cut_off(remote, state, before)
         self._silent.discard(remote)
         if state.promise is not None:
             self._promises.remove((state.promise, remote))
@@ -113,6 +118,22 @@ class Merger:
             self._retired.add(remote)
         else:
             del self._remotes[remote]
+
+    def _cut_off(self, remote: int, state: _Remote, bound: bytes) -> None:
+        """Drop the remote's events from ``bound`` on."""
+        while state.runs and state.runs[-1].last >= bound:
+            run = state.runs[-1]
+            end = bisect_left(run.events, bound, lo=run.start, key=_KEY)
+            dropped = sum(map(len, map(_BSON, run.events[end:])))
+            state.buffered -= dropped
+            if end == run.start:
+                state.runs.pop()
+                continue
+            del run.events[end:]
+            run.size -= dropped
+            run.last = run.events[-1][0]
+        if not state.runs:
+            self._full.pop(remote, None)
 
     def add_batch(
         self,

@@ -14,6 +14,8 @@ from tests.harness.routers import RouterProcess, start_router
 
 SHARDS = 3
 NOOP_SECONDS = 0.2
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[TestCluster]:
     with start_cluster(SHARDS, noop_interval=NOOP_SECONDS) as running:

@@ -477,26 +477,59 @@ def test_a_shard_that_was_never_open_may_be_removed():
     assert opened().batch_arrived(CONFIG, removed("shard7", 20, 50)) == []
 
 
-def test_a_shard_that_is_back_at_once_stays_open():
+@pytest.mark.parametrize("host", ["other/h:1", "shard1/h1:1,g1:2"])
+def test_a_shard_that_is_back_is_opened_beside_the_old_one(host):
     stream = opened()
-    events = [
-        shard_event(20, "delete", "shard1"),
-        shard_event(21, "insert", "shard1", "shard1/h1:1,g1:2"),
-    ]
-    assert stream.batch_arrived(CONFIG, batch(events, hwm(50))) == []
-    assert arrive(stream, B, upto=60) == []
-
-
-def test_a_shard_that_is_back_elsewhere_is_opened_beside_the_old_one():
-    stream = opened()
-    events = [
-        shard_event(20, "delete", "shard1"),
-        shard_event(21, "insert", "shard1", "other/h:1"),
-    ]
+    events = [shard_event(20, "delete", "shard1"), shard_event(25, "insert", "shard1", host)]
     actions = stream.batch_arrived(CONFIG, batch(events, hwm(50)))
-    assert actions == [OpenRemote(3, "shard1", "other/h:1", Timestamp(21, 2))]
+    assert actions == [OpenRemote(3, "shard1", host, Timestamp(25, 2))]
     assert arrive(stream, B, upto=60) == [CloseRemote(B)]
     assert stream.remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
+
+
+def test_a_shard_that_is_back_gives_nothing_twice_when_the_old_cursor_has_read_on():
+    """The config server lags: the shard had been away and back before anybody knew of it."""
+    stream = opened()
+    arrive(stream, A, upto=60)
+    arrive(stream, B, 15, 22, 30, 40, upto=60)
+    events = [
+        shard_event(20, "delete", "shard1"),
+        shard_event(25, "insert", "shard1", "shard1/h1:1"),
+    ]
+    opening, closing = stream.batch_arrived(CONFIG, batch(events, hwm(60)))
+    assert (opening.start_at, closing) == (Timestamp(25, 2), CloseRemote(B))
+    stream.batch_arrived(3, batch([], hwm(25, 2)))
+    stream.batch_arrived(3, batch([at(30), at(40)], hwm(60)))
+    assert times(stream.take(None).events) == [15, 30, 40]
+
+
+def test_a_shard_that_goes_and_comes_again_and_again():
+    stream = opened()
+    events = [
+        shard_event(20, "delete", "shard1"),
+        shard_event(25, "insert", "shard1", "shard1/h1:1"),
+        shard_event(30, "delete", "shard1"),
+        shard_event(35, "insert", "shard1", "shard1/h1:1"),
+    ]
+    actions = stream.batch_arrived(CONFIG, batch(events, hwm(50)))
+    assert [action.start_at.time for action in actions] == [25, 35]
+    assert arrive(stream, B, upto=50) == [CloseRemote(B)]
+    stream.batch_arrived(3, batch([], hwm(25, 2)))
+    assert stream.batch_arrived(3, batch([at(27), at(37)], hwm(50))) == [CloseRemote(3)]
+    stream.batch_arrived(4, batch([], hwm(35, 2)))
+    stream.batch_arrived(4, batch([at(37)], hwm(50)))
+    arrive(stream, A, upto=50)
+    assert times(stream.take(None).events) == [27, 37]
+
+
+def test_a_removed_shard_is_worth_a_nudge_until_it_may_go():
+    stream = opened()
+    assert not stream.leaving
+    stream.batch_arrived(CONFIG, removed("shard1", 20, 50))
+    (waiting,) = stream.leaving
+    assert (waiting.remote, waiting.target, waiting.latest) == (B, "shard1", Timestamp(20, 2))
+    arrive(stream, B, upto=50)
+    assert not stream.leaving
 
 
 def test_an_event_that_only_looks_like_a_new_shard_is_harmless():

@@ -177,6 +177,20 @@ def test_a_retired_remote_holds_nothing_back_and_loses_nothing():
     assert made.next_block() is None
 
 
+@pytest.mark.parametrize("bound", range(9))
+def test_a_remote_that_is_retired_at_a_key_releases_what_lies_below(bound):
+    made = merger(2)
+    add(made, 0, [1, 3, 5], 5)
+    add(made, 0, [6, 7], 7)
+    add(made, 1, [2, 8], 9)
+    made.retire_remote(0, before=key(bound))
+    below = [b"0" for number in (1, 3, 5, 6, 7) if number < bound]
+    events = [raw for _, raw in released(made)]
+    assert [raw for raw in events if raw == b"0"] == below
+    assert events.count(b"1") == 2
+    assert made.head is None
+
+
 def test_a_remote_that_joins_with_a_known_start_holds_the_gate_there():
     made = merger(1)
     made.add_remote(7, promise=key(3))
