@@ -267,7 +267,7 @@ class Mongod:
     ) -> Collection:
         """Create a collection and log it; raises NamespaceExists."""
         collection = self.catalog.create(database, name, options, uuid)
-        o = {"create": name, **collection.options, "idIndex": dict(ID_INDEX)}
+        o = {"create": collection.logged_name, **collection.options, "idIndex": dict(ID_INDEX)}
         self.journal.log_command(database, o, uuid=collection.uuid, from_migrate=from_migrate)
         return collection
 
@@ -275,7 +275,7 @@ class Mongod:
         """Drop a collection and log it."""
         self.journal.log_command(
             collection.database,
-            {"drop": collection.name},
+            {"drop": collection.logged_name},
             uuid=collection.uuid,
             o2={"numRecords": len(collection)},
             from_migrate=from_migrate,

@@ -59,7 +59,7 @@ def insert_entry(collection: Collection, document: Document) -> dict[str, Any]:
     """Return the ``i`` entry's fields, without time and session."""
     return {
         "op": "i",
-        "ns": collection.ns,
+        "ns": f"{collection.database}.{collection.logged_name}",
         "ui": collection.uuid,
         "o": document,
         "o2": collection.document_key(document),
@@ -70,7 +70,7 @@ def update_entry(collection: Collection, after: Document, o: Document) -> dict[s
     """Return the ``u`` entry's fields, without time and session."""
     return {
         "op": "u",
-        "ns": collection.ns,
+        "ns": f"{collection.database}.{collection.logged_name}",
         "ui": collection.uuid,
         "o": o,
         "o2": collection.document_key(after),
@@ -81,7 +81,7 @@ def delete_entry(collection: Collection, before: Document) -> dict[str, Any]:
     """Return the ``d`` entry's fields, without time and session."""
     return {
         "op": "d",
-        "ns": collection.ns,
+        "ns": f"{collection.database}.{collection.logged_name}",
         "ui": collection.uuid,
         "o": collection.document_key(before),
     }

@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 from bson.raw_bson import RawBSONDocument
 
+from embedded.change_streams.collation import folding
 from embedded.change_streams.expressions import Expression
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
@@ -186,7 +187,9 @@ def open_change_stream(
     start = request.token
     if start is None:
         start = ResumeToken.high_water_mark(_after_last(host), version)
-    stages = UserStages(pipeline[1:], _variables(command.get("let")))
+    stages = UserStages(
+        pipeline[1:], _variables(command.get("let")), folding(command.get("collation"))
+    )
     return ChangeStreamCursor(host, request, ChangeStream(host, request, stages, start, version))
 
 
@@ -232,6 +235,13 @@ def _check_command(
         raise CommandError(
             166,
             f"Namespace {database}.{collection} is a view, not a collection",
+            code_name="CommandNotSupportedOnView",
+        )
+    stored = None if collection is None else host.catalog.get(f"{database}.{collection}")
+    if stored is not None and "timeseries" in stored.options:
+        raise CommandError(
+            166,
+            f"Namespace {database}.{collection} is a timeseries collection",
             code_name="CommandNotSupportedOnView",
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from embedded.change_streams.collation import Fold
 from embedded.change_streams.expressions import EMPTY, Expression
 from embedded.change_streams.projection import add_fields, project, unset
 from embedded.change_streams.shell_text import document_text, type_name
@@ -57,10 +58,15 @@ class UserStages:
 
     The leading ``$match`` stages that look at no image run before images are
     looked up, so that a required image of an event that nobody wants is not missed. ``variables``
-    are what the command's ``let`` names.
+    are what the command's ``let`` names, ``fold`` is its collation for the filters.
     """
 
-    def __init__(self, stages: Sequence[Any], variables: Mapping[str, Any] = EMPTY) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        variables: Mapping[str, Any] = EMPTY,
+        fold: Fold | None = None,
+    ) -> None:
         self.splits = bool(stages) and SPLIT in stages[-1]
         own = stages[:-1] if self.splits else stages
         early = 0
@@ -68,8 +74,8 @@ class UserStages:
             early < len(own) and "$match" in own[early] and "fullDocument" not in repr(own[early])
         ):
             early += 1
-        self._early = [_compiled(stage, variables) for stage in own[:early]]
-        self._late = [_compiled(stage, variables) for stage in own[early:]]
+        self._early = [_compiled(stage, variables, fold) for stage in own[:early]]
+        self._late = [_compiled(stage, variables, fold) for stage in own[early:]]
 
     def wants(self, document: dict[str, Any]) -> bool:
         """Whether the event passes the stages that run before images are looked up."""
@@ -142,17 +148,19 @@ def _check_split(pipeline: Sequence[Mapping[str, Any]]) -> None:
             raise CommandError(7182802, f"{SPLIT} must be the last stage in the pipeline")
 
 
-def _compiled(stage: Mapping[str, Any], variables: Mapping[str, Any]) -> Stage:
+def _compiled(stage: Mapping[str, Any], variables: Mapping[str, Any], fold: Fold | None) -> Stage:
     [(name, argument)] = stage.items()
+    if name == "$match":
+        return _match(argument, variables, fold)
     return _STAGES[name](argument, variables)
 
 
-def _match(condition: Any, variables: Mapping[str, Any]) -> Stage:
-    wanted = _predicate(condition, variables)
+def _match(condition: Any, variables: Mapping[str, Any], fold: Fold | None = None) -> Stage:
+    wanted = _predicate(condition, variables, fold)
     return lambda document: document if wanted(document) else None
 
 
-def _predicate(condition: Any, variables: Mapping[str, Any]) -> _Test:
+def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) -> _Test:
     """Return the test that a filter stands for; logic and $expr are taken apart here."""
     if not isinstance(condition, Mapping):
         raise CommandError(15959, "the match filter must be an expression in an object")
@@ -162,7 +170,7 @@ def _predicate(condition: Any, variables: Mapping[str, Any]) -> _Test:
         if name == "$expr":
             tests.append(Expression(value, variables).true_for)
         elif name in _LOGIC and isinstance(value, list) and value:
-            tests.append(_LOGIC[name]([_predicate(item, variables) for item in value]))
+            tests.append(_LOGIC[name]([_predicate(item, variables, fold) for item in value]))
         elif name.startswith("$") and name not in _TOP_LEVEL:
             raise CommandError(
                 2,
@@ -173,7 +181,8 @@ def _predicate(condition: Any, variables: Mapping[str, Any]) -> _Test:
         else:
             plain[name] = value
     if plain:
-        tests.append(Matcher(plain))
+        matcher = Matcher(plain if fold is None else fold(plain))
+        tests.append(matcher if fold is None else lambda document: matcher(fold(document)))
     return _all_of(tests)
 
 

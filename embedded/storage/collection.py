@@ -48,6 +48,11 @@ class Collection:
         return f"{self.database}.{self.name}"
 
     @property
+    def logged_name(self) -> str:
+        """The name in the oplog: a time-series collection's data is that of its buckets."""
+        return f"system.buckets.{self.name}" if "timeseries" in self.options else self.name
+
+    @property
     def keeps_images(self) -> bool:
         """Whether pre-images are kept (changeStreamPreAndPostImages)."""
         return bool(self.options.get("changeStreamPreAndPostImages", {}).get("enabled"))

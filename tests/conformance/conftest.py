@@ -6,10 +6,12 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo.collection import Collection
 from pymongo.database import Database
 
+from tests.conformance.data import shard_over_three
 from tests.conformance.recorded_workload import Workload, run_workload
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 
 SHARDS = 3
@@ -51,3 +53,21 @@ def db(client: Client) -> Iterator[Database[dict[str, Any]]]:
 def workload(cluster: TestCluster, client: Client) -> Workload:
     """The recorded workload, run through the router."""
     return run_workload(cluster, client)
+
+
+@pytest.fixture
+def sharded(db: Database[dict[str, Any]], cluster: TestCluster) -> Collection[dict[str, Any]]:
+    """A collection sharded by ``k``: below 10, below 20 and the rest on a shard each."""
+    return shard_over_three(db, "spread", list(cluster.shards)[:3])
+
+
+@pytest.fixture(scope="session")
+def newer() -> Iterator[Client]:
+    """A router's client before an embedded cluster that makes version 2 tokens, as 7.0 and 8.0."""
+    with (
+        EmbeddedProcess(2, {"noop_interval": NOOP_SECONDS, "token_version": 2}) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+    ):
+        client: Client
+        with pymongo.MongoClient(router.uri) as client:
+            yield client

@@ -32,6 +32,9 @@ class HandmadeHost:
     def view(self, ns: str) -> Document | None:
         return None
 
+    def get(self, ns: str) -> None:
+        return None
+
     def find_one(self, ns: str, uuid: Any, document_key: Document) -> Document | None:
         return self.documents.get(document_key["_id"])
 

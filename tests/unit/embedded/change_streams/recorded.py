@@ -180,3 +180,6 @@ class RecordedHost:
 class _NoViews:
     def view(self, ns: str) -> Document | None:
         return {"_id": ns} if ns == "rec.v" else None
+
+    def get(self, ns: str) -> None:
+        return None

@@ -1,0 +1,287 @@
+"""Cursors: batches, waiting, tokens that go along, and how they end (section 2)."""
+
+import time
+from typing import Any
+
+import pytest
+from bson import Binary, Int64, Timestamp
+from pymongo.database import Database
+from pymongo.errors import OperationFailure
+
+from tests.conformance.data import Documents
+from tests.conformance.streams import CLUSTER, PATIENCE, Stream, next_tick, now, time_of
+from tests.harness.clusters import Client, TestCluster
+from tests.harness.raw_client import RawClient
+from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import until
+
+rule = pytest.mark.rule
+Data = Database[dict[str, Any]]
+OPEN: dict[str, Any] = {"aggregate": "a", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+@rule("2", "ns is db.coll, db.$cmd.aggregate or admin.$cmd.aggregate")
+@rule("2", "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}")
+@rule("2", "getMore: {cursor: {id, ns, nextBatch, postBatchResumeToken}, ok, times}")
+def test_replies_have_their_form(client: Client, db: Data) -> None:
+    for database, target, options, ns in (
+        (db.name, "a", {}, f"{db.name}.a"),
+        (db.name, 1, {}, f"{db.name}.$cmd.aggregate"),
+        ("admin", 1, CLUSTER, "admin.$cmd.aggregate"),
+    ):
+        with Stream(client, database, target, options) as stream:
+            assert list(stream.reply) == ["cursor", "ok", "$clusterTime", "operationTime"]
+            assert list(stream.reply["cursor"]) == [
+                "firstBatch",
+                "postBatchResumeToken",
+                "id",
+                "ns",
+            ]
+            assert stream.reply["cursor"]["ns"] == ns
+            reply = stream.more(1)
+            assert list(reply) == ["cursor", "ok", "$clusterTime", "operationTime"]
+            assert list(reply["cursor"]) == ["id", "ns", "nextBatch", "postBatchResumeToken"]
+            assert reply["cursor"]["ns"] == ns
+
+
+@rule("2", "the first reply does not wait and holds no events")
+@rule("2", "an empty first batch comes with the starting point as PBRT, also in the future")
+def test_first_batch_is_the_starting_point(client: Client, db: Data) -> None:
+    start = next_tick(now(client))
+    db.a.insert_one({})
+    began = time.monotonic()
+    with Stream(client, db.name, "a", {"startAtOperationTime": start}) as stream:
+        assert time.monotonic() - began < PATIENCE / 3
+        assert stream.events == []
+        assert time_of(stream.pbrt) == start
+        [event] = stream.read(1)
+    with Stream(client, db.name, "a", {"resumeAfter": event["_id"]}) as stream:
+        assert stream.events == []
+        assert stream.pbrt == event["_id"]
+    future = Timestamp(start.time + 10_000, 1)
+    with Stream(client, db.name, "a", {"startAtOperationTime": future}) as stream:
+        assert time_of(stream.pbrt) == future
+        assert stream.more(50)["cursor"]["nextBatch"] == []
+        assert time_of(stream.pbrt) == future
+    with Stream(client, db.name, "a") as stream:
+        assert time_of(stream.pbrt) > time_of(event["_id"])
+
+
+@rule("2", "getMore returns at most batchSize events; absent or 0: as many as fit")
+@pytest.mark.parametrize("first", [None, 0, 1, 1000])
+def test_batch_sizes(client: Client, sharded: Documents, first: int | None) -> None:
+    cursor = {} if first is None else {"batchSize": first}
+    with Stream(client, sharded.database.name, 1, cursor=cursor) as stream:
+        sharded.insert_many([{"k": k} for k in range(30)])
+        for size in (1, 2, 7):
+            stream.more(batchSize=size)
+            assert 1 <= len(stream.batch) <= size
+        stream.read(20, batchSize=1)
+        stream.read(30, batchSize=0)
+        assert {event["fullDocument"]["k"] for event in stream.events} == set(range(30))
+        with Stream(client, stream.database, 1, {"resumeAfter": stream.events[0]["_id"]}) as again:
+            again.past(now(client))
+            assert max(map(len, (again.batch, again.events))) == 29
+
+
+@rule("2", "getMore ends a batch before it would pass 16 MiB")
+def test_sixteen_mib(client: Client, db: Data) -> None:
+    with Stream(client, db.name, "a") as stream:
+        for number in range(4):
+            db.a.insert_one({"_id": number, "x": "x" * (6 << 20)})
+        end = now(client)
+        sizes = []
+        while len(stream.events) < 4:
+            stream.more()
+            if stream.batch:
+                sizes.append(len(stream.batch))
+        assert max(sizes) <= 2
+        stream.past(end)
+
+
+@rule("2", "getMore returns at once if it has an event and nothing more is ready")
+@rule("6", "idle members do not hold events back")
+def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_one({"_id": 1})
+        began = time.monotonic()
+        stream.more(30_000)
+        assert [event["documentKey"] for event in stream.batch] == [{"_id": 1}]
+        assert time.monotonic() - began < PATIENCE
+
+
+@rule("2", "getMore without events waits up to maxTimeMS, then gives an empty batch with a PBRT")
+@rule("2", "maxTimeMS absent: 1000 ms; 0: no wait")
+@pytest.mark.parametrize(("max_time", "least", "most"), [(0, 0, 0.9), (300, 0.3, 3), (None, 1, 5)])
+def test_waiting(
+    client: Client, db: Data, max_time: int | None, least: float, most: float
+) -> None:
+    with Stream(client, db.name, "a") as stream:
+        began = time.monotonic()
+        stream.more(max_time)
+        took = time.monotonic() - began
+        assert stream.batch == []
+        assert stream.pbrt
+        assert least * 0.98 <= took < most
+
+
+@rule("2", "PBRT: the last event's token while more is ready, else the high water mark")
+@rule("2", "tokens never go backwards over a cursor's life")
+def test_tokens_of_batches(client: Client, sharded: Documents) -> None:
+    with Stream(client, sharded.database.name, 1) as stream:
+        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21, 2, 12, 22)])
+        end = now(client)
+        while len(stream.events) < 6:
+            stream.more(batchSize=1)
+            if stream.batch:
+                assert stream.pbrt["_data"] >= stream.batch[-1]["_id"]["_data"]
+                if len(stream.events) < 5:
+                    tokens = [stream.pbrt["_data"]]
+        assert tokens
+        stream.past(end)
+        assert stream.pbrt["_data"] > stream.events[-1]["_id"]["_data"]
+        assert stream.pbrts == sorted(stream.pbrts)
+
+
+@rule("6", "the PBRT advances without events, idle shards and config server included")
+@rule("4", "a $match that filters nearly everything still advances the PBRT")
+def test_token_advances_without_events(client: Client, db: Data) -> None:
+    nothing = [{"$match": {"operationType": "nothing"}}]
+    with Stream(client, db.name, "a", {}, nothing) as stream:
+        start = stream.pbrt
+        db.a.insert_many([{} for _ in range(200)])
+        end = now(client)
+        stream.past(end)
+        assert stream.events == []
+        assert stream.pbrt["_data"] > start["_data"]
+        pbrt = stream.pbrt
+    db.a.insert_one({"_id": "after"})
+    with Stream(client, db.name, "a", {"resumeAfter": pbrt}) as stream:
+        assert [event["documentKey"] for event in stream.read(1)] == [{"_id": "after"}]
+
+
+@rule("2", "another session's cursor is an error")
+def test_sessions_keep_their_cursors_apart(client: Client, db: Data) -> None:
+    with Stream(client, db.name, "a") as stream, client.start_session() as other:
+        more = {"getMore": stream.id, "collection": "a"}
+        with pytest.raises(OperationFailure) as caught:
+            db.command(more, session=other)
+        assert caught.value.code == 50801
+
+
+@rule("2", "another session's cursor is an error")
+async def test_cursors_inside_and_outside_of_sessions(router: RouterProcess) -> None:
+    lsid = {"id": Binary(b"s" * 16, 4)}
+    async with await RawClient.connect(router.port) as raw:
+        free = (await raw.command("test", OPEN))["cursor"]["id"]
+        bound = (await raw.command("test", {**OPEN, "lsid": lsid}))["cursor"]["id"]
+        more = {"getMore": free, "collection": "a", "maxTimeMS": 1}
+        assert (await raw.command("test", {**more, "lsid": lsid}))["code"] == 50799
+        assert (await raw.command("test", {**more, "getMore": bound}))["code"] == 50800
+        assert (await raw.command("test", more))["ok"]
+        assert (await raw.command("test", {**more, "getMore": bound, "lsid": lsid}))["ok"]
+        killed = {"killCursors": "a", "cursors": [free, bound]}
+        assert (await raw.command("test", killed))["cursorsKilled"] == [free, bound]
+
+
+@rule("2", "a cursor in use: CursorInUse 143")
+@rule("2", "a getMore in flight ends with 237 when its cursor is killed")
+@rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
+@rule("2", "an unknown cursor: CursorNotFound 43")
+async def test_two_get_mores_and_a_kill(router: RouterProcess) -> None:
+    async with (
+        await RawClient.connect(router.port) as first,
+        await RawClient.connect(router.port) as second,
+    ):
+        cursor_id = (await first.command("test", OPEN))["cursor"]["id"]
+        waiting = {"getMore": cursor_id, "collection": "a", "maxTimeMS": 8000}
+        first.send("test", waiting)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            # Until the first one has arrived, this one is answered: it must not wait itself.
+            refusal = await second.command("test", {**waiting, "maxTimeMS": 1})
+            if not refusal["ok"]:
+                break
+            assert time.monotonic() < deadline
+        assert (refusal["code"], refusal["codeName"]) == (143, "CursorInUse")
+        reply = await second.command("test", {"killCursors": "a", "cursors": [cursor_id, Int64(9)]})
+        assert reply["cursorsKilled"] == [cursor_id]
+        assert reply["cursorsNotFound"] == [9]
+        assert reply["cursorsAlive"] == reply["cursorsUnknown"] == []
+        ended = await first.receive()
+        assert (ended["code"], ended["codeName"]) == (237, "CursorKilled")
+        gone = await first.command("test", waiting)
+        assert (gone["code"], gone["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
+
+
+@rule("2", "idle cursors die after cursorTimeoutMillis")
+async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
+    with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 200}) as router:
+        async with await RawClient.connect(router.port) as raw:
+            kept = (await raw.command("test", OPEN))["cursor"]["id"]
+            idle = (await raw.command("test", OPEN))["cursor"]["id"]
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline:
+                more = {"getMore": kept, "collection": "a", "maxTimeMS": 50}
+                assert (await raw.command("test", more))["ok"]
+                status = await raw.command("admin", {"serverStatus": 1})
+                if status["metrics"]["cursor"]["open"]["total"] == 1:
+                    break
+            more = {"getMore": idle, "collection": "a", "maxTimeMS": 1}
+            assert (await raw.command("test", more))["code"] == 43
+
+
+@rule("2", "a session's cursors die with the session")
+async def test_cursors_die_with_their_session(router: RouterProcess) -> None:
+    lsids = [{"id": Binary(bytes([number]) * 16, 4)} for number in (1, 2)]
+    async with await RawClient.connect(router.port) as raw:
+        ids = [
+            (await raw.command("test", {**OPEN, "lsid": lsid}))["cursor"]["id"] for lsid in lsids
+        ]
+        assert (await raw.command("admin", {"endSessions": lsids[:1]}))["ok"]
+        for cursor_id, lsid, code in zip(ids, lsids, (43, None), strict=True):
+            more = {"getMore": cursor_id, "collection": "a", "maxTimeMS": 1, "lsid": lsid}
+            assert (await raw.command("test", more)).get("code") == code
+        killing = {"killSessions": [{"id": lsids[1]["id"]}]}
+        assert (await raw.command("admin", killing))["ok"]
+        assert (await raw.command("test", more))["code"] == 43
+
+
+def open_on_shards(cluster: TestCluster) -> int:
+    """Count the change streams' cursors that are open on the shards."""
+    total = 0
+    for shard in cluster.shards:
+        with cluster.direct(shard) as direct:
+            status = direct.admin.command("serverStatus")
+            total += status["metrics"]["cursor"]["open"]["total"]
+    return total
+
+
+@rule("2", "a closed stream leaves no cursor open on the shards")
+async def test_no_cursor_stays_on_the_shards(
+    cluster: TestCluster, client: Client, db: Data
+) -> None:
+    before = open_on_shards(cluster)
+    db.a.insert_one({})
+    streams = [Stream(client, db.name, "a") for _ in range(3)]
+    assert open_on_shards(cluster) >= before + 3
+    streams[0].close()
+    db.a.drop()
+    streams[1].until(lambda stream: not stream.id)
+    client.admin.command("endSessions", [streams[2].session.session_id])
+    await until(lambda: open_on_shards(cluster) <= before, PATIENCE)
+
+
+@rule("2", "$_passthroughToShard gives one shard's events alone")
+def test_passthrough_to_a_shard(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+    shards = list(cluster.shards)[:3]
+    streams = [
+        Stream(client, sharded.database.name, 1, **{"$_passthroughToShard": {"shard": shard}})
+        for shard in shards
+    ]
+    sharded.insert_many([{"k": k} for k in (1, 11, 21)])
+    for stream, k in zip(streams, (1, 11, 21), strict=True):
+        with stream:
+            assert [event["fullDocument"]["k"] for event in stream.read(1)] == [k]
+            stream.more(50)
+            assert len(stream.events) == 1

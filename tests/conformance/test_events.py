@@ -1,0 +1,437 @@
+"""Every kind of event, field by field and in order (section 5)."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import Binary, Timestamp
+from pymongo.database import Database
+from pymongo.operations import IndexModel
+
+from tests.conformance.data import Documents
+from tests.conformance.streams import CLUSTER, Event, Stream, kinds, now
+from tests.harness.clusters import Client, TestCluster
+
+rule = pytest.mark.rule
+Data = Database[dict[str, Any]]
+
+EXPANDED = {"showExpandedEvents": True}
+HEAD = ["_id", "operationType", "clusterTime", "wallTime"]
+EXPANDED_HEAD = ["_id", "operationType", "clusterTime", "collectionUUID", "wallTime"]
+
+
+def watched(
+    client: Client, db: Data, options: dict[str, Any] | None = None, target: str | int = 1
+) -> Stream:
+    return Stream(client, db.name, target, options)
+
+
+def only(events: list[Event], kind: str) -> Event:
+    """Return the one event of its kind."""
+    [event] = [event for event in events if event["operationType"] == kind]
+    return event
+
+
+def check_head(event: Event) -> None:
+    assert isinstance(event["_id"]["_data"], str)
+    assert isinstance(event["clusterTime"], Timestamp)
+    happened = event["wallTime"].replace(tzinfo=UTC)
+    assert abs(happened - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+@rule("5", "insert")
+@rule("5", "wallTime and clusterTime")
+def test_insert(client: Client, db: Data) -> None:
+    with watched(client, db) as stream:
+        db.a.insert_one({"_id": 1, "b": {"c": [1, None]}})
+        [event] = stream.read(1)
+    assert list(event) == [*HEAD, "fullDocument", "ns", "documentKey"]
+    assert event["operationType"] == "insert"
+    assert event["ns"] == {"db": db.name, "coll": "a"}
+    assert event["documentKey"] == {"_id": 1}
+    assert event["fullDocument"] == {"_id": 1, "b": {"c": [1, None]}}
+    check_head(event)
+
+
+@rule("5", "update: updatedFields, removedFields, truncatedArrays")
+@rule("5", "truncatedArrays [{field, newSize}]")
+@rule("5", "fullDocument: default")
+def test_update(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1, "a": 1, "b": {"c": 1, "d": 2}, "list": [1, 2, 3, 4], "e": 0})
+    with watched(client, db) as stream:
+        db.a.update_one({"_id": 1}, {"$set": {"a": 2, "b.c": "x"}, "$unset": {"e": 1, "b.d": 1}})
+        db.a.update_one({"_id": 1}, [{"$set": {"list": {"$slice": ["$list", 2]}}}])
+        db.a.update_one({"_id": 1}, {"$push": {"list": 9}})
+        events = stream.read(3)
+    for event in events:
+        assert list(event) == [*HEAD, "ns", "documentKey", "updateDescription"]
+        assert list(event["updateDescription"]) == [
+            "updatedFields",
+            "removedFields",
+            "truncatedArrays",
+        ]
+    first, second, third = (event["updateDescription"] for event in events)
+    assert first["updatedFields"] == {"a": 2, "b.c": "x"}
+    assert sorted(first["removedFields"]) == ["b.d", "e"]
+    assert first["truncatedArrays"] == []
+    assert second["truncatedArrays"] == [{"field": "list", "newSize": 2}]
+    assert third["updatedFields"] == {"list.2": 9}
+
+
+@rule("5", "replace")
+@rule("5", "delete")
+def test_replace_and_delete(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1, "a": 1})
+    with watched(client, db) as stream:
+        db.a.replace_one({"_id": 1}, {"z": 1})
+        db.a.delete_one({"_id": 1})
+        replaced, deleted = stream.read(2)
+    assert list(replaced) == [*HEAD, "fullDocument", "ns", "documentKey"]
+    assert replaced["operationType"] == "replace"
+    assert replaced["fullDocument"] == {"_id": 1, "z": 1}
+    assert list(deleted) == [*HEAD, "ns", "documentKey"]
+    assert deleted["operationType"] == "delete"
+    assert deleted["documentKey"] == {"_id": 1}
+
+
+@rule("5", "drop")
+@rule("5", "rename")
+@rule("5", "dropDatabase")
+@rule("5", "invalidate")
+@rule("5", "invalidate: its cause's token, with fromInvalidate")
+def test_ddl_without_expanded_events(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1})
+    with watched(client, db) as stream:
+        db.a.rename("b")
+        db.b.drop()
+        db.c.insert_one({"_id": 1})
+        client.drop_database(db.name)
+        events = stream.until(lambda stream: not stream.id)
+    assert kinds(events[:3]) == ["rename", "drop", "insert"]
+    # Dropping a database drops its collections; other shards may have it too.
+    assert kinds(events[3:])[-1] == "invalidate"
+    assert {*kinds(events[3:])} == {"drop", "dropDatabase", "invalidate"}
+    renamed, dropped = events[:2]
+    assert list(renamed) == ["to", *HEAD, "ns"]
+    assert renamed["to"] == {"db": db.name, "coll": "b"}
+    assert renamed["ns"] == {"db": db.name, "coll": "a"}
+    assert list(dropped) == [*HEAD, "ns"]
+    assert dropped["ns"] == {"db": db.name, "coll": "b"}
+    cause = next(event for event in events if event["operationType"] == "dropDatabase")
+    assert list(cause) == [*HEAD, "ns"]
+    assert cause["ns"] == {"db": db.name}
+    invalidate = next(event for event in events if event["operationType"] == "invalidate")
+    assert list(invalidate) == HEAD
+    assert invalidate["clusterTime"] == cause["clusterTime"]
+    before, after = cause["_id"]["_data"], invalidate["_id"]["_data"]
+    # The token's one difference is the boolean: 6E is false, 6F is true.
+    differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert differing == [("E", "F")]
+
+
+@rule("5", "create (showExpandedEvents)")
+@rule("5", "createIndexes (showExpandedEvents)")
+@rule("5", "dropIndexes (showExpandedEvents)")
+@rule("5", "modify (showExpandedEvents)")
+@rule("5", "collectionUUID and operationDescription (expanded)")
+def test_expanded_events(client: Client, db: Data) -> None:
+    with watched(client, db, EXPANDED) as stream:
+        db.create_collection("a")
+        db.a.create_indexes([IndexModel([("x", 1)], name="x1"), IndexModel([("y", 1)], name="y1")])
+        db.a.drop_index("x1")
+        db.command("collMod", "a", validator={"x": {"$type": "int"}})
+        db.command("collMod", "a", index={"name": "y1", "hidden": True})
+        db.a.insert_one({"_id": 1, "x": 1})
+        db.a.rename("b")
+        events = stream.past(now(client))
+    created = only(events, "create")
+    assert list(created) == [*EXPANDED_HEAD, "ns", "operationDescription"]
+    assert created["ns"] == {"db": db.name, "coll": "a"}
+    assert created["operationDescription"]["idIndex"]["name"] == "_id_"
+    indexed = [event for event in events if event["operationType"] == "createIndexes"]
+    names = [
+        index["name"] for event in indexed for index in event["operationDescription"]["indexes"]
+    ]
+    assert sorted(names) == ["x1", "y1"]
+    dropped = only(events, "dropIndexes")
+    assert [index["name"] for index in dropped["operationDescription"]["indexes"]] == ["x1"]
+    modified = [event for event in events if event["operationType"] == "modify"]
+    assert modified[0]["operationDescription"] == {"validator": {"x": {"$type": "int"}}}
+    assert "stateBeforeChange" in modified[0]
+    assert modified[1]["operationDescription"]["index"]["name"] == "y1"
+    renamed = only(events, "rename")
+    assert renamed["operationDescription"]["to"] == {"db": db.name, "coll": "b"}
+    uuids = {bytes(event["collectionUUID"]) for event in events}
+    assert len(uuids) == 1
+    assert all(isinstance(event["collectionUUID"], Binary) for event in events)
+    inserted = only(events, "insert")
+    assert list(inserted) == [*EXPANDED_HEAD, "fullDocument", "ns", "documentKey"]
+
+
+@rule("5", "expanded events and their fields stay away unless asked for")
+def test_classic_streams_show_no_expanded_events(client: Client, db: Data) -> None:
+    with watched(client, db) as stream:
+        db.create_collection("a")
+        db.a.create_index("x")
+        db.a.insert_one({"_id": 1})
+        db.a.drop_indexes()
+        db.command("collMod", "a", validator={})
+        db.create_collection("v", viewOn="a", pipeline=[])
+        events = stream.past(now(client))
+    assert kinds(events) == ["insert"]
+    assert not {"collectionUUID", "operationDescription"} & events[0].keys()
+
+
+@rule("5", "views are created, modified and dropped as events (showExpandedEvents)")
+def test_views(client: Client, db: Data) -> None:
+    db.create_collection("a")
+    with watched(client, db, EXPANDED) as stream:
+        db.create_collection("v", viewOn="a", pipeline=[{"$match": {"x": 1}}])
+        db.v.drop()
+        events = [
+            event for event in stream.past(now(client)) if event["ns"].get("coll") == "v"
+        ]
+    assert kinds(events) == ["create", "drop"]
+    assert events[0]["operationDescription"] == {
+        "viewOn": "a",
+        "pipeline": [{"$match": {"x": 1}}],
+    }
+
+
+@rule("5", "shardCollection (showExpandedEvents)")
+def test_shard_collection(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1, "k": 1})
+    db.a.create_index("k")
+    client.admin.command("enableSharding", db.name)
+    with watched(client, db, EXPANDED) as stream:
+        client.admin.command("shardCollection", f"{db.name}.a", key={"k": 1})
+        events = stream.until(lambda stream: "shardCollection" in kinds(stream.events))
+    event = only(events, "shardCollection")
+    assert list(event) == [*EXPANDED_HEAD, "ns", "operationDescription"]
+    assert event["ns"] == {"db": db.name, "coll": "a"}
+    assert event["operationDescription"]["shardKey"] == {"k": 1}
+
+
+@rule("5", "reshardCollection (showExpandedEvents)")
+@rule("5", "refineCollectionShardKey (showExpandedEvents)")
+@pytest.mark.parametrize("command", ["refineCollectionShardKey", "reshardCollection"])
+def test_shard_keys_that_change(
+    client: Client, cluster: TestCluster, sharded: Documents, command: str
+) -> None:
+    if not cluster.real:
+        pytest.skip("the embedded cluster changes no shard keys")
+    sharded.create_index([("k", 1), ("_id", 1), ("z", 1)])
+    key = {"k": 1, "_id": 1, "z": 1} if command.startswith("refine") else {"_id": 1}
+    with watched(client, sharded.database, EXPANDED) as stream:
+        client.admin.command(command, f"{sharded.database.name}.{sharded.name}", key=key)
+        events = stream.until(lambda stream: command in kinds(stream.events))
+    description = next(e for e in events if e["operationType"] == command)["operationDescription"]
+    assert description["shardKey"] == key
+
+
+@rule("5", "documentKey has the shard key first")
+@rule("5", "a shard key change is a delete and an insert")
+def test_shard_keys(client: Client, sharded: Documents) -> None:
+    with watched(client, sharded.database) as stream:
+        sharded.insert_one({"_id": 1, "k": 1, "v": 1})
+        sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
+        with client.start_session() as session:
+            sharded.update_one({"_id": 1, "k": 1}, {"$set": {"k": 21}}, session=session)
+        sharded.delete_one({"_id": 1, "k": 21})
+        events = stream.read(5)
+    assert kinds(events) == ["insert", "update", "delete", "insert", "delete"]
+    assert [list(event["documentKey"].items()) for event in events] == [
+        [("k", k), ("_id", 1)] for k in (1, 1, 1, 21, 21)
+    ]
+    gone, back = events[2:4]
+    assert gone["clusterTime"] == back["clusterTime"]
+    assert gone["txnNumber"] == back["txnNumber"]
+    assert back["fullDocument"] == {"_id": 1, "k": 21, "v": 2}
+
+
+@rule("5", "rawUpdateDescription with showRawUpdateDescription")
+def test_raw_update_description(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1, "a": 1, "b": 1})
+    with watched(client, db, {"showRawUpdateDescription": True}) as stream:
+        db.a.update_one({"_id": 1}, {"$set": {"a": 2}, "$unset": {"b": 1}})
+        [event] = stream.read(1)
+    assert "updateDescription" not in event
+    raw = event["rawUpdateDescription"]
+    assert raw["$v"] == 2
+    assert raw["diff"] == {"d": {"b": False}, "u": {"a": 2}}
+
+
+@rule("5", "internal events with showSystemEvents")
+def test_system_events(client: Client, db: Data) -> None:
+    shown = {"showSystemEvents": True, **EXPANDED}
+    db.create_collection("t", timeseries={"timeField": "at"})
+    with watched(client, db, shown) as with_system, watched(client, db) as without:
+        db.t.insert_one({"at": datetime.now(UTC), "v": 1})
+        end = now(client)
+        events = with_system.past(end)
+        assert without.past(end) == []
+    assert {event["ns"]["coll"] for event in events} == {"system.buckets.t"}
+
+
+@rule("5", "a time-series collection's writes are not events")
+def test_time_series(client: Client, db: Data) -> None:
+    with watched(client, db) as stream:
+        db.create_collection("t", timeseries={"timeField": "at"})
+        db.t.insert_one({"at": datetime.now(UTC), "v": 1})
+        db.t.drop()
+        db.a.insert_one({"_id": 1})
+        events = stream.past(now(client))
+    assert [event["ns"]["coll"] for event in events] == ["a"]
+
+
+@rule("5", "a sharded collection's DDL comes once per shard that has it")
+def test_ddl_of_sharded_collections(client: Client, sharded: Documents) -> None:
+    sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
+    with watched(client, sharded.database, EXPANDED) as stream:
+        sharded.create_index("v", name="v1")
+        sharded.drop_index("v1")
+        sharded.drop()
+        events = stream.past(now(client))
+    for kind in ("createIndexes", "dropIndexes", "drop"):
+        assert kinds(events).count(kind) == 3, kind
+
+
+@rule("5", "chunk migration writes are not events")
+def test_migrations(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+    sharded.insert_many([{"_id": k, "k": k} for k in range(9)])
+    with watched(client, sharded.database) as stream:
+        client.admin.command(
+            "moveChunk",
+            f"{sharded.database.name}.{sharded.name}",
+            find={"k": 1, "_id": 1},
+            to=list(cluster.shards)[1],
+        )
+        sharded.update_one({"k": 1, "_id": 1}, {"$set": {"moved": True}})
+        events = stream.past(now(client))
+    assert kinds(events) == ["update"]
+
+
+@rule("5", "fullDocument: updateLookup")
+def test_update_lookup(client: Client, sharded: Documents) -> None:
+    with watched(client, sharded.database, {"fullDocument": "updateLookup"}) as stream:
+        for k in (1, 11, 21):
+            sharded.insert_one({"_id": k, "k": k})
+            sharded.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
+            sharded.update_one({"_id": k, "k": k}, {"$set": {"v": 2}})
+        sharded.delete_one({"_id": 21, "k": 21})
+        events = stream.past(now(client))
+    updates = [event for event in events if event["operationType"] == "update"]
+    assert len(updates) == 6
+    for event in updates:
+        assert list(event) == [*HEAD, "fullDocument", "ns", "documentKey", "updateDescription"]
+        k = event["documentKey"]["k"]
+        # Looked up when the event is read: maybe later than the change, maybe after the delete.
+        assert event["fullDocument"] in (
+            {"_id": k, "k": k, "v": 1},
+            {"_id": k, "k": k, "v": 2},
+            None,
+        )
+    assert all("fullDocument" not in e for e in events if e["operationType"] == "delete")
+
+
+IMAGES = {"changeStreamPreAndPostImages": {"enabled": True}}
+
+
+@rule("5", "fullDocument: whenAvailable")
+@rule("5", "fullDocument: required")
+@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+@pytest.mark.parametrize("mode", ["whenAvailable", "required"])
+def test_images(client: Client, db: Data, mode: str) -> None:
+    db.create_collection("a", **IMAGES)
+    db.create_collection("plain")
+    options = {"fullDocument": mode, "fullDocumentBeforeChange": mode}
+    with Stream(client, db.name, "a", options) as stream:
+        db.a.insert_one({"_id": 1, "v": 1})
+        db.a.update_one({"_id": 1}, {"$set": {"v": 2}})
+        db.a.replace_one({"_id": 1}, {"v": 3})
+        db.a.delete_one({"_id": 1})
+        events = stream.read(4)
+    assert kinds(events) == ["insert", "update", "replace", "delete"]
+    shown = [(e.get("fullDocument"), e.get("fullDocumentBeforeChange", "absent")) for e in events]
+    versions = [{"_id": 1, "v": version} for version in (1, 2, 3)]
+    assert shown == [
+        (versions[0], "absent"),
+        (versions[1], versions[0]),
+        (versions[2], versions[1]),
+        (None, versions[2]),
+    ]
+    if mode == "whenAvailable":
+        with Stream(client, db.name, "plain", options) as stream:
+            db.plain.insert_one({"_id": 1})
+            db.plain.update_one({"_id": 1}, {"$set": {"v": 1}})
+            event = stream.read(2)[1]
+        assert event["fullDocument"] is None
+        assert event["fullDocumentBeforeChange"] is None
+
+
+@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+def test_images_that_are_not_asked_for(client: Client, db: Data) -> None:
+    db.create_collection("a", **IMAGES)
+    with Stream(client, db.name, "a", {"fullDocumentBeforeChange": "off"}) as stream:
+        db.a.insert_one({"_id": 1})
+        db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
+        event = stream.read(2)[1]
+    assert not {"fullDocument", "fullDocumentBeforeChange"} & event.keys()
+
+
+@rule("5", "matchCollectionUUIDForUpdateLookup")
+def test_lookup_in_a_collection_of_the_same_name(newer: Client) -> None:
+    """Version 8.0's option, which the version 2 shards of the embedded cluster know."""
+    db = newer["lookups"]
+    db.a.insert_one({"_id": 1})
+    options = {"fullDocument": "updateLookup", "matchCollectionUUIDForUpdateLookup": True}
+    with Stream(newer, db.name, 1, options) as stream:
+        start = stream.pbrt
+    db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
+    db.a.drop()
+    db.a.insert_one({"_id": 1, "other": True})
+    shown = []
+    for match in (True, False):
+        chosen = {**options, "matchCollectionUUIDForUpdateLookup": match, "resumeAfter": start}
+        with Stream(newer, db.name, 1, chosen) as stream:
+            event = next(e for e in stream.read(3) if e["operationType"] == "update")
+        shown.append(event["fullDocument"])
+    assert shown == [None, {"_id": 1, "other": True}]
+
+
+@rule("5", "matchCollectionUUIDForUpdateLookup")
+def test_an_option_that_older_shards_do_not_know(client: Client, cluster: TestCluster) -> None:
+    if cluster.real:
+        pytest.skip("depends on the servers' version")
+    from tests.conformance.streams import refused
+
+    stage = {"$changeStream": {"matchCollectionUUIDForUpdateLookup": True}}
+    error = refused(client, "test", {"aggregate": "a", "pipeline": [stage], "cursor": {}})
+    assert error["code"] == 40415
+
+
+@rule("5", "disambiguatedPaths (expanded, version 2)")
+def test_disambiguated_paths(newer: Client) -> None:
+    db = newer["paths"]
+    db.a.insert_one({"_id": 1, "a.b": 1, "list": [{"0": 1}], "o": {"0": 1}})
+    with Stream(newer, db.name, "a", EXPANDED) as stream:
+        db.a.update_one({"_id": 1}, {"$set": {"o.0": 2, "list.0.0": 2}})
+        [event] = stream.read(1)
+    description = event["updateDescription"]
+    assert description["updatedFields"] == {"o.0": 2, "list.0.0": 2}
+    assert description["disambiguatedPaths"] == {"o.0": ["o", "0"], "list.0.0": ["list", 0, "0"]}
+
+
+@rule("5", "cluster streams never end")
+def test_cluster_streams_go_on(client: Client, db: Data) -> None:
+    with Stream(client, "admin", 1, CLUSTER) as stream:
+        db.a.insert_one({"_id": 1})
+        db.a.rename("b")
+        db.b.drop()
+        db.c.insert_one({"_id": 1})
+        client.drop_database(db.name)
+        db.c.insert_one({"_id": 2})
+        events = stream.past(now(client))
+        assert stream.id
+    assert "invalidate" not in kinds(events)
+    assert {"insert", "rename", "drop", "dropDatabase"} <= {*kinds(events)}
