@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -56,9 +56,21 @@ class CursorRegistry:
 
     Must be made in a running loop. What a client no longer wants is taken down in the background,
     by tasks that ``close`` waits for.
+
+    Args:
+        cluster: where the shards are.
+        limits: what streams may take.
+        new_id: makes cursor ids, by chance alone if None.
     """
 
-    def __init__(self, cluster: Cluster, limits: StreamLimits | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: StreamLimits | None = None,
+        *,
+        new_id: Callable[[], int] | None = None,
+    ) -> None:
+        self._make_id = new_id or _random_id
         self._cluster = cluster
         self._limits = limits or StreamLimits()
         self._nudger = Nudger(cluster, self._limits)
@@ -199,7 +211,7 @@ class CursorRegistry:
 
     def _new_id(self) -> int:
         while True:
-            cursor_id = secrets.randbits(63)
+            cursor_id = self._make_id()
             if cursor_id and cursor_id not in self._entries:
                 return cursor_id
 
@@ -229,6 +241,10 @@ class CursorRegistry:
                 log.info("idle cursor timed out", cursor=cursor_id)
                 self._remove(cursor_id)
         self._schedule_reaping()
+
+
+def _random_id() -> int:
+    return secrets.randbits(63)
 
 
 def _shutting_down() -> CommandError:
