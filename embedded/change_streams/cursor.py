@@ -95,7 +95,7 @@ class ChangeStreamCursor:
             if event is None:
                 if stream.invalidated:
                     self._closed = True
-                    return Batch(events, stream.resume_token, True, True)
+                    return Batch(events, stream.end_token, True, True)
                 break
             size += len(event.raw) + _ELEMENT_OVERHEAD
             if events and size > MAX_BATCH_BYTES:

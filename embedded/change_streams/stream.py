@@ -77,6 +77,12 @@ class ChangeStream:
         return self._end is not None and not self._ready
 
     @property
+    def end_token(self) -> dict[str, Any]:
+        """The token of the invalidate that ended the stream, whether it was given or filtered."""
+        assert self._end is not None
+        return self._end
+
+    @property
     def scanned(self) -> Timestamp:
         """The ``ts`` up to which the oplog has been read."""
         return self._scanned
@@ -88,9 +94,7 @@ class ChangeStream:
         """
         event = self._next(max_entries)
         if event is None:
-            if self._end is not None:
-                self.resume_token = self._end
-            elif self.at_end:
+            if self._end is None and self.at_end:
                 self._promise_scanned()
             return None
         self._check_id(event)

@@ -100,6 +100,17 @@ async def test_a_pipeline_may_hide_the_invalidate_but_not_the_end():
     assert ResumeToken.parse(batch.pbrt).from_invalidate
 
 
+async def test_the_end_promises_the_invalidate_also_when_a_pipeline_hides_it():
+    host = HandmadeHost()
+    host.drop("db", "a")
+    cursor = host.watch({"$match": {"operationType": "drop"}}, on=("db", "a"))
+    [drop] = (await cursor.next_batch(1, 0)).events
+    end = await cursor.next_batch(1, 0)
+    assert (end.events, end.closed, end.invalidated) == ([], True, True)
+    assert ResumeToken.parse(end.pbrt).from_invalidate
+    assert end.pbrt["_data"] > drop["_id"]["_data"]
+
+
 async def test_start_after_an_invalidate_swallows_only_that_one():
     host = HandmadeHost()
     host.drop("db", "a")
