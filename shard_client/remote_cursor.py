@@ -14,7 +14,7 @@ from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection, format_address
 from shard_client.cursor_reply import CursorBatch, slice_cursor_reply
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
 from shard_client.retry_policy import blames_member, from_network, is_resumable
 from shard_client.wait_breaker import WaitBreaker
@@ -208,17 +208,19 @@ class RemoteCursor:
                 error = CommandError(ErrorCode.ProtocolError, str(failure))
             if self._stopping:
                 return
-            if not self._may_reopen(error):
+            if not is_resumable(error):
+                self._last_error = error
                 self._on_failure(error, self._last_address)
+                return
+            if not self._may_reopen(error):
+                self._on_failure(_retriable(error), self._last_address)
                 return
             await self._park(asyncio.sleep(self._backoff.next_pause()))
 
     def _may_reopen(self, error: CommandError) -> bool:
-        """Take note of a failure; tell whether to open again."""
+        """Take note of a resumable failure; tell whether there is time to open again."""
         connection = self._connection
         self._last_error = error
-        if not is_resumable(error):
-            return False
         if connection is not None and blames_member(error):
             self._dialer.suspect(connection.address)
         self._left_behind, self._cursor = self._cursor or self._left_behind, None
@@ -287,6 +289,11 @@ class RemoteCursor:
         self._watchdog.asked_at = self._loop.time() + takes
         try:
             return await connection.command_raw(body, timeout=None)
+        except NetworkError:
+            if self._failing_since is None:
+                # A member that hung has been failing since its answer was due.
+                self._failing_since = min(self._watchdog.asked_at, self._loop.time())
+            raise
         finally:
             self._watchdog.asked_at = None
 
@@ -343,3 +350,14 @@ class RemoteCursor:
             self._cursor = self._left_behind = None
             if connection is not None:
                 connection.abort()
+
+
+def _retriable(error: CommandError) -> CommandError:
+    """Return the error of a member that stayed away too long: whoever resumes may find it back."""
+    return CommandError(
+        error.code,
+        error.message,
+        code_name=error.code_name,
+        labels=error.labels | {RESUMABLE_LABEL},
+        extra=error.extra,
+    )

@@ -28,7 +28,7 @@ async def explain_stream(
         shards = only_shard(shards, request.passthrough_to_shard)
     connections: dict[str, Connection] = {}
     try:
-        await connect_all(cluster, shards, read_mode(request), limits, connections)
+        await connect_all(cluster, shards, read_mode(request), limits.open_timeout, connections)
         start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
         database, command = shard_command(request, start_at=start_at)
         # How far back the majority has read says nothing about a plan.

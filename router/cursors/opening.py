@@ -35,9 +35,11 @@ async def open_upstream(
     """Return the opened remotes of ``request``.
 
     What was half open when opening failed or was cancelled goes to ``discard``. Raises
-    CommandError, labelled as mongos would.
+    CommandError, labelled as mongos would, after ``open_timeout`` at the latest.
     """
-    shards, read_at = await cluster.shards()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limits.open_timeout
+    shards, read_at = await cluster.shards(limits.open_timeout)
     connections: dict[str, Connection] = {}
     try:
         if isinstance(request.start, AtTime):
@@ -48,7 +50,8 @@ async def open_upstream(
             # Each hello tells its shard's time: what was written before now is left out.
             only = request.passthrough_to_shard
             asked = [shard for shard in shards if only in (None, shard)]
-            await connect_all(cluster, asked, read_mode(request), limits, connections)
+            left = max(0.0, deadline - loop.time())
+            await connect_all(cluster, asked, read_mode(request), left, connections)
             start_at = next_tick(cluster.clock.time or Timestamp(0, 0))
         stream = MergedStream(
             request,
@@ -63,7 +66,7 @@ async def open_upstream(
             connection.abort()
         raise
     try:
-        await upstream.open(connections)
+        await upstream.open(connections, max(0.0, deadline - loop.time()))
     except BaseException:
         discard(upstream)
         raise
@@ -74,14 +77,14 @@ async def connect_all(
     cluster: Cluster,
     shards: Iterable[str],
     mode: str,
-    limits: StreamLimits,
+    timeout: float,
     connections: dict[str, Connection],
 ) -> None:
-    """Connect to all shards at once, into ``connections``."""
+    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds."""
 
     async def connect(shard: str) -> None:
         dialer = cluster.dialer(shard, mode=mode)
-        connections[shard] = await dialer.connect(limits.open_timeout)
+        connections[shard] = await dialer.connect(timeout)
 
     try:
         async with asyncio.TaskGroup() as group:

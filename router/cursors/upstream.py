@@ -70,8 +70,8 @@ class Upstream:
         self._taken = 0
         self._mode = read_mode(request)
 
-    async def open(self, connections: Mapping[str, Connection]) -> None:
-        """Open the remotes and wait until each shard has answered its opening.
+    async def open(self, connections: Mapping[str, Connection], timeout: float) -> None:
+        """Open the remotes and wait, ``timeout`` seconds, until each has answered its opening.
 
         ``connections`` may hold open ones by target; they are taken over. Raises CommandError, the
         first failure of a remote; call ``close`` then.
@@ -82,7 +82,7 @@ class Upstream:
         opening = self._opening = self._loop.create_future()
         self._execute(self._stream.start())
         try:
-            async with asyncio.timeout(self._limits.open_timeout):
+            async with asyncio.timeout(timeout):
                 await opening
         except TimeoutError:
             late = sorted(remote.target for remote in self._remotes.values() if not remote.opened)
@@ -261,6 +261,9 @@ class Upstream:
         if remote is None or self._closed:
             return
         log.warning("stream failed", target=remote.target, address=address, error=str(error))
+        if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
+            # The shard list is read anew for whoever resumes: nothing is lost.
+            error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self._stream.remote_failed(number, error, address)
         if self._opening is not None and not self._opening.done():
             self._opening.set_exception(error.with_change_stream_label())

@@ -41,7 +41,11 @@ class _Cursor:
 
 @dataclass
 class ScriptedMember:
-    """One member. ``entries`` is its oplog: (cluster time, event or None for a no-op)."""
+    """One member. ``entries`` is its oplog: (cluster time, event or None for a no-op).
+
+    ``hosts`` are the replica set's members if there are more; ``cut_after`` is how many bytes more
+    it sends before all its connections are cut.
+    """
 
     set_name: str
     documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -57,6 +61,8 @@ class ScriptedMember:
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     failures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     hang: set[str] = field(default_factory=set)
+    hosts: list[str] = field(default_factory=list)
+    cut_after: int | None = None
     _ids: int = 1000
     _server: asyncio.Server | None = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,17 +129,27 @@ class ScriptedMember:
                     await reader.read()
                     return
                 reply = bson.encode(await self._answer(command))
-                if message.op_code == OP_MSG:
-                    writer.write(build_msg(reply, request_id=1, response_to=message.request_id))
-                else:
-                    ids = {"request_id": 1, "response_to": message.request_id}
-                    writer.write(build_op_reply(reply, **ids))
-                await writer.drain()
+                ids = {"request_id": 1, "response_to": message.request_id}
+                build = build_msg if message.op_code == OP_MSG else build_op_reply
+                await self._send(writer, build(reply, **ids))
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
             pass
         finally:
             self.writers.discard(writer)
             writer.close()
+
+    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        if self.cut_after is not None and len(data) >= self.cut_after:
+            writer.write(data[: self.cut_after])
+            self.cut_after = None
+            await writer.drain()
+            # What was written goes out; then all is over.
+            writer.transport.close()
+            self.cut()
+        elif self.cut_after is not None:
+            self.cut_after -= len(data)
+        writer.write(data)
+        await writer.drain()
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         name = next(iter(command))
@@ -166,7 +182,7 @@ class ScriptedMember:
             "helloOk": True,
             "setName": self.set_name,
             "setVersion": 1,
-            "hosts": [me],
+            "hosts": self.hosts or [me],
             "me": me,
             **({"primary": me} if self.primary else {}),
             "maxBsonObjectSize": 16777216,

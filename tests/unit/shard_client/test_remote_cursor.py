@@ -12,7 +12,7 @@ from bson import Timestamp
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
 from shard_client.cursor_reply import CursorBatch, token_data
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor import RemoteCursor, RemoteSettings
 from tests.harness.scripted_member import ScriptedMember, event_token
 from tests.unit.router.cursors.conftest import until
@@ -199,10 +199,69 @@ async def test_a_member_that_stays_away_is_given_up(member: ScriptedMember):
     reader.cursor.start()
     await until(lambda: reader.batches)
     await member.stop()
+    await until(lambda: reader.cursor.state == "failing")
     await until(lambda: reader.failures)
     assert reader.failures[0].code == 6
+    assert RESUMABLE_LABEL in reader.failures[0].labels
     async with asyncio.timeout(2):
         await reader.cursor.close()
+
+
+@pytest.mark.parametrize("code", [43, 202, 237, 10107])
+async def test_whatever_lasts_too_long_may_be_resumed_by_the_client(
+    member: ScriptedMember, code: int
+):
+    reader = Reader(member, replace(SETTINGS, failure_timeout=0.05))
+    member.fail("getMore", code, times=1000)
+    reader.cursor.start()
+    await until(lambda: reader.failures)
+    await reader.cursor.close()
+    (failure,) = reader.failures
+    assert (failure.code, failure.labels) == (code, {RESUMABLE_LABEL})
+
+
+async def test_the_time_in_which_a_member_hung_counts(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.1, failure_timeout=0.15))
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    begun = asyncio.get_running_loop().time()
+    member.hang |= {"getMore", "hello", "isMaster"}
+    await until(lambda: reader.failures)
+    # Noticed after 0.1 s to 0.15 s, asked for 0.1 s: hardly any time is left to try again.
+    assert asyncio.get_running_loop().time() - begun < 0.15 + 0.1 + SETTINGS.connect_timeout
+    await reader.cursor.close()
+
+
+FRAME = 600
+"""More bytes than any one of the replies below has."""
+
+
+async def cut_everywhere(member: ScriptedMember, first: int, last: int) -> None:
+    """Cut the connections after each number of bytes; an event is written in between."""
+    reader = Reader(member, replace(SETTINGS, backoff_first=0.001, backoff_max=0.002))
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    second = 101
+    for place in range(first, last):
+        member.cut_after = place
+        member.insert(second)
+        second += 1
+        await until(lambda: member.cut_after is None)
+    await until(lambda: reader.has(last - first))
+    await reader.cursor.close()
+    assert reader.keys == keys(*range(101, second))
+    assert not reader.failures
+    assert not [each for each in member.cursors.values() if each.read]
+
+
+@pytest.mark.parametrize("eighth", range(8))
+async def test_a_connection_may_be_cut_at_any_byte(eighth: int):
+    """The bytes of hello, opening and getMore replies alike: whatever is sent next is cut."""
+    member = await ScriptedMember("rs").start()
+    member.noop(99)
+    width = FRAME // 8
+    await cut_everywhere(member, eighth * width, (eighth + 1) * width)
+    await member.stop()
 
 
 async def test_what_breaks_the_reader_is_a_failure_not_silence(member: ScriptedMember):
