@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,16 +23,16 @@ class Program:
     Args:
         name: what to call it in messages.
         arguments: the command line after the Python interpreter.
-        log: file that keeps every line it prints.
+        log: file that keeps every line it prints; the last ones are kept in ``lines`` anyway.
     """
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+    def __init__(self, name: str, arguments: list[str], log: Path | None = None) -> None:
         self.name = name
-        self._tail: deque[str] = deque(maxlen=20)
+        self.lines: deque[str] = deque(maxlen=10_000)
         self._ready = threading.Event()
         self._attributes: dict[str, Any] = {}
         self._log = log
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -51,29 +52,30 @@ class Program:
             ProgramError: the program ended or stayed silent.
         """
         if not self._ready.wait(timeout) or not self._attributes:
+            self.stop()
             raise ProgramError(f"{self.name} did not start; its last words:\n" + self.last_words())
         return self._attributes
 
     def last_words(self) -> str:
         """Return the last lines that the program printed."""
-        return "\n".join(self._tail)
+        return "\n".join(list(self.lines)[-20:])
 
     @property
     def running(self) -> bool:
         """Whether the process is still there."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def stop(self, timeout: float = 10.0) -> int:
         """End the program, politely, after ``timeout`` seconds for good; return its status."""
         if self.running:
-            self._process.terminate()
+            self.process.terminate()
         try:
-            self._process.wait(timeout)
+            self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         self._reader.join()
-        return self._process.returncode
+        return self.process.returncode
 
     def __enter__(self) -> Self:
         return self
@@ -87,12 +89,13 @@ class Program:
         self.stop()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._log.open("w") as log:
-            for line in self._process.stdout:
-                log.write(line)
-                log.flush()
-                self._tail.append(line.rstrip())
+        assert self.process.stdout is not None
+        with self._log.open("w") if self._log is not None else nullcontext() as log:
+            for line in self.process.stdout:
+                if log is not None:
+                    log.write(line)
+                    log.flush()
+                self.lines.append(line.rstrip())
                 if READY in line:
                     self._attributes = json.loads(line)["attr"]
                     self._ready.set()

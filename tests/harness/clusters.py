@@ -5,15 +5,11 @@
 against containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
 """
 
-import json
 import os
-import queue
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,9 +21,10 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 
+from embedded.demo.processes import Program
+
 Client = pymongo.MongoClient[dict[str, Any]]
 
-READY = "Waiting for connections"
 REAL_SERVERS = "MERGEROUTER_MONGO_BIN"
 DOCKER_IMAGE = "MERGEROUTER_MONGO_IMAGE"
 DEFAULT_IMAGE = "mongo:6.0"
@@ -134,18 +131,11 @@ class EmbeddedProcess(TestCluster):
     def __init__(self, shards: int, options: Mapping[str, Any]) -> None:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         program = "import typer; from embedded.cli import embedded; typer.run(embedded)"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program, f"--shards={shards}", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        self._program = Program(
+            "the embedded cluster", ["-c", program, f"--shards={shards}", *flags]
         )
-        self.logs: list[str] = []
-        self._ready: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        attributes = self._wait_ready()
+        self.process = self._program.process
+        attributes = self._program.wait_ready(_START_SECONDS)
         self.mongos = attributes["mongos"]
         self.configdb = attributes["configdb"]
         self.shards = attributes["shards"]
@@ -160,34 +150,13 @@ class EmbeddedProcess(TestCluster):
         with pymongo.MongoClient(self.mongos_uri) as client:
             return name, client.admin.command("startShard", name)["host"]
 
+    @property
+    def logs(self) -> list[str]:
+        """The lines that it has logged."""
+        return list(self._program.lines)
+
     def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
-        finally:
-            self._reader.join()
-
-    def _wait_ready(self) -> dict[str, Any]:
-        try:
-            attributes = self._ready.get(timeout=_START_SECONDS)
-        except queue.Empty:
-            attributes = {}
-        if not attributes:
-            self.process.kill()
-            raise RuntimeError("the embedded cluster did not start:\n" + "\n".join(self.logs[-30:]))
-        return attributes
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.logs.append(line.rstrip())
-            if READY in line:
-                self._ready.put(json.loads(line)["attr"])
-        self._ready.put({})
+        self._program.stop()
 
 
 class Launcher(Protocol):

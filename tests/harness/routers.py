@@ -1,19 +1,15 @@
 """Routers as processes of their own, started and stopped by tests."""
 
 import json
-import subprocess
-import sys
-import threading
-from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-READY = "Waiting for connections"
+from embedded.demo.processes import Program
+
 _START_TIMEOUT = 30.0
 _STOP_TIMEOUT = 20.0
 
 
-class RouterProcess:
+class RouterProcess(Program):
     """A running ``mergerouter serve``; use it as a context manager or call ``stop``.
 
     Args:
@@ -21,21 +17,8 @@ class RouterProcess:
     """
 
     def __init__(self, arguments: list[str]) -> None:
-        self._lines: deque[str] = deque(maxlen=10_000)
-        self._ready = threading.Event()
-        self._attributes: dict[str, Any] = {}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "router.cli", "serve", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        if not self._ready.wait(_START_TIMEOUT) or not self._attributes:
-            self.process.kill()
-            raise RuntimeError("the router did not start:\n" + "\n".join(self._lines))
+        super().__init__("the router", ["-m", "router.cli", "serve", *arguments])
+        self._attributes = self.wait_ready(_START_TIMEOUT)
 
     @property
     def port(self) -> int:
@@ -55,44 +38,16 @@ class RouterProcess:
     def logs(self) -> list[dict[str, Any]]:
         """The log lines so far, parsed; what is no JSON is kept as ``{"msg": line}``."""
         parsed = []
-        for line in list(self._lines):
+        for line in list(self.lines):
             try:
                 parsed.append(json.loads(line))
             except ValueError:
                 parsed.append({"msg": line})
         return parsed
 
-    def stop(self) -> int:
-        """End the router politely, after a while for good; return its exit status."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join(_STOP_TIMEOUT)
-        return self.process.returncode
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.append(line.rstrip())
-            if READY in line:
-                self._attributes = json.loads(line)["attr"]
-                self._ready.set()
-        self._ready.set()
+    def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
+        """End the router politely, after ``timeout`` seconds for good; return its exit status."""
+        return super().stop(timeout)
 
 
 def start_router(
