@@ -14,12 +14,17 @@ _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
 
 
 class ImageLookup:
-    """Fill in fullDocument and fullDocumentBeforeChange (docs/protocol.md, section 5)."""
+    """Fill in fullDocument and fullDocumentBeforeChange (docs/protocol.md, section 5).
+
+    A document is looked up in the collection that has the event's namespace now, which may have
+    been made anew, unless the client insists on the same collection.
+    """
 
     def __init__(self, host: StreamHost, request: StreamRequest) -> None:
         self._host = host
         self._before = request.before_change
         self._after = request.full_document
+        self._same_collection = "matchCollectionUUIDForUpdateLookup" in request.flags
         self.needed = self._before != "off" or self._after != "default"
 
     def fill(self, event: ChangeEvent) -> None:
@@ -56,9 +61,11 @@ class ImageLookup:
     ) -> dict[str, Any] | None:
         operation = event.operation
         if self._after == "updateLookup":
-            return self._host.find_one(
-                operation.entry["ns"], operation.entry.get("ui"), dict(operation.entry["o2"])
-            )
+            ns, uuid = operation.entry["ns"], operation.entry.get("ui")
+            present = None if self._same_collection else self._host.catalog.get(ns)
+            if present is not None:
+                uuid = present.uuid
+            return self._host.find_one(ns, uuid, dict(operation.entry["o2"]))
         if self._before == "off":
             before = self._pre_image(event)
         return None if before is None else apply_diff(before, operation.entry["o"]["diff"])
