@@ -13,7 +13,14 @@ READY = "Waiting for connections"
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds, user and system, that a process has used so far."""
+    """Return the CPU seconds, user and system, that a process has used so far.
+
+    From the scheduler where it tells nanoseconds, else from ticks of 10 ms. Threads that have ended
+    are missing from the first: the router's data path has none that come and go.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

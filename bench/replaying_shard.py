@@ -8,7 +8,8 @@ import uvloop
 from bson import Timestamp
 
 from bench.events import END, START, dealt
-from tests.harness.replay import EventTape, ReplayMember
+from shard_client.allocation import collect_less_often, keep_freed_memory
+from tests.harness.replay import EventTape, PreparedEvents, ReplayMember
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    events = dealt(args.shard, args.shards, args.events, args.size)
+    events = PreparedEvents(dealt(args.shard, args.shards, args.events, args.size))
     ids = iter(range(1_000 * (args.shard + 1), 1 << 62))
 
     def play(command: dict[str, object]) -> EventTape:
@@ -36,6 +37,8 @@ async def _serve(args: argparse.Namespace) -> None:
             {"_id": name, "host": host, "state": 1, "topologyTime": Timestamp(1, number + 1)}
             for number, (name, host) in enumerate(shards.items())
         ]
+    keep_freed_memory()
+    collect_less_often()
     print(await member.start(), flush=True)
     await asyncio.Event().wait()
 

@@ -6,8 +6,10 @@ so that it judges the project's own frames rather than sharing their mistakes.
 
 import asyncio
 import struct
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol, cast
 
 import bson
@@ -203,22 +205,43 @@ def cursor_body(
     cursor_id: int, namespace: str, events: list[bytes], pbrt: str, *, first: bool = False
 ) -> bytes:
     """Return a cursor reply as BSON, its events joined without decoding them."""
-    parts = [b""] * (2 * len(events))
-    parts[::2], parts[1::2] = _array_keys(len(events)), events
-    array = b"".join(parts)
+    size = sum(map(len, events)) + sum(map(len, _array_keys(len(events)))) + 5
     ns = namespace.encode() + b"\0"
-    inner = b"".join(
-        (
-            b"\x12id\0" + struct.pack("<q", cursor_id),
-            b"\x02ns\0" + struct.pack("<i", len(ns)) + ns,
-            b"\x04firstBatch\0" if first else b"\x04nextBatch\0",
-            struct.pack("<i", len(array) + 5) + array + b"\0",
-            b"\x03postBatchResumeToken\0" + bson.encode({"_data": pbrt}),
-        )
+    before = b"\x12id\0%b\x02ns\0%b%b%b%b" % (
+        struct.pack("<q", cursor_id),
+        struct.pack("<i", len(ns)),
+        ns,
+        b"\x04firstBatch\0" if first else b"\x04nextBatch\0",
+        struct.pack("<i", size),
     )
-    cursor = b"\x03cursor\0" + struct.pack("<i", len(inner) + 5) + inner + b"\0"
+    after = b"\0\x03postBatchResumeToken\0" + bson.encode({"_data": pbrt}) + b"\0"
+    cursor_size = 4 + len(before) + size - 5 + len(after)
     tail = b"\x01ok\0" + struct.pack("<d", 1.0) + b"\0"
-    return struct.pack("<i", 4 + len(cursor) + len(tail)) + cursor + tail
+    head = b"\x03cursor\0" + struct.pack("<i", cursor_size) + before
+    body_size = 4 + 8 + cursor_size + len(tail)
+    parts = [struct.pack("<i", body_size) + head] * (2 * len(events) + 2)
+    parts[1:-1:2], parts[2:-1:2] = _array_keys(len(events)), events
+    parts[-1] = after + tail
+    return b"".join(parts)
+
+
+class PreparedEvents:
+    """Events in order, made ready once for all the tapes that play them.
+
+    Args:
+        events: pairs of token data and event.
+    """
+
+    def __init__(self, events: list[tuple[str, bytes]]) -> None:
+        self.tokens = [token for token, _ in events]
+        self.events = [event for _, event in events]
+        # In a reply an event takes its own bytes and about eight of the array.
+        self._ends = list(accumulate(len(event) + 8 for event in self.events))
+
+    def stop(self, start: int, count: int) -> int:
+        """Return where a reply ends that has at most ``count`` events from ``start`` on."""
+        room = _REPLY_BYTES + (self._ends[start - 1] if start else 0)
+        return min(start + count, bisect_right(self._ends, room, start), len(self.events))
 
 
 class EventTape:
@@ -228,12 +251,12 @@ class EventTape:
         cursor_id: the cursor's id on this member.
         namespace: what the replies call it.
         start: the high water mark that the opening reply has.
-        events: pairs of token data and event, in order.
+        events: what to play.
         end: the promise once all events have been played.
     """
 
     def __init__(
-        self, cursor_id: int, namespace: str, start: str, events: list[tuple[str, bytes]], end: str
+        self, cursor_id: int, namespace: str, start: str, events: PreparedEvents, end: str
     ) -> None:
         self._cursor_id, self._namespace = cursor_id, namespace
         self._start, self._end = start, end
@@ -247,15 +270,12 @@ class EventTape:
 
     def more(self, batch_size: int) -> tuple[bytes, bool]:
         """Answer with the next events, at most 16 MB of them."""
-        taken, size = self._at, 0
-        stop = min(len(self._events), self._at + batch_size)
-        while taken < stop and size + len(self._events[taken][1]) <= _REPLY_BYTES:
-            size += len(self._events[taken][1]) + 8
-            taken += 1
-        batch, self._at = self._events[self._at : taken], taken
-        pbrt = batch[-1][0] if batch and taken < len(self._events) else self._end
-        events = [event for _, event in batch]
-        return cursor_body(self._cursor_id, self._namespace, events, pbrt), not batch
+        prepared, start = self._events, self._at
+        stop = self._at = prepared.stop(start, batch_size)
+        batch = prepared.events[start:stop]
+        more = stop < len(prepared.events)
+        pbrt = prepared.tokens[stop - 1] if batch and more else self._end
+        return cursor_body(self._cursor_id, self._namespace, batch, pbrt), not batch
 
 
 class RecordedTape:

@@ -17,7 +17,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure
 
-from tests.harness.replay import EventTape, RecordedTape, ReplayMember, cursor_body
+from tests.harness.replay import EventTape, PreparedEvents, RecordedTape, ReplayMember, cursor_body
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import until
 from tests.recordings import recorded
@@ -118,7 +118,8 @@ def config_tape(hosts: dict[str, str]) -> EventTape:
         "documentKey": {"_id": "shard3"},
     }
     start = bson.decode(recorded.of("cluster", "mongos")[0].pbrt or b"")["_data"]
-    return EventTape(next(CURSOR_IDS), "config.shards", start, [(token, bson.encode(event))], LATER)
+    events = PreparedEvents([(token, bson.encode(event))])
+    return EventTape(next(CURSOR_IDS), "config.shards", start, events, LATER)
 
 
 async def drain(
