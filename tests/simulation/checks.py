@@ -1,0 +1,84 @@
+"""The checkers: what clients got, held against what the shards say."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, pairwise
+from typing import Any
+
+from embedded.logical_clock import as_ordinal, as_timestamp
+from tests.simulation.truth import Event, key_of
+from tests.simulation.watcher import Segment, Watcher
+
+_SHOWN = 3
+
+
+def problems_of(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
+    """Compare all that a client got with the history of its stream; yield what is wrong."""
+    for number, segment in enumerate(watcher.segments):
+        last = number == len(watcher.segments) - 1
+        for problem in segment_problems(segment, history, last=last):
+            yield f"{watcher.name} ({watcher.watch}), cursor {number}: {problem}"
+
+
+def segment_problems(
+    segment: Segment, history: Sequence[Event], *, last: bool = False
+) -> Iterator[str]:
+    """Compare what one cursor gave; ``last`` says that nobody took over from it."""
+    got = [event for event in segment.events if event["operationType"] != "invalidate"]
+    keys = [key_of(event) for event in got]
+    if keys != sorted(keys):
+        yield f"events are out of order: {_out_of_order(keys)}"
+        return
+    wanted = [event for event in history if segment.start < key_of(event) <= segment.end]
+    by_key = _groups(got)
+    expected = _groups(wanted)
+    for key, events in expected.items():
+        given = by_key.pop(key, [])
+        # Events of DDL may share a token; whoever resumes from it skips them all.
+        cut = key == segment.end and not last
+        if not given and not (cut and len(events) > 1):
+            yield f"missing: {_short(events[0])}"
+        elif len(given) > len(events) or (len(given) < len(events) and not cut):
+            yield f"given {len(given)} times instead of {len(events)}: {_short(events[0])}"
+        elif any(_content(each) not in map(_content, events) for each in given):
+            yield f"not as the shard has it: {_short(given[0])}"
+    for key, events in list(by_key.items())[:_SHOWN]:
+        where = "never happened" if not any(key_of(e) == key for e in history) else "out of place"
+        yield f"{where}: {_short(events[0])} (cursor from {segment.start} to {segment.end})"
+
+
+def start_problems(segment: Segment, shards: Iterable[Any]) -> Iterator[str]:
+    """Check that a stream from now has all that was written after it was open."""
+    if segment.positions is None:
+        return
+    start = int(segment.start[2:18], 16)
+    for shard in shards:
+        position = segment.positions.get(shard.name)
+        if position is None:
+            continue
+        for entry in islice(shard.oplog.since(as_timestamp(position)), 1):
+            ts = entry["ts"]
+            if as_ordinal(ts) < start:
+                yield f"from {segment.start}: leaves out {ts} of {shard.name}, written later"
+
+
+def _groups(events: Sequence[Event]) -> dict[str, list[Event]]:
+    return {key: list(group) for key, group in groupby(events, key=key_of)}
+
+
+def _content(event: Event) -> Event:
+    if event["operationType"] == "update":  # a lookup gives what is there when it is made
+        return {name: value for name, value in event.items() if name != "fullDocument"}
+    return event
+
+
+def _short(event: Event) -> str:
+    where = event.get("ns", {})
+    what = event.get("documentKey", "")
+    return f"{event['operationType']} {where} {what} {key_of(event)}"
+
+
+def _out_of_order(keys: list[str]) -> str:
+    for before, after in pairwise(keys):
+        if after < before:
+            return f"{after} after {before}"
+    return ""

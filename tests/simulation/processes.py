@@ -1,0 +1,125 @@
+"""The processes of a simulation: above all a router that starts, drains, dies and comes back."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from datetime import UTC, datetime
+from typing import Any
+
+from router.config.settings import load_settings
+from router.service import serve
+from shard_client.connection import Address
+from shard_client.probed_replica_set import ProbedReplicaSet
+from tests.simulation.loop import PROCESS, SimulatedLoop
+from tests.simulation.trace import Trace
+
+_DRAIN_MS = 500
+_MOST_SHUTDOWN = 20.0
+_PROBE_TIMEOUT = 0.4
+
+
+def in_process(name: str, make: Callable[[], Any]) -> asyncio.Task[Any]:
+    """Run the coroutine that ``make`` returns as (a part of) the process ``name``."""
+    context = copy_context()
+    context.run(PROCESS.set, name)
+    loop = asyncio.get_running_loop()
+    return loop.create_task(context.run(make), name=name, context=context)
+
+
+class RouterProcess:
+    """The router at one port: ``start``, ``terminate`` (SIGTERM), ``kill`` (kill -9)."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        trace: Trace,
+        wall: Callable[[], float],
+        configdb: str,
+        port: int,
+        parameters: Mapping[str, Any],
+    ) -> None:
+        self.port = port
+        self._loop = loop
+        self._trace = trace
+        self._wall = wall
+        self._settings = load_settings(
+            {
+                "sharding": {"configDB": configdb},
+                "net": {"port": port},
+                "setParameter": {
+                    "mongosShutdownTimeoutMillisForSignaledShutdown": _DRAIN_MS,
+                    **parameters,
+                },
+            }
+        )
+        self._incarnation = 0
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The present incarnation's process."""
+        return f"router{self._incarnation}"
+
+    @property
+    def address(self) -> Address:
+        return "127.0.0.1", self.port
+
+    @property
+    def running(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> None:
+        """Start anew."""
+        assert self._task is None
+        self._incarnation += 1
+        self._stop = asyncio.Event()
+        self._trace.note(f"start {self.name}")
+        self._task = in_process(self.name, self._serve)
+        self._task.add_done_callback(self._ended)
+
+    async def _serve(self) -> None:
+        await serve(
+            self._settings,
+            ["mergerouter", "serve"],
+            self._stop,
+            replica_set=lambda name, seeds: ProbedReplicaSet(
+                name, seeds, probe_timeout=_PROBE_TIMEOUT
+            ),
+            now=lambda: datetime.fromtimestamp(self._wall(), UTC),
+        )
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._trace.problem(f"{task.get_name()} crashed: {error!r}")
+
+    async def terminate(self) -> None:
+        """Let it drain; it must end in bounded time and leave nothing."""
+        task, self._task = self._task, None
+        assert task is not None
+        name = self.name
+        self._trace.note(f"SIGTERM {name}")
+        began = self._loop.time()
+        self._stop.set()
+        await asyncio.wait({task}, timeout=_MOST_SHUTDOWN)
+        if not task.done():
+            self._trace.problem(f"{name} does not end")
+            return
+        self._trace.note(f"{name} ended after {self._loop.time() - began:.3f} s")
+        await asyncio.sleep(0)
+        for left in self._loop.tasks_of(name):
+            self._trace.problem(f"{name} left a task behind: {left.get_name()}")
+        for link in self._loop.network.links_of(name):
+            end = link.near if link.client == name else link.far
+            if not end.gone:
+                self._trace.problem(f"{name} left a connection open: {link}")
+
+    async def kill(self) -> None:
+        """Have it vanish with all that it owns; what it does from now on reaches nobody."""
+        self._task = None
+        name = self.name
+        self._trace.note(f"kill {name}")
+        self._loop.network.kill_process(name)
+        for task in self._loop.tasks_of(name):
+            task.cancel()
+        await asyncio.sleep(0)

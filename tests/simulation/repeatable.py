@@ -1,0 +1,40 @@
+"""The same run for the same seed: whatever draws chance or time from the system is given a seed."""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import bson.objectid
+
+HASH_SEED = "0"
+
+
+def with_fixed_hashes() -> None:
+    """Start this process again if the order of its sets of strings is left to chance."""
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        os.environ["PYTHONHASHSEED"] = HASH_SEED
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextmanager
+def repeatable(seed: int, wall: Callable[[], float]) -> Iterator[None]:
+    """Have ``random``, the system's random bytes, object ids and the wall clock follow ``seed``."""
+    source = random.Random(f"system {seed}")
+    before = random.getstate()
+    random.seed(f"module {seed}")
+    object_id = bson.objectid.ObjectId
+    with (
+        mock.patch.object(os, "urandom", source.randbytes),
+        mock.patch.object(random, "_urandom", source.randbytes),
+        mock.patch.object(time, "time", wall),
+        mock.patch.object(object_id, "_random", return_value=b"simul"),
+        mock.patch.object(object_id, "_inc", 0),
+    ):
+        try:
+            yield
+        finally:
+            random.setstate(before)

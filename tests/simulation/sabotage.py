@@ -1,0 +1,136 @@
+"""Rules broken on purpose: what the simulation must find."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from bson.timestamp import Timestamp
+
+from router.change_stream import remotes
+from router.change_stream.actions import CloseRemote, OpenRemote
+from router.change_stream.remotes import Remotes
+from router.change_stream.resume_point import ResumePoint
+from router.merge.merger import Event, Merger
+from shard_client.remote_cursor import RemoteCursor
+
+
+@contextmanager
+def _gate_by_the_fastest() -> Iterator[None]:
+    """Release what the remote allows that is furthest ahead, not the one furthest behind."""
+
+    def gate(merger: Merger) -> bytes | None:
+        return None if merger._silent else merger._promises[-1][0]
+
+    with mock.patch.object(Merger, "gate", property(gate)):
+        yield
+
+
+@contextmanager
+def _gate_without_the_config_server() -> Iterator[None]:
+    """Let the config server's remote hold nothing back: shards that join are found too late."""
+
+    def gate(merger: Merger) -> bytes | None:
+        promises = [state.promise for state in merger._remotes.values() if not state.topology]
+        return None if None in promises else min(promises, default=None)  # type: ignore[type-var]
+
+    with mock.patch.object(Merger, "gate", property(gate)):
+        yield
+
+
+@contextmanager
+def _resume_filter_off() -> Iterator[None]:
+    """Deliver again what the client has of its token's cluster time."""
+
+    def drop_seen(point: ResumePoint, events: list[Event]) -> list[Event]:
+        point.passed = True
+        return events
+
+    with mock.patch.object(ResumePoint, "drop_seen", drop_seen):
+        yield
+
+
+@contextmanager
+def _resume_drops_the_whole_time() -> Iterator[None]:
+    """Drop all events of the token's cluster time, those beyond the token included."""
+    original = ResumePoint._order
+
+    def order(point: ResumePoint, key: bytes) -> int:
+        return min(0, original(point, key))
+
+    with mock.patch.object(ResumePoint, "_order", order):
+        yield
+
+
+@contextmanager
+def _new_shards_ignored() -> Iterator[None]:
+    """Take no notice of shards that are added."""
+    with mock.patch.object(remotes, "topology_changes", return_value=[]):
+        yield
+
+
+@contextmanager
+def _new_shards_too_late() -> Iterator[None]:
+    """Open a shard that joins a second after it has joined."""
+    original = Remotes._join
+
+    def join(self: Remotes, change: Any) -> OpenRemote:
+        late = replace(change, at=Timestamp(change.at.time + 1, 0))
+        return original(self, late)
+
+    with mock.patch.object(Remotes, "_join", join):
+        yield
+
+
+@contextmanager
+def _reopened_from_the_start() -> Iterator[None]:
+    """Reopen a remote that failed where it was first opened."""
+    original = RemoteCursor._open
+
+    async def reopen(cursor: RemoteCursor) -> None:
+        cursor._pbrt = None
+        await original(cursor)
+
+    with mock.patch.object(RemoteCursor, "_open", reopen):
+        yield
+
+
+@contextmanager
+def _mark_ahead_of_events() -> Iterator[None]:
+    """Promise clients the smallest promise of the shards while events are still to be taken."""
+
+    def delivered(merger: Merger, _key: bytes, _token: bytes) -> None:
+        merger.advance_mark()
+
+    with mock.patch.object(Merger, "delivered", delivered):
+        yield
+
+
+@contextmanager
+def _removed_too_early() -> Iterator[None]:
+    """Close a shard that is removed at once, whatever it has not told yet."""
+
+    def close_removed(self: Remotes) -> list[CloseRemote]:
+        gone = [number for number, remote in self._open.items() if remote.removed_at]
+        for number in gone:
+            del self._open[number]
+            self._merger.retire_remote(number)
+        return [CloseRemote(number) for number in gone]
+
+    with mock.patch.object(Remotes, "close_removed", close_removed):
+        yield
+
+
+SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "gate": _gate_by_the_fastest,
+    "gate-config": _gate_without_the_config_server,
+    "resume": _resume_filter_off,
+    "resume-time": _resume_drops_the_whole_time,
+    "new-shard": _new_shards_ignored,
+    "new-shard-late": _new_shards_too_late,
+    "reopen": _reopened_from_the_start,
+    "mark": _mark_ahead_of_events,
+    "removed": _removed_too_early,
+}
+"""What may be broken, by the name that ``--sabotage`` takes."""

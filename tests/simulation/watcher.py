@@ -1,0 +1,188 @@
+"""A client that watches: an application over a driver, which wants every event exactly once."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from shard_client.connection import Address
+from shard_client.errors import CommandError, NetworkError
+from tests.simulation.driver import Batch, DriverCursor, Token, is_resumable
+from tests.simulation.trace import Trace
+
+_PATIENCE = 90.0
+"""Seconds without a working cursor after which a client's application gives up."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is watched, and how greedily."""
+
+    database: str
+    target: str | int
+    options: dict[str, Any] = field(default_factory=dict)
+    pipeline: tuple[dict[str, Any], ...] = ()
+    batch_size: int | None = None
+    max_time_ms: int = 300
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        cluster = {"allChangesForCluster": True} if self.database == "admin" else {}
+        return {**cluster, **self.options}
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.target} {self.options} {list(self.pipeline)}"
+
+
+@dataclass
+class Segment:
+    """What one cursor gave: events after ``start``; ``opened`` tells from which oplog positions."""
+
+    start: str
+    """Sort key after which the events begin."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    first_mark: str = ""
+    end: str = ""
+    """The sort key from which the next cursor goes on."""
+    positions: dict[str, int] | None = None
+    """Where each shard's oplog stood when a stream from now was open."""
+
+
+class Watcher:
+    """Reads one stream to the end of the simulation, through whatever happens.
+
+    ``moods`` are what the application does of its own: pauses, and connections that it drops.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        watch: Watch,
+        router: Address,
+        chance: Random,
+        trace: Trace,
+        *,
+        positions: Callable[[], dict[str, int]],
+        restless: float = 0.0,
+        slow: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.watch = watch
+        self.segments: list[Segment] = []
+        self.seen: list[Token] = []
+        self.done = False
+        self._router = router
+        self._chance = chance
+        self._trace = trace
+        self._positions = positions
+        self._restless = restless
+        self._slow = slow
+        self._token: Token | None = None
+        self._mark = ""
+        self._after_invalidate = False
+        self._until: str | None = None
+        self._lsid = chance.randbytes(16)
+        self._works = False
+
+    @property
+    def key(self) -> str:
+        """The sort key that the client would resume from now."""
+        return self._token["_data"] if self._token else ""
+
+    def finish_at(self, key: str) -> None:
+        """Be done once everything up to ``key`` has come."""
+        self._until = key
+
+    async def run(self) -> None:
+        """Watch until all has come; problems go to the trace."""
+        loop = asyncio.get_running_loop()
+        worked_at = loop.time()
+        while not self.done:
+            cursor = DriverCursor(self._router, self.watch.database, self.watch.target, self._lsid)
+            self._works = False
+            try:
+                await self._read(cursor)
+            except (CommandError, NetworkError) as error:
+                code = getattr(error, "code", "")
+                self._trace.note(f"{self.name} {type(error).__name__} {code} {error}")
+                if not is_resumable(error):
+                    self._trace.problem(f"{self.name} ({self.watch}) got {code} {error}")
+                    return
+            finally:
+                cursor.vanish()
+            if self._works:
+                worked_at = loop.time()
+            if loop.time() - worked_at > _PATIENCE:
+                self._trace.problem(f"{self.name} ({self.watch}) has had no cursor for a long time")
+                return
+            await asyncio.sleep(0.02 + self._chance.random() * 0.2)
+
+    async def _read(self, cursor: DriverCursor) -> None:
+        """Open a cursor where the last one ended, and read it."""
+        stage = self.watch.stage
+        if self._token is not None:
+            stage["startAfter" if self._after_invalidate else "resumeAfter"] = self._token
+        self._trace.note(f"{self.name} opens {self.watch.database} after {self.key}")
+        batch = await cursor.open(stage, list(self.watch.pipeline), self.watch.batch_size)
+        segment = Segment(self.key, first_mark=batch.pbrt["_data"])
+        if self._token is None:
+            segment.start = segment.first_mark
+            segment.positions = self._positions()
+        if self.segments:
+            self.segments[-1].end = self.key
+        self.segments.append(segment)
+        self._take(segment, batch)
+        while not self.done:
+            if not batch.cursor_id:
+                if not self._after_invalidate and not self.watch.pipeline:
+                    self._trace.problem(f"{self.name} was closed without an invalidate")
+                # It may have been filtered out. Drivers start after it until another event comes.
+                self._after_invalidate = True
+                return
+            if self._chance.random() < self._slow:
+                await asyncio.sleep(self._chance.random() ** 4 * 8)
+            if self._chance.random() < self._restless:
+                await self._leave(cursor)
+                return
+            batch = await cursor.more(self.watch.batch_size, self.watch.max_time_ms)
+            self._take(segment, batch)
+        await cursor.close()
+
+    async def _leave(self, cursor: DriverCursor) -> None:
+        """Go and come back: orderly, or without a word, perhaps in the middle of a getMore."""
+        way = self._chance.randrange(3)
+        self._trace.note(f"{self.name} leaves, way {way}")
+        if way == 0:
+            await cursor.close()
+        elif way == 1:
+            try:
+                async with asyncio.timeout(self._chance.random() * 0.05):
+                    # What comes of it is lost with the connection.
+                    await cursor.more(self.watch.batch_size, self.watch.max_time_ms)
+            except TimeoutError:
+                pass
+
+    def _take(self, segment: Segment, batch: Batch) -> None:
+        """Take in a batch as drivers do, and hold it to what was promised before."""
+        self._works = True
+        mark = batch.pbrt["_data"]
+        for event in batch.events:
+            key = event["_id"]["_data"]
+            if key < self._mark:
+                self._trace.problem(f"{self.name}: {key} comes after the promise {self._mark}")
+            if key > mark:
+                self._trace.problem(f"{self.name}: {key} lies above its batch's promise {mark}")
+            segment.events.append(event)
+            self._after_invalidate = event["operationType"] == "invalidate"
+            self.seen.append(event["_id"])
+        if mark < self._mark:
+            self._trace.problem(f"{self.name}: PBRT went back from {self._mark} to {mark}")
+        if batch.events:
+            self._trace.note(f"{self.name} got {len(batch.events)} events to {mark}")
+        if not self._after_invalidate and mark > self._mark:
+            self.seen.append(batch.pbrt)
+        self._mark = max(mark, self._mark)
+        self._token = batch.pbrt
+        segment.end = mark
+        self.done = self._until is not None and mark >= self._until

@@ -1,0 +1,170 @@
+"""Applications and administrators that work on the cluster through its mongos."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+from bson import Binary
+from bson.int64 import Int64
+
+from embedded.clients import Client
+from embedded.cluster import EmbeddedCluster
+from tests.simulation.trace import Trace
+
+SHARDED = (("app", "orders"), ("side", "items"))
+PLAIN = (("app", "notes"), ("side", "log"), ("tmp", "scratch"))
+_COLLECTIONS = SHARDED + PLAIN
+_KEYS = 60
+_EXPECTED = frozenset({20, 24, 26, 48, 96, 112, 117, 118, 225, 251, 11000, 263, 70, 2})
+"""Errors that clashing applications get: locks, conflicts, names that are gone or taken."""
+
+
+class Workload:
+    """Writers and one administrator; each is a coroutine, done when its steps are."""
+
+    def __init__(self, cluster: EmbeddedCluster, chance: Random, trace: Trace) -> None:
+        self._cluster = cluster
+        self._chance = chance
+        self._trace = trace
+        self._client = Client()
+        self._numbers = iter(range(1, 1_000_000))
+        self._ids: dict[str, list[int]] = {}
+
+    async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
+        """Run a command; errors that are none of the applications' make the seed fail."""
+        reply = await self._cluster.mongos.run_command(database, command, self._client)
+        if reply["ok"] != 1.0 and reply.get("code") not in _EXPECTED:
+            self._trace.problem(f"mongos refused {command}: {reply}")
+        return reply
+
+    async def prepare(self) -> None:
+        """Make the sharded collections, their chunks spread over the shards."""
+        names = list(self._cluster.shards)
+        for index, (database, name) in enumerate(SHARDED):
+            namespace = f"{database}.{name}"
+            primary = names[index % len(names)]
+            await self.run("admin", {"enableSharding": database, "primaryShard": primary})
+            await self.run("admin", {"shardCollection": namespace, "key": {"k": 1}})
+            for at, shard in zip((20, 40), names[1:], strict=False):
+                await self.run("admin", {"split": namespace, "middle": {"k": at}})
+                await self.run("admin", {"moveChunk": namespace, "find": {"k": at}, "to": shard})
+
+    async def write(self, steps: int, pause: float) -> None:
+        """Be one application that writes ``steps`` times, with pauses of ``pause`` on average."""
+        lsid = {"id": Binary(self._chance.randbytes(16), 4)}
+        for number in range(1, steps + 1):
+            await asyncio.sleep(self._chance.expovariate(1 / pause))
+            if self._chance.random() < 0.12:
+                await self._transaction(lsid, number)
+            else:
+                await self._step()
+
+    async def _step(self) -> None:
+        database, name = self._chance.choice(_COLLECTIONS)
+        chance = self._chance.random()
+        if chance < 0.03 and (database, name) in PLAIN:
+            await self._definition(database, name)
+        else:
+            await self.run(database, self._statement(database, name))
+
+    def _statement(self, database: str, name: str) -> dict[str, Any]:
+        ids = self._ids.setdefault(f"{database}.{name}", [])
+        chance = self._chance.random()
+        if chance < 0.55 or not ids:
+            documents = [self._document(ids) for _ in range(self._chance.choice((1, 1, 1, 5)))]
+            return {"insert": name, "documents": documents}
+        if chance < 0.62:
+            many = {"k": {"$gte": self._chance.randrange(_KEYS)}}
+            update = {"q": many, "u": {"$inc": {"n": 1}}, "multi": True}
+            return {"update": name, "updates": [update]}
+        query = {"_id": self._chance.choice(ids)}
+        if chance < 0.9:
+            return {
+                "update": name,
+                "updates": [{"q": query, "u": {"$inc": {"n": 1}}, "multi": True}],
+            }
+        return {"delete": name, "deletes": [{"q": query, "limit": 0}]}
+
+    def _document(self, ids: list[int]) -> dict[str, Any]:
+        number = next(self._numbers)
+        ids.append(number)
+        document: dict[str, Any] = {"_id": number, "k": self._chance.randrange(_KEYS), "n": 0}
+        if self._chance.random() < 0.1:
+            document["text"] = "x" * self._chance.randrange(4000)
+        return document
+
+    async def _transaction(self, lsid: dict[str, Any], number: int) -> None:
+        fields = {"lsid": lsid, "txnNumber": Int64(number), "autocommit": False}
+        for first in range(self._chance.randrange(1, 4)):
+            database, name = self._chance.choice(SHARDED)
+            begin = {"startTransaction": True} if not first else {}
+            statement = {**self._statement(database, name), **fields, **begin}
+            if (await self.run(database, statement))["ok"] != 1.0:
+                return
+            await asyncio.sleep(self._chance.random() * 0.02)
+        end = "abortTransaction" if self._chance.random() < 0.2 else "commitTransaction"
+        await self.run("admin", {end: 1, **fields})
+
+    async def _definition(self, database: str, name: str) -> None:
+        chance = self._chance.random()
+        self._trace.note(f"DDL on {database}.{name} {chance:.2f}")
+        if chance < 0.5:
+            await self.run(database, {"drop": name})
+        elif chance < 0.6:
+            await self.run(database, {"create": name})
+        elif chance < 0.75:
+            await self.run(
+                database, {"createIndexes": name, "indexes": [{"key": {"n": 1}, "name": "n_1"}]}
+            )
+        elif chance < 0.9:
+            rename = {"renameCollection": f"{database}.{name}", "to": f"{database}.{name}2"}
+            await self.run("admin", {**rename, "dropTarget": True})
+        elif database == "tmp":
+            await self.run(database, {"dropDatabase": 1})
+
+    # The administrator.
+
+    async def administrate(self, steps: list[str], span: float) -> None:
+        """Do ``steps`` in this order, spread over ``span`` seconds."""
+        for step in steps:
+            await asyncio.sleep(self._chance.random() * 2 * span / max(1, len(steps)))
+            self._trace.note(f"administrator: {step}")
+            await self._administrative(step)
+
+    async def _administrative(self, step: str) -> None:
+        shards = list(self._cluster.shards)
+        database, name = self._chance.choice(SHARDED)
+        namespace = f"{database}.{name}"
+        at = {"k": self._chance.randrange(_KEYS)}
+        shard = self._chance.choice(shards)
+        if step == "move":
+            await self.run("admin", {"moveChunk": namespace, "find": at, "to": shard})
+        elif step == "split":
+            await self.run("admin", {"split": namespace, "middle": at})
+        elif step == "move primary":
+            await self.run(
+                "admin", {"movePrimary": self._chance.choice(("app", "side", "tmp")), "to": shard}
+            )
+        elif step == "drop sharded":
+            await self.run(database, {"drop": name})
+        elif step == "add shard":
+            await self.add_shard()
+
+    async def add_shard(self) -> None:
+        """Start one more server, make it a shard and give it work at once."""
+        name = f"shard{len(self._cluster.shards)}"
+        reply = await self.run("admin", {"startShard": name})
+        if "host" not in reply:
+            return
+        await asyncio.sleep(self._chance.random() * 0.3)
+        await self.run("admin", {"addShard": reply["host"], "name": name})
+        fresh = f"on{name}"
+        for _ in range(self._chance.randrange(4)):
+            database, collection = self._chance.choice(SHARDED)
+            at = {"k": self._chance.randrange(_KEYS)}
+            move = {"moveChunk": f"{database}.{collection}", "find": at, "to": name}
+            await self.run("admin", move)
+        await self.run("admin", {"enableSharding": fresh, "primaryShard": name})
+        for _ in range(self._chance.randrange(4)):
+            ids = self._ids.setdefault(f"{fresh}.c", [])
+            await self.run(fresh, {"insert": "c", "documents": [self._document(ids)]})
