@@ -84,10 +84,14 @@ class ProbedReplicaSet:
         elif hello.get("isWritablePrimary") or hello.get("ismaster"):
             self._roles = {each: role for each, role in self._roles.items() if role != "primary"}
             self._roles[address] = "primary"
-            self._hosts = tuple(parse_address(host) for host in hello.get("hosts", ())) or (
-                address,
-            )
+            self._hosts = _hosts(hello) or (address,)
         elif hello.get("secondary"):
             self._roles[address] = "secondary"
+            # Only a primary says who is no member any more.
+            self._hosts = tuple(dict.fromkeys((*self._hosts, *_hosts(hello))))
         else:
             self._roles.pop(address, None)
+
+
+def _hosts(hello: Mapping[str, Any]) -> tuple[Address, ...]:
+    return tuple(parse_address(host) for host in hello.get("hosts", ()))

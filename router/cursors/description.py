@@ -13,6 +13,7 @@ _MS = 1000
 class RemoteDescription:
     """One remote of a stream.
 
+    ``topology`` tells the one that watches config.shards from a config server that is a shard, too.
     ``state`` is "opening", "reading", "paused" (by a budget, or since nobody reads) or "failing";
     ``failing_for`` the seconds since the failure that has not been mended yet and ``error`` what
     failed last; ``reopened`` counts the failures that were mended, ``nudges`` what this stream
@@ -27,6 +28,7 @@ class RemoteDescription:
     buffered_bytes: int
     reopened: int
     nudges: int
+    topology: bool = False
     failing_for: float | None = None
     error: str | None = None
 
@@ -42,6 +44,8 @@ class RemoteDescription:
             "reopened": self.reopened,
             "nudges": Int64(self.nudges),
         }
+        if self.topology:
+            document["topology"] = True
         if self.failing_for is not None:
             document["failingMillis"] = Int64(self.failing_for * _MS)
             document["error"] = self.error

@@ -52,6 +52,7 @@ class Remote:
             buffered_bytes=buffered,
             reopened=cursor.reopened if cursor is not None else 0,
             nudges=self.nudges,
+            topology=self.topology,
             failing_for=cursor.failing_for if cursor is not None else None,
             error=None if error is None else str(error),
         )

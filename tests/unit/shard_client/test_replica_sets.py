@@ -58,6 +58,20 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
         await replica_set.close()
 
 
+async def test_whoever_waits_learns_that_nobody_watches_any_more(member: ScriptedMember):
+    """A shard that has moved is looked for at its new place at once."""
+    member.primary = False
+    replica_set = motor("rs", seeds(member))
+    waiting = asyncio.create_task(replica_set.primary(60))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await replica_set.close()
+        with pytest.raises(CommandError):
+            await waiting
+    with pytest.raises(CommandError):
+        await replica_set.primary(60)
+
+
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
 async def test_another_sets_member_is_not_taken(make: Factory, member: ScriptedMember):
     replica_set = make("other", seeds(member))

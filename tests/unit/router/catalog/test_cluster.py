@@ -71,6 +71,21 @@ async def test_a_shard_is_found_where_the_newest_list_has_it(
     await new.stop()
 
 
+async def test_members_that_only_the_newest_list_names_are_found(
+    config: ScriptedMember, cluster: Cluster
+):
+    """The member known so far has died before it could tell of the others."""
+    dead = "127.0.0.1:1"
+    config.documents["shards"] = [{"_id": "a", "host": f"rs/{dead}"}]
+    await cluster.shards()
+    new = await ScriptedMember("rs").start()
+    config.documents["shards"] = [{"_id": "a", "host": f"rs/{dead},127.0.0.1:{new.port}"}]
+    connection = await cluster.connect("a", f"rs/{dead}")
+    assert connection.address == ("127.0.0.1", new.port)
+    connection.abort()
+    await new.stop()
+
+
 async def test_a_member_that_is_no_primary_is_refused(config: ScriptedMember, cluster: Cluster):
     shard = await ScriptedMember("rs").start()
     config.documents["shards"] = [{"_id": "a", "host": shard.host}]

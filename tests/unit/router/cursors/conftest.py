@@ -9,7 +9,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.limits import StreamLimits
 from router.cursors.merged_cursor import Batch, MergedCursor
@@ -56,9 +56,14 @@ class ScriptedCluster:
     def members(self) -> list[ScriptedMember]:
         return [self.config, *self.shards.values(), *self.extra]
 
-    def registry(self, limits: StreamLimits = LIMITS, **changes: Any) -> CursorRegistry:
+    def registry(
+        self,
+        limits: StreamLimits = LIMITS,
+        kind: ReplicaSetFactory = ProbedReplicaSet,
+        **changes: Any,
+    ) -> CursorRegistry:
         limits = replace(limits, **changes)
-        cluster = Cluster(self.config.host, limits, replica_set=ProbedReplicaSet)
+        cluster = Cluster(self.config.host, limits, replica_set=kind)
         self.clusters.append(cluster)
         self.registries.append(CursorRegistry(cluster, limits))
         return self.registries[-1]
