@@ -133,7 +133,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "collectionUUID and operationDescription (expanded)",
         "wallTime and clusterTime",
         "lsid and txnNumber of a transaction, ordered by txnOpIndex",
-        "a transaction's events on several shards have one clusterTime and interleave by token",
+        "a transaction's events on several shards interleave by token, with one clusterTime a shard",
         "an aborted transaction has no events",
         "a sharded collection's DDL comes once per shard that has it",
         "chunk migration writes are not events",

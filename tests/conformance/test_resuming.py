@@ -1,0 +1,326 @@
+"""Resuming: whatever the cut, before plus after is the history (section 3)."""
+
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Timestamp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pymongo.database import Database
+
+from tests.conformance.data import Documents, shard_over_three
+from tests.conformance.recorded_workload import Workload
+from tests.conformance.streams import (
+    CLUSTER,
+    Event,
+    Stream,
+    kinds,
+    next_tick,
+    now,
+    refused,
+    time_of,
+)
+from tests.harness.clusters import Client, EmbeddedProcess, TestCluster
+from tests.harness.routers import RouterProcess, start_router
+
+rule = pytest.mark.rule
+Data = Database[dict[str, Any]]
+RESUMING = "3, resuming"
+
+
+def rest(client: Client, database: str, start: dict[str, Any], count: int) -> list[Event]:
+    """Return what a database's stream gives from a start, waiting for ``count`` events."""
+    with Stream(client, database, 1, start) as stream:
+        return stream.read(count)
+
+
+def history(client: Client, sharded: Documents) -> tuple[list[Event], list[dict[str, Any]]]:
+    """Write all kinds of things; return the events, and the tokens of all batches."""
+    db = sharded.database
+    with Stream(client, db.name) as stream:
+        for number in range(6):
+            sharded.insert_one({"_id": number, "k": number * 5})
+        sharded.update_many({}, {"$set": {"v": 1}})
+        with client.start_session() as session, session.start_transaction():
+            sharded.insert_many([{"_id": 10 + k, "k": k} for k in (1, 11, 21)], session=session)
+        sharded.delete_one({"_id": 1, "k": 5})
+        sharded.drop()
+        db.a.insert_one({"_id": "end"})
+        end = now(client)
+        pbrts = [stream.pbrt]
+        while time_of(stream.pbrt) <= end:
+            stream.more(batchSize=2)
+            pbrts.append(stream.pbrt)
+        return stream.events, pbrts
+
+
+@rule(RESUMING, "resuming after any event's token gives the rest of the history")
+@rule(RESUMING, "resuming after any PBRT gives the rest of the history")
+@rule(RESUMING, "resuming after equal tokens of several shards skips them all")
+@rule(RESUMING, "startAfter takes any token that resumeAfter takes")
+def test_every_token(client: Client, sharded: Documents) -> None:
+    events, pbrts = history(client, sharded)
+    assert kinds(events).count("drop") == 3
+    tokens = [event["_id"]["_data"] for event in events]
+    assert tokens == sorted(tokens)
+    name = sharded.database.name
+    for number, event in enumerate(events):
+        token = event["_id"]
+        expected = [each for each in events if each["_id"]["_data"] > token["_data"]]
+        option = "startAfter" if number % 2 else "resumeAfter"
+        assert rest(client, name, {option: token}, len(expected)) == expected
+    for pbrt in pbrts:
+        expected = [each for each in events if each["_id"]["_data"] > pbrt["_data"]]
+        assert rest(client, name, {"resumeAfter": pbrt}, len(expected)) == expected
+
+
+Operation = tuple[str, int, int]
+operations = st.lists(
+    st.tuples(st.sampled_from(["insert", "update", "delete", "transaction"]),
+              st.integers(0, 5), st.sampled_from([1, 11, 21])),
+    min_size=3, max_size=12,
+)  # fmt: skip
+
+
+def apply(client: Client, documents: Documents, operation: Operation) -> None:
+    what, number, k = operation
+    key = {"_id": number, "k": k}
+    if what == "insert":
+        documents.replace_one(key, {**key, "n": number}, upsert=True)
+    elif what == "update":
+        documents.update_one(key, {"$inc": {"n": 1}})
+    elif what == "delete":
+        documents.delete_one(key)
+    else:
+        with client.start_session() as session, session.start_transaction():
+            for each in (1, 11, 21):
+                documents.update_one(
+                    {"_id": number, "k": each}, {"$inc": {"t": 1}}, upsert=True, session=session
+                )
+
+
+@rule(RESUMING, "resuming after any event's token gives the rest of the history")
+def test_any_history_and_any_cut(client: Client, sharded: Documents) -> None:
+    name = sharded.database.name
+
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(operations, st.integers(1, 5), st.data())
+    def check(made: list[Operation], batch_size: int, data: st.DataObject) -> None:
+        with Stream(client, name) as stream:
+            for operation in made:
+                apply(client, sharded, operation)
+            end = now(client)
+            stream.until(lambda stream: time_of(stream.pbrt) > end, batchSize=batch_size)
+            events = stream.events
+        if events:
+            cut = data.draw(st.integers(0, len(events) - 1))
+            after = {"resumeAfter": events[cut]["_id"]}
+            with Stream(client, name, 1, after) as stream:
+                stream.until(lambda stream: time_of(stream.pbrt) > end, batchSize=batch_size)
+                assert events[: cut + 1] + stream.events == events
+
+    check()
+
+
+@rule(RESUMING, "resuming after any event's token gives the rest of the history")
+@rule("6", "the recorded workload gives the recorded events")
+def test_any_cut_of_the_recorded_workload(client: Client, workload: Workload) -> None:
+    # The two large events of 9 MiB come between the 609th and the 612th.
+    events = workload.events["db"]
+    assert len(events) == 618
+
+    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, len(events) - 1), st.integers(1, 40))
+    def check(cut: int, count: int) -> None:
+        token = events[cut]["_id"]
+        expected = workload.after(token["_data"], count)
+        with Stream(client, "rec", 1, {"resumeAfter": token}) as stream:
+            assert stream.read(len(expected), batchSize=count)[:count] == expected
+
+    check()
+
+
+@rule(RESUMING, "startAtOperationTime in the past gives all events from then on, that time included")
+def test_a_time_in_the_past(client: Client, sharded: Documents) -> None:
+    before = now(client)
+    events, _ = history(client, sharded)
+    name = sharded.database.name
+    assert rest(client, name, {"startAtOperationTime": before}, len(events)) == events
+    at = events[3]["clusterTime"]
+    later = [event for event in events if event["clusterTime"] >= at]
+    assert rest(client, name, {"startAtOperationTime": at}, len(later)) == later
+    later = [event for event in events if event["clusterTime"] > at]
+    assert rest(client, name, {"startAtOperationTime": next_tick(at)}, len(later)) == later
+
+
+@rule(RESUMING, "startAtOperationTime in the future gives no event before it")
+def test_a_time_in_the_future(client: Client, db: Data) -> None:
+    soon = Timestamp(now(client).time + 2, 1)
+    with Stream(client, db.name, 1, {"startAtOperationTime": soon}) as stream:
+        db.a.insert_one({"_id": "too early"})
+        while now(client) < next_tick(soon):
+            stream.more(100)
+        assert stream.events == []
+        db.a.insert_one({"_id": "late enough"})
+        events = stream.read(1)
+    assert [event["documentKey"]["_id"] for event in events] == ["late enough"]
+    assert events[0]["clusterTime"] >= soon
+
+
+@rule("3", "a token resumes on any router or mongos")
+def test_another_router(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+    events, pbrts = history(client, sharded)
+    name = sharded.database.name
+    other: Client
+    with start_router(cluster.configdb) as router, pymongo.MongoClient(router.uri) as other:
+        assert rest(other, name, {"resumeAfter": events[4]["_id"]}, len(events) - 5) == events[5:]
+        assert rest(other, name, {"resumeAfter": pbrts[0]}, len(events)) == events
+    if cluster.real:
+        with pymongo.MongoClient(cluster.mongos_uri) as mongos:
+            resume = {"resumeAfter": events[4]["_id"]}
+            assert rest(mongos, name, resume, len(events) - 5) == events[5:]
+            with Stream(mongos, name, 1, {"resumeAfter": pbrts[0]}) as stream:
+                theirs = stream.read(3, batchSize=1)
+        resume = {"resumeAfter": theirs[2]["_id"]}
+        assert rest(client, name, resume, len(events) - 3) == events[3:]
+
+
+@rule(RESUMING, "a changed pipeline that drops the token's event: 280 once the stream surpasses it")
+@rule("4", "token not found on resuming: 280")
+@rule("4", "NonResumableChangeStreamError on 280 and 286")
+def test_a_changed_pipeline(client: Client, sharded: Documents) -> None:
+    name = sharded.database.name
+    with Stream(client, name) as stream:
+        sharded.insert_many([{"_id": number, "k": number * 10} for number in range(3)])
+        first = stream.read(3)[0]
+    only_updates = [{"$match": {"operationType": "update"}}]
+    with Stream(client, name, 1, {"resumeAfter": first["_id"]}, only_updates) as stream:
+        stream.more()
+        assert stream.events == []
+        sharded.update_one({"_id": 0, "k": 0}, {"$set": {"v": 1}})
+        error = stream.failure()
+    assert (error["code"], error["codeName"]) == (280, "ChangeStreamFatalError")
+    assert error["errorLabels"] == ["NonResumableChangeStreamError"]
+    message = "cannot resume stream; the resume token was not found. {_data: "
+    assert error["errmsg"].startswith(message)
+
+
+@rule(RESUMING, "a token of another collection: 280")
+def test_a_token_of_another_collection(client: Client, db: Data) -> None:
+    with Stream(client, db.name) as stream:
+        db.a.insert_one({"_id": 1})
+        token = stream.read(1)[0]["_id"]
+    with Stream(client, db.name, "b", {"resumeAfter": token}) as stream:
+        db.b.insert_one({"_id": 1})
+        assert stream.failure()["code"] == 280
+
+
+@rule("3", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them")
+@rule("3", "the high water mark's token names the time alone")
+@rule("3", "tokens are answered in the version that the shards use")
+def test_version_1(client: Client, cluster: TestCluster, db: Data) -> None:
+    if cluster.real and client.server_info()["versionArray"][0] > 6:
+        pytest.skip("these servers make version 2")
+    with Stream(client, db.name, "a") as stream:
+        mark = stream.pbrt["_data"]
+        db.a.insert_one({"_id": 1})
+        [event] = stream.read(1)
+    time = now(client)
+    assert list(event["_id"]) == ["_data"]
+    assert mark[:2] == "82"
+    assert mark[18:] == "2B0229296E04"
+    data = event["_id"]["_data"]
+    assert time_of(event["_id"]) == event["clusterTime"] <= time
+    assert data[18:38] == "2B022C0100296E5A1004"
+    assert data[70:] == "461E5F6964002B020004"
+
+
+@rule("3", "tokens of version 2, as 7.0 makes them")
+@rule("3", "tokens are answered in the version that the shards use")
+def test_version_2(newer: Client) -> None:
+    db = newer["versions"]
+    with Stream(newer, db.name, "a") as stream:
+        assert stream.pbrt["_data"][18:] == "2B0429296E1404"
+        db.a.insert_one({"_id": 1})
+        db.a.insert_one({"_id": 2})
+        events = stream.read(2)
+    data = events[0]["_id"]["_data"]
+    assert data[18:38] == "2B042C0100296E5A1004"
+    named = "operationType".encode().hex().upper()
+    assert data[70:].startswith(f"463C{named}003C" + b"insert".hex().upper() + "00")
+    assert rest(newer, db.name, {"resumeAfter": events[0]["_id"]}, 1) == events[1:]
+
+
+@rule("3", "a version 1 token resumes on shards that make version 2")
+def test_a_version_1_token_on_newer_shards(newer: Client) -> None:
+    db = newer["upgraded"]
+    with Stream(newer, db.name, "a") as stream:
+        start = stream.pbrt["_data"]
+        for number in (1, 2, 3):
+            db.a.insert_one({"_id": number})
+        events = stream.read(3)
+    # What 6.0 made before the upgrade: the same event's token, and a mark's.
+    data = events[0]["_id"]["_data"]
+    old = data[:18] + "2B022C0100296E" + data[32:70] + "461E5F6964002B020004"
+    assert rest(newer, db.name, {"resumeAfter": {"_data": old}}, 2) == events[1:]
+    mark = start[:18] + "2B0229296E04"
+    assert rest(newer, db.name, {"resumeAfter": {"_data": mark}}, 3) == events
+
+
+@rule(RESUMING, "an oplog that has rolled over: 286")
+@rule("4", "resume point no longer in an oplog: 286")
+@rule("4", "NonResumableChangeStreamError on 280 and 286")
+def test_a_rolled_over_oplog() -> None:
+    """Real servers keep an oplog of 990 MB and more; the embedded cluster's is as small as asked."""
+    client: Client
+    with (
+        EmbeddedProcess(2, {"oplog_size": 60, "noop_interval": 0.2}) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+        pymongo.MongoClient(router.uri) as client,
+    ):
+        with Stream(client, "db", "a") as stream:
+            client.db.a.insert_one({"_id": 0})
+            token = stream.read(1)[0]["_id"]
+            for number in range(1, 150):
+                client.db.a.insert_one({"_id": number})
+        for start in ({"resumeAfter": token}, {"startAtOperationTime": time_of(token)}):
+            with Stream(client, "db", "a", start) as stream:
+                error = stream.failure()
+            assert (error["code"], error["codeName"]) == (286, "ChangeStreamHistoryLost")
+            assert error["errorLabels"] == ["NonResumableChangeStreamError"]
+            assert "the resume point may no longer be in the oplog" in error["errmsg"]
+
+
+@rule("4", "resumeAfter with an invalidate token: 260")
+def test_resume_after_an_invalidate(client: Client, db: Data) -> None:
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_one({})
+        db.a.drop()
+        stream.until(lambda stream: not stream.id)
+    stage = {"$changeStream": {"resumeAfter": stream.events[-1]["_id"]}}
+    error = refused(client, db.name, {"aggregate": "a", "pipeline": [stage], "cursor": {}})
+    assert (error["code"], error["codeName"]) == (260, "InvalidResumeToken")
+
+
+@rule("3", "a token resumes on any router or mongos")
+def test_a_token_of_a_wider_stream(client: Client, db: Data) -> None:
+    """A cluster's or a database's token resumes the narrower stream on its event's collection."""
+    with Stream(client, "admin", 1, CLUSTER) as stream:
+        db.a.insert_many([{"_id": 1}, {"_id": 2}])
+        first, second = stream.read(2)[:2]
+    with Stream(client, db.name, "a", {"resumeAfter": first["_id"]}) as stream:
+        assert stream.read(1) == [second]
+
+
+def test_router_is_used(router: RouterProcess, client: Client) -> None:
+    assert client.address == ("127.0.0.1", router.port)
+
+
+def test_three_shards(db: Data, cluster: TestCluster) -> None:
+    """The collection that these tests use lies where they think."""
+    spread = shard_over_three(db, "spread", list(cluster.shards)[:3])
+    spread.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
+    for shard, k in zip(list(cluster.shards)[:3], (1, 11, 21), strict=True):
+        with cluster.direct(shard) as direct:
+            assert [found["k"] for found in direct[db.name].spread.find()] == [k]
