@@ -1,0 +1,1 @@
+"""Drivers' own test suites and programs, through the router as if it were a mongos."""

@@ -1,0 +1,165 @@
+"""pymongo's own tests of change streams, from its source distribution, and what became of them.
+
+Nothing of them is in this repository: pip fetches the source distribution of the pymongo that is
+installed, whose ``test`` folder also holds the drivers' specification tests.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pymongo
+
+from tests.drivers.download_cache import DownloadError, cached, run
+from tests.harness.clusters import start_cluster
+from tests.harness.routers import start_router
+
+SYNCHRONOUS = "test/test_change_stream.py"
+ASYNCHRONOUS = "test/asynchronous/test_change_stream.py"
+WIDENED = "change-streams-on-sharded-clusters"
+"""The specification's tests for replica sets, which pass on a sharded cluster as well."""
+
+_DOWNLOAD_SECONDS = 110.0
+_ONE_TEST_SECONDS = 60
+_SPECIFICATION = Path("test/change_streams/unified")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each test, by its id: passed, failed or skipped; ``seconds`` in all."""
+
+    tests: dict[str, str]
+    seconds: float
+    output: str
+
+    def count(self) -> Counter[str]:
+        """Return how many tests passed, failed and were skipped; those of WIDENED left out."""
+        return Counter(became for test, became in self.tests.items() if not is_widened(test))
+
+    def count_widened(self) -> Counter[str]:
+        """Return the same for the tests of WIDENED."""
+        return Counter(became for test, became in self.tests.items() if is_widened(test))
+
+    @property
+    def failed(self) -> list[str]:
+        """The ids of the tests that failed."""
+        return [test for test, became in self.tests.items() if became == "failed"]
+
+
+def is_widened(test: str) -> bool:
+    """Tell whether a test comes from WIDENED."""
+    return "OnShardedClusters" in test
+
+
+def pymongo_tests() -> Path:
+    """Return the folder with pymongo's tests, downloaded when it is not there.
+
+    Raises:
+        DownloadError: the source distribution cannot be had.
+    """
+    return cached(f"pymongo-{pymongo.version}", _fill)
+
+
+def run_tests(folder: Path, file: str, port: int, timeout: float = 300.0) -> Outcome:
+    """Run one file of pymongo's tests against the server at ``port`` of this machine.
+
+    Args:
+        folder: what ``pymongo_tests`` gave.
+        file: SYNCHRONOUS or ASYNCHRONOUS.
+        port: the server's.
+        timeout: seconds for all of them.
+
+    Raises:
+        RuntimeError: they did not come to an end.
+    """
+    report = folder / f"report-{port}.xml"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environment |= {"DB_IP": "127.0.0.1", "DB_PORT": str(port)}
+    command = [
+        sys.executable, "-m", "pytest", file, "-q", "--tb=short", "-p", "no:cacheprovider",
+        f"--timeout={_ONE_TEST_SECONDS}", f"--junitxml={report}",
+    ]  # fmt: skip
+    start = time.monotonic()
+    try:
+        finished = subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, timeout=timeout,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if not report.exists():
+            raise RuntimeError(f"pymongo's tests did not run:\n{finished.stdout}{finished.stderr}")
+        tests = _read_report(report)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"pymongo's tests took longer than {timeout:g} s") from error
+    finally:
+        report.unlink(missing_ok=True)
+    return Outcome(tests, time.monotonic() - start, finished.stdout)
+
+
+def through_router(folder: Path, file: str, token_version: int) -> tuple[Outcome, Outcome | None]:
+    """Run one file of pymongo's tests through a router over two shards.
+
+    Returns what became of them, and for a cluster of real servers also what becomes of them with
+    its mongos.
+    """
+    parameters = {"enableTestCommands": 1}
+    with (
+        start_cluster(shards=2, noop_interval=1, token_version=token_version) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri, set_parameter=parameters) as router,
+    ):
+        outcome = run_tests(folder, file, router.port)
+        if not cluster.real:
+            return outcome, None
+        return outcome, run_tests(folder, file, int(cluster.mongos.rpartition(":")[2]))
+
+
+def _fill(folder: Path) -> None:
+    downloaded = folder / "download"
+    run(
+        [
+            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:",
+            "--timeout", "20", "--retries", "1", "--dest", str(downloaded),
+            f"pymongo=={pymongo.version}",
+        ],
+        folder=folder,
+        timeout=_DOWNLOAD_SECONDS,
+    )  # fmt: skip
+    archives = list(downloaded.glob("*.tar.gz"))
+    if not archives:
+        raise DownloadError("pip downloaded no source distribution of pymongo")
+    with tarfile.open(archives[0]) as archive:
+        for member in archive.getmembers():
+            _top, _slash, member.name = member.name.partition("/")
+            # Without the packages beside the tests, the installed pymongo is the one tested.
+            if member.name == "pyproject.toml" or member.name.startswith("test/"):
+                archive.extract(member, folder, filter="data")
+    archives[0].unlink()
+    downloaded.rmdir()
+    _widen(folder / _SPECIFICATION)
+
+
+def _widen(specification: Path) -> None:
+    tests = json.loads((specification / "change-streams.json").read_text())
+    tests["description"] = WIDENED
+    for requirement in tests["runOnRequirements"]:
+        requirement["topologies"] = ["sharded"]
+    (specification / f"{WIDENED}.json").write_text(json.dumps(tests, indent=2))
+
+
+def _read_report(report: Path) -> dict[str, str]:
+    # pytest wrote it on this machine just now.
+    tests = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        became = "passed"
+        if case.find("failure") is not None or case.find("error") is not None:
+            became = "failed"
+        elif case.find("skipped") is not None:
+            became = "skipped"
+        tests[f"{case.get('classname')}.{case.get('name')}"] = became
+    return tests
