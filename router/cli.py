@@ -14,6 +14,7 @@ import yaml
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings, load_settings
 from router.service import run_until_signalled
+from router.workers.supervisor import WorkerFailedError
 from shard_client.allocation import collect_less_often, keep_freed_memory
 
 log = structlog.get_logger()
@@ -69,6 +70,9 @@ def serve(
     feed_port: Annotated[
         int | None, typer.Option("--feed-port", help="where events come as lines of JSON")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="processes that share the port [1]")
+    ] = None,
     set_parameter: Annotated[
         list[str] | None, typer.Option("--setParameter", help="name=value, may be repeated")
     ] = None,
@@ -95,6 +99,7 @@ def serve(
         "systemLog": {"verbosity": verbose or None, "quiet": quiet},
         "setParameter": _parameters(set_parameter or []),
         "upstream": upstream,
+        "workers": workers,
         "feed": {"port": feed_port},
     }
     settings = _settings(flags, config)
@@ -108,6 +113,9 @@ def serve(
     except OSError as error:
         log.error("Failed to set up the listener", component="NETWORK", error=str(error))
         raise typer.Exit(_NETWORK_FAILURE) from error
+    except WorkerFailedError as error:
+        log.critical("A worker cannot be started", component="CONTROL", error=str(error))
+        raise typer.Exit(error.status if error.status > 0 else 1) from error
 
 
 def _parameters(assignments: list[str]) -> dict[str, str]:

@@ -4,9 +4,10 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import structlog
 
@@ -14,12 +15,15 @@ from router.catalog.cluster import CONFIG, Cluster, ReplicaSetFactory
 from router.commands.fail_points import FailPoints
 from router.commands.node import Node
 from router.commands.server_identity import ServerIdentity
+from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
 from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos, parse_upstream
+from router.workers.place import Place
+from router.workers.supervisor import Supervisor
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 
 log = structlog.get_logger()
@@ -55,6 +59,53 @@ async def serve(
         ValueError: there is no config server to ask.
         OSError: a port cannot be opened.
     """
+    async with _parts(settings, arguments, replica_set=replica_set, now=now) as parts:
+        node, listener, feed = parts
+        attributes: dict[str, object] = {
+            "port": await listener.listen(settings.net.hosts, settings.net.port)
+        }
+        if feed is not None and settings.feed.port is not None:
+            hosts = [settings.feed.bind_ip]
+            attributes["feedPort"] = await feed.listen(hosts, settings.feed.port)
+        log.info("Waiting for connections", component="NETWORK", **attributes)
+        await stop.wait()
+        drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
+        log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
+        await listener.drain(drain_time)
+    log.info("Shut down", component="CONTROL")
+
+
+async def serve_as_worker(settings: Settings, arguments: Sequence[str], place: Place) -> None:
+    """Run one of several workers until its parent ends it (docs/workers.md).
+
+    Args:
+        settings: what the operator decided.
+        arguments: the router's command line, for getCmdLineOpts.
+        place: the worker's place among the others.
+
+    Raises:
+        ValueError: there is no config server to ask.
+    """
+    async with _parts(settings, arguments, place=place) as parts:
+        await place.serve(*parts)
+
+
+class _Parts(NamedTuple):
+    node: Node
+    listener: Listener
+    feed: Feed | None
+
+
+@asynccontextmanager
+async def _parts(
+    settings: Settings,
+    arguments: Sequence[str],
+    *,
+    replica_set: ReplicaSetFactory | None = None,
+    now: Callable[[], datetime] = _now,
+    place: Place | None = None,
+) -> AsyncIterator[_Parts]:
+    """Put a process's parts together, none of them listening yet; end them after the block."""
     if settings.sharding.config_db is None:
         raise ValueError("error: no args for --configdb")
     parameters = settings.parameters
@@ -62,7 +113,9 @@ async def serve(
     async with AsyncExitStack() as owned:
         cluster = Cluster(settings.sharding.config_db, limits, replica_set=replica_set)
         owned.push_async_callback(cluster.close)
-        cursors = CursorRegistry(cluster, limits)
+        cursors = CursorRegistry(
+            cluster, limits, new_id=place.cursor_ids.new_id if place is not None else None
+        )
         owned.push_async_callback(cursors.close)
         node = Node(
             clock=cluster.clock,
@@ -74,34 +127,25 @@ async def serve(
             parameters=parameters,
             host=socket.gethostname(),
             now=now,
-            started=now(),
+            started=place.start.started if place is not None else now(),
+            topology=place.topology if place is not None else TopologyVersion(),
+            peers=place.peers if place is not None else None,
             fail_points=FailPoints() if parameters["enableTestCommands"] else None,
             max_connections=settings.net.max_incoming_connections,
             compressors=settings.net.compressors,
         )
-        learning = asyncio.create_task(learn_identity(node))
+        learnt = place.announce if place is not None else node.become
+        learning = asyncio.create_task(learn_identity(cluster, learnt))
         owned.push_async_callback(_end, learning)
         listener = await owned.enter_async_context(Listener(node))
-        await asyncio.wait((learning,), timeout=_IDENTITY_WAIT)
-        attributes: dict[str, object] = {
-            "port": await listener.listen(settings.net.hosts, settings.net.port)
-        }
+        feed = None
         if settings.feed.port is not None:
+            request_wait = settings.feed.request_wait_ms * _MS
             feed = await owned.enter_async_context(
-                Feed(
-                    cursors,
-                    request_wait=settings.feed.request_wait_ms * _MS,
-                    default=settings.feed.watch,
-                )
+                Feed(cursors, request_wait=request_wait, default=settings.feed.watch)
             )
-            hosts = [settings.feed.bind_ip]
-            attributes["feedPort"] = await feed.listen(hosts, settings.feed.port)
-        log.info("Waiting for connections", component="NETWORK", **attributes)
-        await stop.wait()
-        drain_time = parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
-        log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
-        await listener.drain(drain_time)
-    log.info("Shut down", component="CONTROL")
+        await asyncio.wait((learning,), timeout=_IDENTITY_WAIT)
+        yield _Parts(node, listener, feed)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -115,14 +159,14 @@ def _upstream(settings: Settings) -> UpstreamMongos | None:
     return UpstreamMongos(parse_upstream(settings.upstream))
 
 
-async def learn_identity(node: Node) -> None:
+async def learn_identity(cluster: Cluster, learnt: Callable[[ServerIdentity], None]) -> None:
     """Ask a server of the cluster for its version, which drivers see as the router's.
 
-    Tries until one answers; then waiting hellos are answered with what is new.
+    Tries until one answers, and calls ``learnt`` with what it says.
     """
     while True:
         try:
-            identity = await _ask(node.cluster)
+            identity = await _ask(cluster)
         except (CommandError, NetworkError, ProtocolError) as error:
             log.warning(
                 "No server of the cluster answers; trying on",
@@ -131,10 +175,7 @@ async def learn_identity(node: Node) -> None:
             )
             await asyncio.sleep(_RETRY_PAUSE)
         else:
-            changed = identity != node.identity
-            node.identity = identity
-            if changed:
-                node.topology.advance()
+            learnt(identity)
             log.info("Speaking for a cluster", component="SHARDING", version=identity.version)
             return
 
@@ -151,7 +192,7 @@ async def _ask(cluster: Cluster) -> ServerIdentity:
 
 
 async def run_until_signalled(settings: Settings) -> None:
-    """Run ``serve`` until SIGTERM or SIGINT; a second one ends the process at once."""
+    """Run the router until SIGTERM or SIGINT; a second one ends it at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -165,4 +206,7 @@ async def run_until_signalled(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
-    await serve(settings, sys.argv, stop)
+    if settings.workers == 1:
+        await serve(settings, sys.argv, stop)
+    else:
+        await Supervisor(settings, sys.argv).run(stop)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -71,10 +71,18 @@ class UpstreamMongos:
         )
 
 
-class UpstreamLink:
-    """One client's connection to the upstream, opened when first needed, one request at a time."""
+class Reachable(Protocol):
+    """Another server that commands go on to: the upstream, or a worker of the same router."""
 
-    def __init__(self, upstream: UpstreamMongos) -> None:
+    async def connect(self) -> Connection:
+        """Open a connection; raises CommandError, NetworkError."""
+        ...
+
+
+class UpstreamLink:
+    """One client's connection to another server, opened when first needed, a request at a time."""
+
+    def __init__(self, upstream: Reachable) -> None:
         self._upstream = upstream
         self._connection: Connection | None = None
         self._in_use = asyncio.Lock()

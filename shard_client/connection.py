@@ -26,7 +26,7 @@ from shard_client.frames import (
 )
 
 Address = tuple[str, int]
-"""Host and port."""
+"""Host and port; a host that begins with a slash is the path of a Unix socket."""
 
 # A batch of a MiB is received again and again into the same buffer.
 _KEEP = 2 * 1024 * 1024
@@ -94,13 +94,18 @@ class Connection:
         host, port = address
         try:
             async with asyncio.timeout_at(deadline):
-                _, stream = await loop.create_connection(
-                    lambda: FrameStream(keep=_KEEP),
-                    host,
-                    port,
-                    ssl=tls,
-                    server_hostname=host if tls else None,
-                )
+                if host.startswith("/"):
+                    _, stream = await loop.create_unix_connection(
+                        lambda: FrameStream(keep=_KEEP), host
+                    )
+                else:
+                    _, stream = await loop.create_connection(
+                        lambda: FrameStream(keep=_KEEP),
+                        host,
+                        port,
+                        ssl=tls,
+                        server_hostname=host if tls else None,
+                    )
         except TimeoutError as error:
             raise NetworkError(f"connecting to {format_address(address)} timed out") from error
         except (OSError, UnicodeError) as error:  # a UnicodeError for what is no host name

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shard_client.errors import CommandError
+
+if TYPE_CHECKING:
+    from router.workers.peers import Peer
 
 # mongos refuses a read concern before it knows any time: that reply carries none.
 _REFUSED_READ_CONCERN = "Command aggregate does not support { readConcern"
@@ -41,7 +44,20 @@ class PassThrough:
 
 PASS_THROUGH = PassThrough()
 
-AnyAnswer = Answer | RawAnswer | PassThrough
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """The command is about a cursor of another worker, which gets the client's message.
+
+    ``or_upstream`` tells that it goes to the upstream if that worker does not know the cursor.
+    """
+
+    peer: "Peer"
+    cursor_id: int
+    or_upstream: bool = False
+
+
+AnyAnswer = Answer | RawAnswer | PassThrough | ToWorker
 
 
 def reply_document(fields: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One command on its way: who asks, what, and what may be used to answer."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from router.commands.answer import AnyAnswer
@@ -12,23 +12,40 @@ from shard_client.errors import CommandError
 if TYPE_CHECKING:
     from router.commands.node import Node
     from router.upstream_mongos import UpstreamLink, UpstreamMongos
+    from router.workers.peers import Peer, Peers
 
 
 @dataclass(slots=True)
 class Client:
-    """One client connection as the commands see it."""
+    """One client connection as the commands see it.
+
+    ``is_worker`` tells that it is another worker of this router, which asks for a client or for
+    itself: it is answered from what is here, and nothing is passed on.
+    """
 
     connection_id: int
     peer: str
     metadata: Mapping[str, Any] | None = None
     greeted: bool = False
     link: "UpstreamLink | None" = None
+    is_worker: bool = False
+    worker_links: "dict[int, UpstreamLink]" = field(default_factory=dict)
 
     def upstream_link(self, upstream: "UpstreamMongos") -> "UpstreamLink":
         """Return this client's own connection to the upstream, not yet opened at first."""
         if self.link is None:
             self.link = upstream.link()
         return self.link
+
+    def worker_link(self, peer: "Peer") -> "UpstreamLink":
+        """Return this client's own connection to another worker, not yet opened at first."""
+        return self.worker_links.setdefault(peer.number, peer.link())
+
+    def cut_links(self) -> None:
+        """Cut all its connections to other servers, so that they end what still runs there."""
+        for link in (self.link, *self.worker_links.values()):
+            if link is not None:
+                link.abort()
 
 
 @dataclass(slots=True)
@@ -44,6 +61,16 @@ class Call:
     client: Client
     node: "Node"
     exhaust: bool = False
+
+    @property
+    def upstream(self) -> "UpstreamMongos | None":
+        """Where the command may go on to, if the client may have it passed on."""
+        return None if self.client.is_worker else self.node.upstream
+
+    @property
+    def peers(self) -> "Peers | None":
+        """The other workers, if there are any and the client is none of them."""
+        return None if self.client.is_worker else self.node.peers
 
     @property
     def lsid(self) -> bytes | None:

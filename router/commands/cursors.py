@@ -1,19 +1,25 @@
 """getMore and killCursors: for merged cursors; those of the upstream go on there."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from bson.int64 import Int64
 
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer, ToWorker
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
 from router.commands.fields import at_least_zero, check_known, required, text, wrong_type
 from router.cursors.registry import Owner
+from router.workers.peers import Peer, Peers
 from shard_client.cursor_reply import build_cursor_reply
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, NetworkError
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001
 _GET_MORE_FIELDS = frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})
 _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
+
+_Lists = dict[str, list[Int64]]
 
 
 async def get_more(call: Call) -> AnyAnswer:
@@ -26,8 +32,12 @@ async def get_more(call: Call) -> AnyAnswer:
     cursor_id = command["getMore"]
     if not isinstance(cursor_id, Int64):
         raise wrong_type("getMore.getMore", cursor_id, "type 'long'")
-    if cursor_id not in node.cursors and node.upstream is not None:
-        return PASS_THROUGH
+    if cursor_id not in node.cursors:
+        peer = call.peers.owner(cursor_id) if call.peers is not None else None
+        if peer is not None:
+            return ToWorker(peer, cursor_id, or_upstream=call.upstream is not None)
+        if call.upstream is not None:
+            return PASS_THROUGH
     collection = text(command, "getMore", "collection")
     check_known(command, "getMore", _GET_MORE_FIELDS)
     batch_size = at_least_zero(command, "getMore", "batchSize")
@@ -73,17 +83,48 @@ async def kill_cursors(call: Call) -> AnyAnswer:
             raise wrong_type(f"killCursors.cursors.{index}", cursor_id, "type 'long'")
     ours = [each for each in cursor_ids if each in node.cursors]
     others = [each for each in cursor_ids if each not in node.cursors]
-    if node.upstream is not None and not ours:
+    lists: _Lists = {name: [] for name in _KILL_LISTS}
+    if call.peers is not None and others:
+        others = await _kill_at_workers(call, call.peers, others, lists)
+    killed_there = any(lists.values())
+    if call.upstream is not None and not ours and not killed_there:
         return PASS_THROUGH
-    asked_here = cursor_ids if node.upstream is None else ours
+    asked_here = ours if call.upstream is not None else [*ours, *others]
     result = node.cursors.kill(asked_here, Owner(call.lsid))
-    lists = [[Int64(each) for each in kept] for kept in result]
-    if node.upstream is not None and others:
-        link = call.client.upstream_link(node.upstream)
+    for name, ids in zip(_KILL_LISTS, result, strict=True):
+        lists[name].extend(Int64(each) for each in ids)
+    if call.upstream is not None and others:
+        link = call.client.upstream_link(call.upstream)
         reply = await link.command(call.database, {**command, "cursors": others})
-        for kept, name in zip(lists, _KILL_LISTS, strict=True):
-            kept.extend(reply.get(name, ()))
-    return Answer(dict(zip(_KILL_LISTS, lists, strict=True)))
+        _add_lists(lists, reply)
+    return Answer(lists)
+
+
+async def _kill_at_workers(
+    call: Call, peers: Peers, cursor_ids: list[Int64], lists: _Lists
+) -> list[Int64]:
+    """Have other workers kill their cursors, add to ``lists``; return the ids that nobody knows."""
+    unknown = [each for each in cursor_ids if peers.owner(each) is None]
+    by_worker: dict[Peer, list[Int64]] = {}
+    for cursor_id in cursor_ids:
+        owner = peers.owner(cursor_id)
+        if owner is not None:
+            by_worker.setdefault(owner, []).append(cursor_id)
+    for peer, named in by_worker.items():
+        link = call.client.worker_link(peer)
+        try:
+            reply = await link.command(call.database, {**call.command, "cursors": named})
+        except NetworkError:  # it has died, and its cursors with it
+            unknown.extend(named)
+            continue
+        unknown.extend(reply.pop("cursorsNotFound"))
+        _add_lists(lists, reply)
+    return unknown
+
+
+def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
+    for name, kept in lists.items():
+        kept.extend(reply.get(name, ()))
 
 
 COMMANDS = (

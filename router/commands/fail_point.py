@@ -26,10 +26,19 @@ class _Mode(Enum):
     RANDOM = auto()
 
 
+_PLAIN_MODES = {_Mode.OFF: "off", _Mode.ALWAYS_ON: "alwaysOn"}
+_NUMBERED_MODES = {
+    _Mode.TIMES: "times",
+    _Mode.SKIP: "skip",
+    _Mode.RANDOM: "activationProbability",
+}
+
+
 class FailPoint:
     """One fail point: off until it is configured, then firing as its mode says.
 
-    ``times_entered`` counts how often it has fired since the process began.
+    ``times_entered`` counts how often it has fired since the process began, ``changed`` is set by
+    whatever other workers have to know.
 
     Args:
         chance: gives numbers from 0 to 1, for the mode ``{activationProbability: p}``.
@@ -37,6 +46,7 @@ class FailPoint:
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self.times_entered = 0
+        self.changed = False
         self._chance = chance
         self._mode = _Mode.OFF
         self._number = 0.0
@@ -60,6 +70,7 @@ class FailPoint:
         if not isinstance(data, Mapping | list):
             raise CommandError(ErrorCode.TypeMismatch, "the 'data' option must be a JSON object")
         self._mode, self._number = mode, number
+        self.changed = True
         self._data = data if isinstance(data, Mapping) else {}
         return self.times_entered
 
@@ -75,7 +86,20 @@ class FailPoint:
         self.times_entered += 1
         return self._data
 
+    def mode(self) -> object:
+        """Return the mode that would make another fail point go on as this one does."""
+        if self._mode in _PLAIN_MODES:
+            return _PLAIN_MODES[self._mode]
+        number = self._number if self._mode is _Mode.RANDOM else int(self._number)
+        return {_NUMBERED_MODES[self._mode]: number}
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What was configured besides the mode."""
+        return self._data
+
     def _fires(self) -> bool:
+        self.changed = True
         if self._mode is _Mode.TIMES:
             self._number -= 1
             if self._number <= 0:

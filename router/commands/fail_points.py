@@ -14,12 +14,14 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.fail_point import FailPoint, integer_field
 from router.commands.fields import text
+from router.commands.node import Node
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 
 FAIL_COMMAND = "failCommand"
 FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
 _CONFIGURE = "configureFailPoint"
+_TIMES_ENTERED = "timesEntered"
 _LABELS = "errorLabels"
 _WRITE_ERROR = "writeConcernError"
 _SECONDS_PER_MS = 0.001
@@ -56,6 +58,28 @@ class FailPoints:
         """
         return self._points[name].configure(command)
 
+    def take_over(self, command: Mapping[str, Any]) -> None:
+        """Go on as the same fail point does on another worker, as ``changes`` gave it there."""
+        point = self._points[str(command[_CONFIGURE])]
+        point.configure(command)
+        point.times_entered = int(command[_TIMES_ENTERED])
+        point.changed = False
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Return, once, what other workers have to know of fail points set or passed."""
+        changed = [(name, point) for name, point in self._points.items() if point.changed]
+        for _name, point in changed:
+            point.changed = False
+        return [
+            {
+                _CONFIGURE: name,
+                "mode": point.mode(),
+                "data": point.data,
+                _TIMES_ENTERED: Int64(point.times_entered),
+            }
+            for name, point in changed
+        ]
+
     async def before_command(self, call: Call, names: Sequence[str]) -> None:
         """Block, fail or cut off the command if ``failCommand`` says so.
 
@@ -70,6 +94,7 @@ class FailPoints:
         data = self._points[FAIL_COMMAND].enter(
             lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
         )
+        await share_with_workers(call.node)
         if data is None:
             return
         if data.get("blockConnection") is True:
@@ -127,11 +152,21 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
     if points is None:
         raise CommandError(ErrorCode.CommandNotFound, f"no such cmd: {_CONFIGURE}")
     name = text(call.command, _CONFIGURE, _CONFIGURE)
+    if call.client.is_worker:
+        points.take_over(call.command)
+        return Answer({})
     if name in points:
         return Answer({"count": Int64(points.configure(name, call.command))})
     if call.node.upstream is not None:
         return PASS_THROUGH
     raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")
+
+
+async def share_with_workers(node: Node) -> None:
+    """Tell the other workers of fail points that were set, or passed with a count."""
+    if node.fail_points is not None and node.peers is not None:
+        for command in node.fail_points.changes():
+            await node.peers.ask_all("admin", command)
 
 
 def _fails(data: Mapping[str, Any]) -> bool:

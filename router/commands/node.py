@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from router.cursors.merged_cursor import MergedCursor
     from router.cursors.registry import CursorRegistry
     from router.upstream_mongos import UpstreamMongos
+    from router.workers.peers import Peers
     from shard_client.cluster_clock import ClusterClock
 
 _MOST_DRIFT = 365 * 24 * 60 * 60.0
@@ -37,6 +38,7 @@ class Counters:
     bytes_in: int = 0
     bytes_out: int = 0
     passed_through: int = 0
+    passed_on: int = 0
     awaiting_hellos: int = 0
     user_asserts: int = 0
     by_kind: dict[str, int] = field(
@@ -60,6 +62,7 @@ class Node:
         parameters: the start parameters by name.
         host: this machine's name.
         now: the wall clock.
+        peers: the other workers of this router, if there are any.
     """
 
     clock: "ClusterClock"
@@ -79,9 +82,16 @@ class Node:
     fail_points: "FailPoints | None" = None
     max_connections: int = 65536
     compressors: tuple[str, ...] = AVAILABLE
+    peers: "Peers | None" = None
     api_parameters: "WeakKeyDictionary[MergedCursor, str]" = field(
         default_factory=WeakKeyDictionary
     )
+
+    def become(self, identity: ServerIdentity) -> None:
+        """Speak for servers of that version from now on; waiting hellos are told if it is new."""
+        if identity != self.identity:
+            self.identity = identity
+            self.topology.advance()
 
     def times(self) -> dict[str, Any]:
         """Return $clusterTime and operationTime for a reply; nothing before any is known."""

@@ -2,6 +2,8 @@
 
 import os
 import resource
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from bson.int64 import Int64
@@ -9,16 +11,28 @@ from bson.int64 import Int64
 from router.commands.answer import Answer
 from router.commands.call import Call, Command
 from router.commands.node import Node
+from router.workers.statuses import sum_statuses
+
+_ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
 async def server_status(call: Call) -> Answer:
-    """Report on the process: connections, traffic, cursors, memory."""
+    """Report on the process: connections, traffic, cursors, memory; on all workers together."""
+    reply = _own_status(call)
+    if call.peers is not None:
+        others = await call.peers.ask_all(call.database, call.command)
+        reply = sum_statuses([reply, *map(_without_times, others)])
+        reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
+    return Answer(reply)
+
+
+def _own_status(call: Call) -> dict[str, Any]:
     node = call.node
     reply: dict[str, Any] = {
         "host": f"{node.host}:{node.port}",
         "version": node.identity.version,
         "process": "mongos",
-        "pid": Int64(os.getpid()),
+        "pid": Int64(os.getpid() if node.peers is None else os.getppid()),
         **_uptime(node),
         "localTime": node.now(),
         "asserts": {
@@ -55,7 +69,11 @@ async def server_status(call: Call) -> Answer:
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
-    return Answer(reply)
+    return reply
+
+
+def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in status.items() if name not in _ADDED}
 
 
 def _mergerouter(node: Node) -> dict[str, Any]:
@@ -66,6 +84,20 @@ def _mergerouter(node: Node) -> dict[str, Any]:
         "streams": [stream.to_document() for stream in streams],
         "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
         "nudges": {target: Int64(count) for target, count in nudges.items()},
+        **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
+    }
+
+
+def _worker(node: Node, number: int) -> dict[str, Any]:
+    counters, usage = node.counters, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "worker": number,
+        "pid": Int64(os.getpid()),
+        "connections": counters.connections,
+        "streams": len(node.cursors),
+        "passedOn": Int64(counters.passed_on),
+        "cpuMillis": Int64((usage.ru_utime + usage.ru_stime) * 1000),
+        "residentMb": _resident_mb(),
     }
 
 

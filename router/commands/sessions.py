@@ -14,7 +14,7 @@ from router.commands.hello import SESSION_TIMEOUT_MINUTES
 
 async def start_session(call: Call) -> AnyAnswer:
     """Make a session id; the upstream makes it where there is one."""
-    if call.node.upstream is not None:
+    if call.upstream is not None:
         return PASS_THROUGH
     session = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
     return Answer({"id": session, "timeoutMinutes": SESSION_TIMEOUT_MINUTES})
@@ -27,7 +27,7 @@ async def end_sessions(call: Call) -> AnyAnswer:
         CommandError: the sessions are not a list of documents with an id.
     """
     call.node.cursors.end_sessions(_session_ids(call))
-    return _then_upstream(call)
+    return await _everywhere_else(call)
 
 
 async def refresh_sessions(call: Call) -> AnyAnswer:
@@ -37,11 +37,13 @@ async def refresh_sessions(call: Call) -> AnyAnswer:
         CommandError: the sessions are not a list of documents with an id.
     """
     call.node.cursors.refresh_sessions(_session_ids(call))
-    return _then_upstream(call)
+    return await _everywhere_else(call)
 
 
-def _then_upstream(call: Call) -> AnyAnswer:
-    return PASS_THROUGH if call.node.upstream is not None else Answer({})
+async def _everywhere_else(call: Call) -> AnyAnswer:
+    if call.peers is not None:
+        await call.peers.ask_all(call.database, call.command)
+    return PASS_THROUGH if call.upstream is not None else Answer({})
 
 
 def _session_ids(call: Call) -> list[bytes]:

@@ -17,11 +17,15 @@ class TopologyVersion:
 
     It moves when what hello says changes, and a last time when the router begins to shut down:
     from then on every hello is refused with ShutdownInProgress.
+
+    Args:
+        process_id: the process's; workers of one router share theirs, and its counter.
     """
 
-    def __init__(self) -> None:
-        self.process_id = ObjectId()
+    def __init__(self, process_id: ObjectId | None = None) -> None:
+        self.process_id = process_id or ObjectId()
         self.counter = 0
+        self._shared = process_id is not None
         self._changed = asyncio.Event()
         self._quiesce_until: float | None = None
 
@@ -36,7 +40,11 @@ class TopologyVersion:
 
     def advance(self) -> None:
         """Wake every waiting hello: what it says has changed."""
-        self.counter += 1
+        self.move_to(self.counter + 1)
+
+    def move_to(self, counter: int) -> None:
+        """Take over the counter that all workers have from now on; wake every waiting hello."""
+        self.counter = counter
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -74,22 +82,23 @@ class TopologyVersion:
         """
         if self.quiescing:
             raise self.shutdown_error()
-        if (
-            known is not None
-            and known.get("processId") == self.process_id
-            and known["counter"] >= self.counter
-        ):
-            if known["counter"] > self.counter:
-                raise CommandError(
-                    51761,
-                    f"Received a topology version with counter: {known['counter']} which is "
-                    f"greater than the mongos topology version counter: {self.counter}",
-                )
-            changed = self._changed
-            try:
-                async with asyncio.timeout(timeout):
-                    await changed.wait()
-            except TimeoutError:
-                pass
+        try:
+            async with asyncio.timeout(timeout):
+                while self._is_present(known) and not self.quiescing:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
         if self.quiescing:
             raise self.shutdown_error()
+
+    def _is_present(self, known: dict[str, Any] | None) -> bool:
+        if known is None or known.get("processId") != self.process_id:
+            return False
+        # Of a change, one worker's client may know before another worker does.
+        if known["counter"] > self.counter and not self._shared:
+            raise CommandError(
+                51761,
+                f"Received a topology version with counter: {known['counter']} which is "
+                f"greater than the mongos topology version counter: {self.counter}",
+            )
+        return bool(known["counter"] >= self.counter)

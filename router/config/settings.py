@@ -15,6 +15,7 @@ from pydantic_settings import (
 
 from router.config.parameters import parse_parameters
 from router.upstream_mongos import parse_upstream
+from router.workers.cursor_ids import MOST_WORKERS
 from shard_client.compression import AVAILABLE
 from shard_client.replica_set import parse_hosts
 
@@ -102,6 +103,7 @@ class Settings(BaseSettings):
     system_log: SystemLog = Field(default=SystemLog(), alias="systemLog")
     set_parameter: dict[str, Any] = Field(default_factory=dict, alias="setParameter")
     upstream: str | None = None
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
     feed: Feed = Feed()
 
     @field_validator("upstream")

@@ -89,6 +89,13 @@ class Feed:
             port = server.sockets[0].getsockname()[1]
         return port
 
+    async def adopt(self, connection: socket.socket) -> None:
+        """Serve a client whose connection another process has accepted; raises OSError."""
+        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: asyncio.StreamReaderProtocol(reader, self._accept), connection
+        )
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # it came in with the last turn of the loop
             writer.transport.abort()

@@ -14,11 +14,13 @@ from router.commands.answer import (
     AnyAnswer,
     PassThrough,
     RawAnswer,
+    ToWorker,
     error_document,
     reply_document,
 )
 from router.commands.call import Call, Client
-from router.commands.node import Node
+from router.commands.fail_points import share_with_workers
+from router.commands.node import Counters, Node
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
 from router.server.replies import ReplyWriter
@@ -54,15 +56,17 @@ class ClientConnection:
         stream: the frames of the connection.
         node: what commands work with.
         client: what commands know of the client.
+        counters: where its traffic is counted.
     """
 
-    def __init__(self, stream: FrameStream, node: Node, client: Client) -> None:
+    def __init__(self, stream: FrameStream, node: Node, client: Client, counters: Counters) -> None:
         self.client = client
         self.idle = asyncio.Event()
         self.idle.set()
         self._stream = stream
         self._node = node
-        self._replies = ReplyWriter(stream, node.counters)
+        self._counters = counters
+        self._replies = ReplyWriter(stream, counters)
         self._scope: anyio.CancelScope | None = None
 
     async def serve(self) -> None:
@@ -70,7 +74,7 @@ class ClientConnection:
         try:
             while (frame := await self._stream.receive(bytes)) is not None:
                 self.idle.clear()
-                self._node.counters.bytes_in += len(frame)
+                self._counters.bytes_in += len(frame)
                 await self._take(read_request(frame))
                 self.idle.set()
         except ProtocolError as error:
@@ -91,8 +95,7 @@ class ClientConnection:
             log.exception("Unexpected error", component="NETWORK", client=self.client.peer)
         finally:
             self.idle.set()
-            if self.client.link is not None:
-                self.client.link.abort()
+            self.client.cut_links()
             if self._stream.transport is not None:
                 self._stream.transport.close()
 
@@ -102,9 +105,8 @@ class ClientConnection:
             self._scope.cancel()
 
     async def _take(self, request: Request) -> None:
-        counters = self._node.counters
-        counters.requests += 1
-        counters.by_kind[_KINDS.get(request.name, "command")] += 1
+        self._counters.requests += 1
+        self._counters.by_kind[_KINDS.get(request.name, "command")] += 1
         if request.query is not None and not self._legacy_allowed(request):
             return
         with anyio.CancelScope() as self._scope:
@@ -120,9 +122,15 @@ class ClientConnection:
         following: Mapping[str, Any] | None = None
         try:
             while True:
-                answer = await self._run(request, following)
+                try:
+                    answer = await self._run(request, following)
+                finally:
+                    await share_with_workers(self._node)
                 if isinstance(answer, PassThrough):
                     await self._pass_through(request, answer.added)
+                    return
+                if isinstance(answer, ToWorker):
+                    await self._to_worker(request, answer)
                     return
                 response_to = self._send(request, answer, response_to)
                 following = answer.next_command if isinstance(answer, Answer) else None
@@ -162,6 +170,8 @@ class ClientConnection:
         self._node.gossip(document.get("$clusterTime"))
         if command is not None:
             command.check(call)
+        if self.client.is_worker:
+            fail_points = None  # they have acted where the client is
         if fail_points is not None:
             names = command.names if command is not None else (request.name,)
             await fail_points.before_command(call, names)
@@ -181,7 +191,7 @@ class ClientConnection:
             if request.name == "aggregate":
                 message = f"{request.name} without a change stream takes an upstream mongos"
             raise CommandError(ErrorCode.CommandNotFound, message)
-        self._node.counters.passed_through += 1
+        self._counters.passed_through += 1
         first = True
         async with aclosing(self.client.upstream_link(upstream).relay(request.frame)) as replies:
             async for reply in replies:
@@ -189,6 +199,33 @@ class ClientConnection:
                 self._replies.relay(request, reply, first=first, added=added)
                 first = False
                 await self._stream.drain()
+
+    async def _to_worker(self, request: Request, answer: ToWorker) -> None:
+        """Relay a getMore to the worker that has the cursor, and its reply back."""
+        self._counters.passed_on += 1
+        link = self.client.worker_link(answer.peer)
+        try:
+            async with aclosing(link.relay(request.frame)) as replies:
+                reply = await anext(replies, None)
+        except NetworkError as error:  # it has died, and its cursors with it
+            log.info(
+                "The cursor's worker is gone",
+                component="NETWORK",
+                asked=answer.peer.number,
+                error=str(error),
+            )
+            if not answer.or_upstream:
+                raise CommandError(
+                    ErrorCode.CursorNotFound, f"Cursor not found (id: {answer.cursor_id})."
+                ) from error
+        else:
+            if reply is None:  # the client wants none
+                return
+            if not (answer.or_upstream and _is_cursor_not_found(reply)):
+                self._note_cluster_time(reply)
+                self._replies.relay(request, reply, first=True)
+                return
+        await self._pass_through(request, {})
 
     def _note_cluster_time(self, reply: bytes) -> None:
         element = find(reply, b"$clusterTime", BODY_OFFSET)
@@ -207,7 +244,7 @@ class ClientConnection:
         )
 
     def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
-        self._node.counters.user_asserts += 1
+        self._counters.user_asserts += 1
         document = error_document(error, self._node.times())
         self._replies.send_document(request, document, response_to=response_to)
 
@@ -231,3 +268,11 @@ class ClientConnection:
             self._send_error(request, error, request.request_id)
             return False
         return True
+
+
+def _is_cursor_not_found(reply: bytes) -> bool:
+    element = find(reply, b"code", BODY_OFFSET)
+    if element is None:
+        return False
+    code = int.from_bytes(reply[element.start : element.end], "little")
+    return code == ErrorCode.CursorNotFound

@@ -1,6 +1,7 @@
 """The listening socket: takes clients in, ends them in bounded time."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from itertools import count
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Self
 import structlog
 
 from router.commands.call import Client
-from router.commands.node import Node
+from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
 from router.server.keepalive import probe_peer
 from shard_client.frame_protocol import FrameStream
@@ -36,10 +37,14 @@ class Listener:
 
     Args:
         node: what commands work with.
+        for_workers: the clients are the other workers of this router; what they pass on was
+            counted, and limited, where it came in.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, for_workers: bool = False) -> None:
         self._node = node
+        self._for_workers = for_workers
+        self._counters = Counters() if for_workers else node.counters
         self._servers: list[asyncio.Server] = []
         self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
         self._ids = count(1)
@@ -78,6 +83,20 @@ class Listener:
         self._node.port = port
         return port
 
+    async def listen_privately(self, path: str) -> None:
+        """Listen on the Unix socket ``path``; raises OSError."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(
+            lambda: _ClientStream(self._accept), path, backlog=_BACKLOG
+        )
+        self._servers.append(server)
+
+    async def adopt(self, connection: socket.socket, connection_id: int) -> None:
+        """Serve a client whose connection another process has accepted; raises OSError."""
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: _ClientStream(lambda stream: self._accept(stream, connection_id)), connection
+        )
+
     def stop_listening(self) -> None:
         """Take no more clients; those that are there stay."""
         self._stopped = True
@@ -108,21 +127,23 @@ class Listener:
         except TimeoutError:
             log.info("Commands are still in flight", component="NETWORK", after=timeout)
 
-    def _accept(self, stream: FrameStream) -> None:
+    def _accept(self, stream: FrameStream, connection_id: int | None = None) -> None:
         assert isinstance(stream, _ClientStream)
         assert stream.transport is not None
         if self._stopped:  # it came in with the last turn of the loop
             stream.abort()
             return
-        counters = self._node.counters
+        counters = self._counters
         if counters.connections >= self._node.max_connections:
             log.warning("Too many connections", component="NETWORK", most=counters.connections)
             stream.abort()
             return
-        probe_peer(stream.transport)
+        if not self._for_workers:
+            probe_peer(stream.transport)
         peer = stream.transport.get_extra_info("peername") or ("unknown", 0)
-        client = Client(next(self._ids), f"{peer[0]}:{peer[1]}")
-        connection = ClientConnection(stream, self._node, client)
+        name = "another worker" if self._for_workers else f"{peer[0]}:{peer[1]}"
+        client = Client(connection_id or next(self._ids), name, is_worker=self._for_workers)
+        connection = ClientConnection(stream, self._node, client, counters)
         counters.connections += 1
         counters.connections_created += 1
         log.debug("Connection accepted", component="NETWORK", client=client.peer)
@@ -132,5 +153,5 @@ class Listener:
 
     def _forget(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
-        self._node.counters.connections -= 1
+        self._counters.connections -= 1
         log.debug("Connection ended", component="NETWORK", client=connection.client.peer)

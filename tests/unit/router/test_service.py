@@ -60,7 +60,7 @@ async def test_the_shards_version_becomes_the_router_s(monkeypatch: pytest.Monke
     waiting = asyncio.create_task(
         router.topology.wait_beyond(router.topology.document(), timeout=10)
     )
-    await service.learn_identity(router)
+    await service.learn_identity(cast(Any, cluster), router.become)
     await waiting
     assert not cluster.failures
     assert cluster.asked == ["shard0"]
@@ -72,7 +72,7 @@ async def test_the_shards_version_becomes_the_router_s(monkeypatch: pytest.Monke
 
 async def test_a_cluster_without_shards_is_asked_at_its_config_server() -> None:
     cluster = FakeCluster([], {})
-    await service.learn_identity(node(cluster))
+    await service.learn_identity(cast(Any, cluster), node(cluster).become)
     assert cluster.asked == ["config"]
 
 

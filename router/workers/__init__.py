@@ -1,0 +1,1 @@
+"""Several processes on one port, for several cores: one server to its clients."""

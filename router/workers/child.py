@@ -1,0 +1,129 @@
+"""The parent's side of one worker: started, talked to, ended."""
+
+import asyncio
+import pickle
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any, Self
+
+import structlog
+
+from router.workers.channel import Channel, Handed, hand_over
+from router.workers.placement import Load
+from router.workers.start import WorkerStart
+
+log = structlog.get_logger()
+
+_LEAST_WHEN_SILENT = 0.5
+_PROGRAM = "router.workers.worker"
+
+
+class Child:
+    """One worker as its parent sees it.
+
+    ``identity`` gets what the worker says of the cluster, ``ready`` is set once it takes
+    connections, ``drained`` when it has nothing in flight any more, ``gone`` when it has ended.
+
+    Use ``start`` to make one.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        process: asyncio.subprocess.Process,
+        channel: Channel,
+        way: socket.socket,
+    ) -> None:
+        self.number = number
+        self.process = process
+        self.ready = asyncio.Event()
+        self.drained = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.identity: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.given = 0
+        self.load = Load()
+        self._channel = channel
+        self._way = way
+        self._questions = count(1)
+        self._asked: dict[int, asyncio.Future[None]] = {}
+
+    @classmethod
+    async def start(cls, start: WorkerStart) -> Self:
+        """Start a worker's process; raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        our_way, their_way = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs, their_way:
+            descriptors = (theirs.fileno(), their_way.fileno())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    _PROGRAM,
+                    *map(str, descriptors),
+                    pass_fds=descriptors,
+                    stdin=asyncio.subprocess.PIPE,
+                )
+            except BaseException:
+                ours.close()
+                our_way.close()
+                raise
+        our_way.setblocking(False)
+        child = cls(start.number, process, await Channel.over(ours), our_way)
+        assert process.stdin is not None
+        process.stdin.write(pickle.dumps(start))
+        process.stdin.write_eof()
+        return child
+
+    async def listen(self) -> None:
+        """Take note of what the worker says, until it is gone."""
+        while (message := await self._channel.hear()) is not None:
+            match message:
+                case {"ready": _}:
+                    self.ready.set()
+                case {"identity": identity}:
+                    self.identity.put_nowait(identity)
+                case {"drained": _}:
+                    self.drained.set()
+                case {"load": question, **load}:
+                    self.load = Load(**load)
+                    answered = self._asked.pop(question, None)
+                    if answered is not None and not answered.done():
+                        answered.set_result(None)
+        self.gone.set()
+
+    async def ask_load(self, timeout: float) -> None:
+        """Have ``load`` brought up to date; who does not answer in ``timeout`` seconds is busy."""
+        question = next(self._questions)
+        answered = self._asked[question] = asyncio.get_running_loop().create_future()
+        self._channel.say(load=question)
+        try:
+            async with asyncio.timeout(timeout):
+                await answered
+        except TimeoutError:
+            self._asked.pop(question, None)
+            self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
+
+    def hand_over(self, handed: Handed) -> None:
+        """Give it a client's connection; raises OSError if it cannot take one."""
+        hand_over(self._way, handed)
+        self.given += 1
+
+    def tell_identity(self, identity: Mapping[str, Any], counter: int) -> None:
+        """Tell it what the cluster is, and the topology version's counter that goes with it."""
+        self._channel.say(identity=dict(identity), counter=counter)
+
+    def drain(self, seconds: float) -> None:
+        """Have it refuse new commands and end those in flight within ``seconds``."""
+        self._channel.say(drain=seconds)
+
+    def end(self) -> None:
+        """Have it end."""
+        self._channel.say(end=True)
+
+    def close(self) -> None:
+        """Close what leads to it; a worker that still runs ends by itself."""
+        self._channel.close()
+        self._way.close()

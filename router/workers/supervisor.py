@@ -1,0 +1,247 @@
+"""The parent of several workers: starts them, starts them anew when they die, ends them."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+from bson.objectid import ObjectId
+
+from router.config.settings import Settings
+from router.workers.channel import DRIVER, FEED
+from router.workers.child import Child
+from router.workers.cursor_ids import new_mark
+from router.workers.dealer import Dealer
+from router.workers.start import WorkerStart
+from shard_client.backoff import Backoff
+
+log = structlog.get_logger()
+
+_MS = 0.001
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_STEADY = 60.0
+"""A worker that has run for so many seconds starts anew without a growing pause."""
+_CANNOT_START = 71
+"""The status for "system error", as sysexits has it."""
+_DRAIN_GRACE = 2.0
+_END_TIMEOUT = 10.0
+
+
+class WorkerFailedError(Exception):
+    """A worker ended before the router was ready; ``status`` is its exit status."""
+
+    def __init__(self, number: int, status: int) -> None:
+        super().__init__(f"worker {number} ended with status {status} before it was ready")
+        self.status = status
+
+
+class Supervisor:
+    """Keeps a router's workers (docs/workers.md).
+
+    Args:
+        settings: what the operator decided.
+        arguments: the command line, for getCmdLineOpts.
+        now: the wall clock.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        arguments: Sequence[str],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._settings = settings
+        self._arguments = tuple(arguments)
+        self._mark = new_mark()
+        self._process_id = ObjectId()
+        self._started = now()
+        self._folder = Path()
+        self._ports: dict[str, int] = {}
+        self._alive: set[Child] = set()
+        self._ready: dict[int, Child] = {}
+        self._dealer = Dealer(settings.net.max_incoming_connections)
+        self._identity: dict[str, Any] | None = None
+        self._counter = 0
+        self._stopping = False
+        self._started_up = False
+        self._all_ready = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set, then drain all workers and end them.
+
+        Raises:
+            OSError: a port cannot be opened.
+            WorkerFailedError: a worker cannot be started at all.
+        """
+        net, feed = self._settings.net, self._settings.feed
+        self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
+        try:
+            self._ports["port"] = await self._dealer.open(DRIVER, net.hosts, net.port)
+            if feed.port is not None:
+                self._ports["feedPort"] = await self._dealer.open(FEED, [feed.bind_ip], feed.port)
+            await self._keep_workers(stop)
+        finally:
+            self._dealer.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        log.info("Shut down", component="CONTROL")
+
+    async def _keep_workers(self, stop: asyncio.Event) -> None:
+        numbers = range(1, self._settings.workers + 1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                keepers = [tasks.create_task(self._keep(number)) for number in numbers]
+                if await _first(self._all_ready, stop):
+                    self._dealer.listen()
+                    dealing = tasks.create_task(self._dealer.deal())
+                    log.info(
+                        "Waiting for connections",
+                        component="NETWORK",
+                        **self._ports,
+                        workers=[self._ready[number].process.pid for number in numbers],
+                    )
+                    await stop.wait()
+                    dealing.cancel()
+                await self._drain()
+                for keeper in keepers:
+                    keeper.cancel()
+        except* WorkerFailedError as failures:
+            raise failures.exceptions[0] from None
+
+    async def _keep(self, number: int) -> None:
+        """Run worker ``number`` again and again."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while not self._stopping:
+            began = loop.time()
+            status = await self._run_once(number)
+            if self._stopping:
+                return
+            if not self._started_up:
+                raise WorkerFailedError(number, status)
+            if loop.time() - began > _STEADY:
+                backoff.reset()
+            pause = backoff.next_pause()
+            log.error(
+                "A worker has ended; starting it anew",
+                component="CONTROL",
+                worker=number,
+                status=status,
+                ranSeconds=round(loop.time() - began, 3),
+                pauseSeconds=round(pause, 3),
+            )
+            await asyncio.sleep(pause)
+
+    async def _run_once(self, number: int) -> int:
+        """Run a worker until it ends, return its exit status (negative: the signal's number)."""
+        start = WorkerStart(
+            number=number,
+            count=self._settings.workers,
+            mark=self._mark,
+            folder=self._folder,
+            process_id=self._process_id,
+            started=self._started,
+            settings=self._settings.model_dump(exclude_unset=True),
+            arguments=self._arguments,
+            ports=self._ports,
+        )
+        try:
+            child = await Child.start(start)
+        except OSError as error:
+            log.error("Cannot start a worker", component="CONTROL", error=str(error))
+            return _CANNOT_START
+        self._alive.add(child)
+        try:
+            if self._identity is not None:
+                child.tell_identity(self._identity, self._counter)
+            async with asyncio.TaskGroup() as tasks:
+                told = tasks.create_task(self._share_identity(child))
+                ready = tasks.create_task(self._when_ready(child))
+                await child.listen()
+                self._forget(number)
+                told.cancel()
+                ready.cancel()
+            return await _ended(child)
+        finally:
+            self._forget(number)
+            self._alive.discard(child)
+            child.close()
+            if child.process.returncode is None:
+                child.process.kill()
+                await child.process.wait()
+
+    async def _when_ready(self, child: Child) -> None:
+        await child.ready.wait()
+        self._ready[child.number] = child
+        self._dealer.add(child)
+        log.info(
+            "A worker is ready", component="CONTROL", worker=child.number, pid=child.process.pid
+        )
+        if len(self._ready) == self._settings.workers:
+            self._started_up = True
+            self._all_ready.set()
+
+    def _forget(self, number: int) -> None:
+        self._ready.pop(number, None)
+        self._dealer.remove(number)
+
+    async def _share_identity(self, child: Child) -> None:
+        """Tell all workers at once what one has learnt, so that all say the same."""
+        while True:
+            identity = await child.identity.get()
+            if identity == self._identity:
+                continue
+            self._identity = identity
+            self._counter += 1
+            for each in self._alive:
+                each.tell_identity(identity, self._counter)
+
+    async def _drain(self) -> None:
+        self._stopping = True
+        self._dealer.close()
+        children = list(self._ready.values())
+        seconds = self._settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
+        log.info("Shutting down", component="CONTROL", drainSeconds=seconds)
+        for child in children:
+            child.drain(seconds)
+        # One that has drained still answers for the cursors that others' clients wait for.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds + _DRAIN_GRACE):
+                for child in children:
+                    await _first(child.drained, child.gone)
+        for child in children:
+            child.end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT):
+                for child in children:
+                    await child.process.wait()
+
+
+async def _ended(child: Child) -> int:
+    try:
+        async with asyncio.timeout(_END_TIMEOUT):
+            return await child.process.wait()
+    except TimeoutError:
+        log.error(
+            "A worker does not end; killing it",
+            component="CONTROL",
+            worker=child.number,
+            pid=child.process.pid,
+        )
+        child.process.kill()
+        return await child.process.wait()
+
+
+async def _first(wanted: asyncio.Event, other: asyncio.Event) -> bool:
+    """Wait for either event; tell whether it was ``wanted``."""
+    waits = [asyncio.ensure_future(event.wait()) for event in (wanted, other)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return wanted.is_set()

@@ -1,0 +1,52 @@
+"""A worker's process: ``python -m router.workers.worker CHANNEL WAY``, started by the parent.
+
+The two arguments are the descriptors of its ends of the socket pairs; what else it needs to know
+comes over its standard input.
+"""
+
+import pickle
+import signal
+import socket
+import sys
+
+import structlog
+import uvloop
+
+from router.config.log_lines import configure_logging
+from router.config.settings import Settings
+from router.service import serve_as_worker
+from router.workers.channel import Channel
+from router.workers.place import Place
+from router.workers.start import WorkerStart
+from shard_client.allocation import collect_less_often, keep_freed_memory
+
+_CHANNEL, _WAY = 1, 2
+
+
+def main() -> None:
+    """Run one worker until its parent ends it."""
+    # A terminal and a service manager signal the whole group: the parent leads.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    start: WorkerStart = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own parent wrote it)
+    settings = Settings(**start.settings)
+    configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
+    structlog.contextvars.bind_contextvars(ctx=f"worker{start.number}")
+    keep_freed_memory()
+    collect_less_often()
+    channel, way = (socket.socket(fileno=int(sys.argv[each])) for each in (_CHANNEL, _WAY))
+    uvloop.run(_run(settings, start, channel, way))
+
+
+async def _run(
+    settings: Settings, start: WorkerStart, channel_end: socket.socket, way: socket.socket
+) -> None:
+    channel = await Channel.over(channel_end)
+    try:
+        await serve_as_worker(settings, start.arguments, Place(start, channel, way))
+    finally:
+        channel.close()
+
+
+if __name__ == "__main__":
+    main()
