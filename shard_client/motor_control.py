@@ -1,7 +1,9 @@
 """Replica sets followed by the driver's own monitoring. The only module that imports Motor."""
 
 import asyncio
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -18,6 +20,9 @@ from shard_client.connection import Address, format_address
 from shard_client.replica_set import choose, no_member
 
 log = structlog.get_logger()
+
+_CLOSE_TIMEOUT = 2.5
+"""A little more than what the driver waits for a member that hangs."""
 
 _ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
 
@@ -42,7 +47,7 @@ class MotorReplicaSet:
             [format_address(address) for address in self._hosts],
             replicaSet=name,
             appname="mergerouter",
-            serverSelectionTimeoutMS=5000,
+            serverSelectionTimeoutMS=2000,
             connectTimeoutMS=5000,
             socketTimeoutMS=2000,
             heartbeatFrequencyMS=int(heartbeat * 1000),
@@ -91,14 +96,27 @@ class MotorReplicaSet:
         self._distrusted = address
 
     async def close(self) -> None:
-        """End the monitoring; bounded by the driver's socket timeout."""
+        """End the monitoring; a member that hangs is not waited for long."""
         self._closed = True
         self._changed.set()
         if self._check is not None:
             self._check.cancel()
             await asyncio.wait({self._check})
-        # The driver says goodbye to its server, and waits for the answer.
-        await asyncio.to_thread(self._client.delegate.close)
+        ended = asyncio.Event()
+
+        def end() -> None:
+            # The driver says goodbye to its server, and waits for the answer.
+            self._client.delegate.close()
+            with suppress(RuntimeError):  # the loop did not wait for it, and is closed
+                self._loop.call_soon_threadsafe(ended.set)
+
+        # No thread of the loop's own, which it would wait for in its end.
+        threading.Thread(target=end, name=f"end of {self._name}", daemon=True).start()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await ended.wait()
+        except TimeoutError:
+            log.info("monitoring ends later", set=self._name)
 
     async def _ask_driver(self) -> None:
         """Let the driver select and ask a primary; it marks one unknown that does not answer."""

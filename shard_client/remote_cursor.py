@@ -173,23 +173,24 @@ class RemoteCursor:
             self._breaker.kill(self._cursor)
 
     async def close(self) -> None:
-        """Kill the cursor on the shard and close the connection, within ``close_timeout`` twice.
+        """Kill the cursor on the shard and close the connection, within ``close_timeout``.
 
         May be called at any time, also instead of ``start``.
         """
         self._stopping = True
+        deadline = self._loop.time() + self._settings.close_timeout
         task = self._task
         if task is not None:
             if self._parked:
                 task.cancel()
             # A request in flight is let go on: an opening's reply tells which cursor to kill.
-            _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout)
+            _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
             if late:
                 task.cancel()
-                await asyncio.wait(late, timeout=self._settings.close_timeout)
+                await asyncio.wait(late)
         await self._watchdog.stop()
         await self._breaker.stop()
-        await self._kill()
+        await self._kill(deadline)
 
     # The loop of openings and failures.
 
@@ -334,16 +335,16 @@ class RemoteCursor:
             failure = CommandError(ErrorCode.InternalError, f"{type(error).__name__}: {error}")
             self._on_failure(failure, self._last_address)
 
-    async def _kill(self) -> None:
+    async def _kill(self, deadline: float) -> None:
         connection, self._connection = self._connection, None
-        timeout = self._settings.close_timeout
         try:
             for cursor in filter(None, (self._left_behind, self._cursor)):
                 if connection is None or connection.closed or connection.address != cursor.address:
                     if connection is not None:
                         connection.abort()
-                    connection = await self._dialer.connect_to(cursor.address, timeout)
-                await cursor.kill_over(connection, timeout)
+                    left = max(0.001, deadline - self._loop.time())
+                    connection = await self._dialer.connect_to(cursor.address, left)
+                await cursor.kill_over(connection, max(0.001, deadline - self._loop.time()))
         except (CommandError, NetworkError) as error:
             log.info("cursor left on its shard", remote=self.name, error=str(error))
         finally:
