@@ -52,7 +52,7 @@ class _Recorder:
             if name != "rule":
                 continue
             key: Rule = tuple(rule)
-            if report.failed:
+            if report.failed or (report.skipped and hasattr(report, "wasxfail")):
                 counts = self._outcomes.failed
             elif report.skipped:
                 reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""

@@ -16,8 +16,8 @@ _ROW = re.compile(r"^\| (.*) \| (.*) \| (.*) \| (.*) \|$")
 _HEAD = """# Conformance
 
 What `docs/protocol.md` says of change streams in its sections 2 to 6, the tests (in
-`tests/conformance/`) that hold it, and how these fared through the whole router: before the embedded
-cluster, and before MongoDB's own servers. Made by
+`tests/conformance/`) that hold it, and how these fared through the whole router: before the
+embedded cluster, and before MongoDB's own servers. Made by
 
     make conformance                                  # embedded
     MERGEROUTER_MONGO_BIN=folder make conformance     # real servers: the other column

@@ -93,17 +93,13 @@ class Stream:
 
     def failure(self) -> dict[str, Any]:
         """Read on until a getMore fails; return the error's whole reply."""
-        with_error: list[dict[str, Any]] = []
-
-        def failed(self: Stream) -> bool:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
             try:
                 self.more()
             except OperationFailure as error:
-                with_error.append(dict(error.details or {}))
-            return bool(with_error)
-
-        self.until(failed)
-        return with_error[0]
+                return dict(error.details or {})
+        raise AssertionError(f"no failure after {self.events}")
 
     def close(self) -> None:
         """Kill the cursor, if it is still there."""

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from bson import Int64
 
+from tests.conformance.case_rules import rules_of
 from tests.conformance.recorded_workload import Workload
 from tests.conformance.streams import PATIENCE, Event, Stream, kinds
 from tests.harness.clusters import Client
@@ -15,6 +17,7 @@ from tests.harness.routers import RouterProcess
 from tests.recordings.likeness import VARIES, assert_same
 from tests.recordings.recorded import cases
 
+rule = pytest.mark.rule
 FRAGMENTS = sorted(name for name, case in cases().items() if "steps" not in case)
 CONVERSATIONS = sorted(
     name
@@ -35,6 +38,16 @@ _DIFFERS = VARIES | {"counter", "databases", "shards", "parsed"}
 Document = Mapping[str, Any]
 
 
+def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet]:
+    """Return the cases as parameters that carry their rules."""
+    return [
+        pytest.param(
+            name, marks=[rule(*each) for each in rules_of(name, conversation=conversation)]
+        )
+        for name in names
+    ]
+
+
 @pytest.fixture
 async def raw(router: RouterProcess) -> AsyncIterator[RawClient]:
     async with await RawClient.connect(router.port) as raw:
@@ -47,7 +60,7 @@ def test_every_case_is_covered() -> None:
     assert len(cases()) == 133 + len(IN_PART)
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", marked(SINGLE))
 async def test_answer(raw: RawClient, workload: Workload, name: str) -> None:
     case = cases()[name]
     [step] = case["steps"]
@@ -55,7 +68,7 @@ async def test_answer(raw: RawClient, workload: Workload, name: str) -> None:
     assert_same(dict(reply), workload.here(step["reply"]), varies=_DIFFERS)
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("name", marked(CONVERSATIONS, conversation=True))
 async def test_conversation(raw: RawClient, workload: Workload, name: str) -> None:
     case = cases()[name]
     opening, *readings = case["steps"]
@@ -125,6 +138,9 @@ def assert_opened(reply: Document, recorded: Document, command: Document) -> Non
     assert reply["cursor"]["id"] > 0
 
 
+@rule("2", "a wrong collection on getMore is not minded")
+@rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
+@rule("2", "an unknown cursor: CursorNotFound 43")
 async def test_conversation_on_an_open_cursor(raw: RawClient, workload: Workload) -> None:
     opening = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}], "cursor": {}}
     cursor_id = (await raw.command("rec", opening))["cursor"]["id"]
@@ -151,6 +167,7 @@ def _swap(value: Any, old: int, new: int) -> Any:
     return Int64(new) if value == old else value
 
 
+@rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_resuming_after_a_fragment(client: Client, workload: Workload, name: str) -> None:
     case = cases()[name]
@@ -172,6 +189,7 @@ def test_resuming_after_a_fragment(client: Client, workload: Workload, name: str
     assert shown == workload.here(case["next"])
 
 
+@rule("2", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain(raw: RawClient, workload: Workload) -> None:
     [step] = cases()["explain"]["steps"]
     recorded = step["reply"]
@@ -202,6 +220,7 @@ def _stages(stages: list[Document]) -> list[str]:
     ]
 
 
+@rule("2", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain_command(raw: RawClient) -> None:
     command = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}
     reply = await raw.command("rec", {"explain": command, "verbosity": "queryPlanner"})

@@ -113,9 +113,7 @@ def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
 @rule("2", "getMore without events waits up to maxTimeMS, then gives an empty batch with a PBRT")
 @rule("2", "maxTimeMS absent: 1000 ms; 0: no wait")
 @pytest.mark.parametrize(("max_time", "least", "most"), [(0, 0, 0.9), (300, 0.3, 3), (None, 1, 5)])
-def test_waiting(
-    client: Client, db: Data, max_time: int | None, least: float, most: float
-) -> None:
+def test_waiting(client: Client, db: Data, max_time: int | None, least: float, most: float) -> None:
     with Stream(client, db.name, "a") as stream:
         began = time.monotonic()
         stream.more(max_time)

@@ -188,9 +188,7 @@ def test_views(client: Client, db: Data) -> None:
     with watched(client, db, EXPANDED) as stream:
         db.create_collection("v", viewOn="a", pipeline=[{"$match": {"x": 1}}])
         db.v.drop()
-        events = [
-            event for event in stream.past(now(client)) if event["ns"].get("coll") == "v"
-        ]
+        events = [event for event in stream.past(now(client)) if event["ns"].get("coll") == "v"]
     assert kinds(events) == ["create", "drop"]
     assert events[0]["operationDescription"] == {
         "viewOn": "a",

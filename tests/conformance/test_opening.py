@@ -234,10 +234,12 @@ def test_fields_that_are_taken(client: Client, db: Data, fields: dict[str, Any])
 @pytest.mark.parametrize("mode", ["secondaryPreferred", "nearest", "primaryPreferred"])
 def test_read_preferences(router: RouterProcess, db: Data, mode: str) -> None:
     client: Client
-    with pymongo.MongoClient(router.uri, readPreference=mode) as client:
-        with client[db.name].a.watch(max_await_time_ms=100) as stream:
-            db.a.insert_one({"_id": 1})
-            assert stream.next()["documentKey"] == {"_id": 1}
+    with (
+        pymongo.MongoClient(router.uri, readPreference=mode) as client,
+        client[db.name].a.watch(max_await_time_ms=100) as stream,
+    ):
+        db.a.insert_one({"_id": 1})
+        assert stream.next()["documentKey"] == {"_id": 1}
 
 
 @rule("4", "readPreference chooses the members that shards are read from")
@@ -250,9 +252,7 @@ def test_a_read_preference_that_no_member_satisfies(cluster: TestCluster, db: Da
         start_router(cluster.configdb, set_parameter=parameters) as router,
         pymongo.MongoClient(router.uri) as client,
     ):
-        error = refused(
-            client, db.name, opening({}, **{"$readPreference": {"mode": "secondary"}})
-        )
+        error = refused(client, db.name, opening({}, **{"$readPreference": {"mode": "secondary"}}))
     assert (error["code"], error["codeName"]) == (133, "FailedToSatisfyReadPreference")
     assert error["errorLabels"] == ["ResumableChangeStreamError"]
 
@@ -378,8 +378,9 @@ def test_modified_ids(client: Client, db: Data, stage: dict[str, Any]) -> None:
         error = stream.failure()
     assert (error["code"], error["codeName"]) == (280, "ChangeStreamFatalError")
     assert error["errorLabels"] == ["NonResumableChangeStreamError"]
-    assert "Encountered an event whose _id field, which contains the resume token, was modified" in (
-        error["errmsg"]
+    assert (
+        "Encountered an event whose _id field, which contains the resume token, was modified"
+        in (error["errmsg"])
     )
 
 

@@ -141,7 +141,9 @@ def test_any_cut_of_the_recorded_workload(client: Client, workload: Workload) ->
     check()
 
 
-@rule(RESUMING, "startAtOperationTime in the past gives all events from then on, that time included")
+@rule(
+    RESUMING, "startAtOperationTime in the past gives all events from then on, that time included"
+)
 def test_a_time_in_the_past(client: Client, sharded: Documents) -> None:
     before = now(client)
     events, _ = history(client, sharded)
@@ -247,7 +249,7 @@ def test_version_2(newer: Client) -> None:
         events = stream.read(2)
     data = events[0]["_id"]["_data"]
     assert data[18:38] == "2B042C0100296E5A1004"
-    named = "operationType".encode().hex().upper()
+    named = b"operationType".hex().upper()
     assert data[70:].startswith(f"463C{named}003C" + b"insert".hex().upper() + "00")
     assert rest(newer, db.name, {"resumeAfter": events[0]["_id"]}, 1) == events[1:]
 
@@ -272,7 +274,7 @@ def test_a_version_1_token_on_newer_shards(newer: Client) -> None:
 @rule("4", "resume point no longer in an oplog: 286")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
 def test_a_rolled_over_oplog() -> None:
-    """Real servers keep an oplog of 990 MB and more; the embedded cluster's is as small as asked."""
+    """Real servers keep 990 MB of oplog and more; the embedded cluster's is as small as asked."""
     client: Client
     with (
         EmbeddedProcess(2, {"oplog_size": 60, "noop_interval": 0.2}) as cluster,

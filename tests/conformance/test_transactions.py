@@ -50,7 +50,10 @@ def test_one_shard(client: Client, db: Data) -> None:
     assert list(events[0])[:5] == ["txnNumber", "lsid", "_id", "operationType", "clusterTime"]
 
 
-@rule("5", "a transaction's events on several shards interleave by token, with one clusterTime a shard")
+@rule(
+    "5",
+    "a transaction's events on several shards interleave by token",
+)
 @rule("3", "hex strings compare as plain strings in stream order")
 def test_several_shards(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name) as stream:
@@ -110,8 +113,10 @@ def test_shards_own_streams(client: Client, cluster: TestCluster, sharded: Docum
         merged = stream.past(end)
     apart: list[Event] = []
     for shard in list(cluster.shards)[:3]:
-        with cluster.direct(shard) as direct:
-            with Stream(direct, name, 1, {"resumeAfter": start}) as own:
-                # An idle member promises more with its next no-op.
-                apart += own.past(end)
+        with (
+            cluster.direct(shard) as direct,
+            Stream(direct, name, 1, {"resumeAfter": start}) as own,
+        ):
+            # An idle member promises more with its next no-op.
+            apart += own.past(end)
     assert merged == sorted(apart, key=lambda event: event["_id"]["_data"])

@@ -1,0 +1,168 @@
+"""How streams end, and how they go on after their end (section 5)."""
+
+from typing import Any
+
+import pytest
+from pymongo.database import Database
+
+from tests.conformance.data import Documents
+from tests.conformance.streams import Event, Stream, kinds, now
+from tests.harness.clusters import Client
+
+rule = pytest.mark.rule
+Data = Database[dict[str, Any]]
+
+ENDS = "single-collection streams end with drop, rename of either side, dropDatabase"
+SWALLOWED = "startAfter an invalidate: each shard swallows the first invalidate it comes to"
+
+
+def to_the_end(stream: Stream) -> list[Event]:
+    return stream.until(lambda stream: not stream.id)
+
+
+@rule("5", ENDS)
+@rule(
+    "5",
+    "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
+)
+@pytest.mark.parametrize("how", ["drop", "rename", "rename onto", "dropDatabase"])
+def test_collection_streams(client: Client, db: Data, how: str) -> None:
+    db.a.insert_one({"_id": 1})
+    db.other.insert_one({"_id": 1})
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_one({"_id": 2})
+        if how == "drop":
+            db.a.drop()
+        elif how == "rename":
+            db.a.rename("b")
+        elif how == "rename onto":
+            db.other.rename("a", dropTarget=True)
+        else:
+            client.drop_database(db.name)
+        db.a.insert_one({"_id": "later"})
+        events = to_the_end(stream)
+    cause = {"rename onto": "rename", "dropDatabase": "drop"}.get(how, how)
+    # Renaming onto a collection may drop it first, which ends its stream as well.
+    assert kinds(events) in (
+        ["insert", cause, "invalidate"],
+        ["insert", "drop", "invalidate"],
+    )
+    assert stream.batch == []
+    assert stream.pbrt == events[-1]["_id"]
+    assert list(stream.reply["cursor"]) == ["id", "ns", "nextBatch", "postBatchResumeToken"]
+    assert stream.reply["cursor"]["id"] == 0
+    assert stream.pbrts == sorted(stream.pbrts)
+
+
+@rule("5", ENDS)
+@rule("2", "a closed stream leaves no cursor open on the shards")
+def test_an_ended_cursor_is_gone(client: Client, db: Data) -> None:
+    with Stream(client, db.name, "a") as stream:
+        number = stream.id
+        db.a.insert_one({})
+        db.a.drop()
+        to_the_end(stream)
+        reply = db.command({"killCursors": "a", "cursors": [number]}, session=stream.session)
+        assert reply["cursorsNotFound"] == [number]
+
+
+@rule("5", "database streams end with dropDatabase, not with a collection's drop or rename")
+def test_database_streams(client: Client, db: Data) -> None:
+    with Stream(client, db.name) as stream:
+        db.a.insert_one({"_id": 1})
+        db.a.rename("b")
+        db.b.drop()
+        db.c.insert_one({"_id": 1})
+        events = stream.past(now(client))
+        assert stream.id
+        assert kinds(events) == ["insert", "rename", "drop", "insert"]
+        client.drop_database(db.name)
+        events = to_the_end(stream)
+    ended = kinds(events)[4:]
+    assert ended[-1] == "invalidate"
+    assert "dropDatabase" in ended
+    assert stream.pbrt == events[-1]["_id"]
+
+
+@rule("5", ENDS)
+@rule("5", "a sharded collection's DDL comes once per shard that has it")
+@rule(
+    "5",
+    "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
+)
+def test_sharded_collections(client: Client, sharded: Documents) -> None:
+    with Stream(client, sharded.database.name, sharded.name) as stream:
+        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
+        sharded.drop()
+        events = to_the_end(stream)
+    assert kinds(events)[:4] == ["insert"] * 3 + ["drop"]
+    assert kinds(events)[-1] == "invalidate"
+    first = next(event for event in events if event["operationType"] == "invalidate")
+    causes = [event for event in events if event["operationType"] == "drop"]
+    # What is not at the first drop's time comes no more.
+    assert {event["clusterTime"] for event in causes} == {first["clusterTime"]}
+    invalidates = [event for event in events if event["operationType"] == "invalidate"]
+    assert len(invalidates) == len(causes)
+    assert {event["_id"]["_data"] for event in invalidates} == {first["_id"]["_data"]}
+
+
+@rule("3, resuming", SWALLOWED)
+def test_start_after_an_invalidate(client: Client, sharded: Documents) -> None:
+    db = sharded.database
+    with Stream(client, db.name, sharded.name) as stream:
+        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
+        sharded.drop()
+        ended = to_the_end(stream)[-1]
+    sharded.insert_one({"_id": "made anew"})
+    with Stream(client, db.name, sharded.name, {"startAfter": ended["_id"]}) as stream:
+        events = stream.past(now(client))
+        assert stream.id, "the other shards' drops do not end it again"
+        assert kinds(events)[-1] == "insert"
+        assert {*kinds(events)[:-1]} <= {"drop"}
+        sharded.insert_one({"_id": "and again"})
+        sharded.drop()
+        events = to_the_end(stream)
+    assert kinds(events)[-3:] == ["insert", "drop", "invalidate"]
+
+
+@rule("3, resuming", SWALLOWED)
+@pytest.mark.parametrize("how", ["drop", "rename"])
+def test_start_after_an_unsharded_one(client: Client, db: Data, how: str) -> None:
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_one({"_id": 1})
+        if how == "drop":
+            db.a.drop()
+        else:
+            db.a.rename("b")
+        ended = to_the_end(stream)[-1]
+    db.a.insert_one({"_id": 2})
+    with Stream(client, db.name, "a", {"startAfter": ended["_id"]}) as stream:
+        assert stream.pbrt == ended["_id"]
+        assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
+
+
+@rule("3, resuming", SWALLOWED)
+def test_start_after_a_dropped_database(client: Client, db: Data) -> None:
+    with Stream(client, db.name) as stream:
+        db.a.insert_one({"_id": 1})
+        client.drop_database(db.name)
+        ended = to_the_end(stream)[-1]
+    db.a.insert_one({"_id": 2})
+    with Stream(client, db.name, 1, {"startAfter": ended["_id"]}) as stream:
+        events = stream.until(lambda stream: "insert" in kinds(stream.events))
+    assert kinds(events)[-1] == "insert"
+    assert "invalidate" not in kinds(events)
+
+
+@rule("5", "invalidate")
+def test_a_pipeline_may_hide_the_invalidate_but_not_the_end(client: Client, db: Data) -> None:
+    only_inserts = [{"$match": {"operationType": "insert"}}]
+    with Stream(client, db.name, "a", {}, only_inserts) as stream:
+        db.a.insert_one({"_id": 1})
+        db.a.drop()
+        events = to_the_end(stream)
+    assert kinds(events) == ["insert"]
+    # The token is the invalidate's: startAfter takes it.
+    db.a.insert_one({"_id": 2})
+    with Stream(client, db.name, "a", {"startAfter": stream.pbrt}, only_inserts) as stream:
+        assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]

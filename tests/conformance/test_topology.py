@@ -1,0 +1,73 @@
+"""Shards that come and go under an open stream (section 6)."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+
+from tests.conformance.data import Documents, shard_over_three
+from tests.conformance.streams import CLUSTER, PATIENCE, Stream, now
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.routers import start_router
+
+rule = pytest.mark.rule
+
+
+@pytest.fixture(scope="module")
+def growing() -> Iterator[tuple[Client, TestCluster]]:
+    """A cluster of this module's own, whose shards may change."""
+    with (
+        start_cluster(3, noop_interval=0.2) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+    ):
+        client: Client
+        with pymongo.MongoClient(router.uri) as client:
+            yield client, cluster
+
+
+def write(spread: Documents, numbers: range) -> None:
+    for number in numbers:
+        spread.insert_one({"_id": number, "k": number % 30})
+
+
+@rule("6", "a shard added at time t is part of the stream from t plus one tick")
+@rule("6", "a removed shard's events are all delivered and the stream goes on")
+def test_a_shard_comes_and_goes(growing: tuple[Client, TestCluster]) -> None:
+    client, cluster = growing
+    spread = shard_over_three(client.topology, "spread", list(cluster.shards)[:3])
+    namespace = spread.full_name
+    with Stream(client, "admin", 1, CLUSTER) as stream:
+        write(spread, range(30))
+        new, _ = cluster.add_shard()
+        client.admin.command("moveChunk", namespace, find={"k": 25, "_id": 1}, to=new)
+        write(spread, range(30, 60))
+        stream.past(now(client))
+        client.admin.command(
+            "moveChunk", namespace, find={"k": 25, "_id": 1}, to=next(iter(cluster.shards))
+        )
+        deadline = time.monotonic() + PATIENCE
+        while client.admin.command("removeShard", new)["state"] != "completed":
+            assert time.monotonic() < deadline
+        write(spread, range(60, 90))
+        events = stream.past(now(client))
+        assert stream.id
+    inserted = [e["documentKey"]["_id"] for e in events if e["ns"]["coll"] == "spread"]
+    assert inserted == list(range(90))
+    assert stream.pbrts == sorted(stream.pbrts)
+
+
+@rule("6", "a shard added at time t is part of the stream from t plus one tick")
+def test_resuming_from_before_a_shard_was_added(growing: tuple[Client, TestCluster]) -> None:
+    client, cluster = growing
+    db: Any = client.later
+    with Stream(client, db.name) as stream:
+        start = stream.pbrt
+    db.a.insert_one({"_id": 1})
+    new, _ = cluster.add_shard()
+    client.admin.command("enableSharding", "onnew", primaryShard=new)
+    client.onnew.a.insert_one({"_id": 2})
+    with Stream(client, "admin", 1, {**CLUSTER, "resumeAfter": start}) as stream:
+        events = stream.past(now(client))
+    assert [e["ns"]["db"] for e in events] == ["later", "onnew"]
