@@ -30,7 +30,5 @@ def test_report_is_current(pytestconfig: pytest.Config, collected: Outcomes) -> 
     assert [(rule, row[0]) for rule, row in report.items()] == [
         (rule, collected.held_by(rule)) for rule in all_rules()
     ]
-    assert (
-        document(collected, report, real=False).splitlines()[0]
-        == REPORT.read_text().split("\n", 1)[0]
-    )
+    head = REPORT.read_text().partition("\n## ")[0]
+    assert document(collected, report, real=False).startswith(head)
