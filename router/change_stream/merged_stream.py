@@ -1,7 +1,6 @@
 """One change stream over all shards, as a state machine without I/O."""
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Final
 
 from bson.errors import InvalidBSON
@@ -12,22 +11,17 @@ from router.change_stream.actions import (
     CloseRemote,
     OpenRemote,
     ReopenRemote,
-    Taken,
     Waiting,
 )
 from router.change_stream.remotes import Remotes
-from router.change_stream.request import AfterToken, StreamRequest
-from router.change_stream.resume_point import ResumePoint
+from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import (
-    AFTER_ANY_DIGIT,
-    TIME_DIGITS,
     ResumeToken,
     cluster_time_of,
-    high_water_mark,
-    token_of,
+    first_key,
 )
-from router.merge.merger import Block, Event, MergeOrderError, Merger
-from router.merge.outbox import ELEMENT_OVERHEAD, Outbox
+from router.merge.merged_log import MergedLog
+from router.merge.merger import Event, MergeOrderError, Merger
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -38,15 +32,11 @@ __all__ = [
     "MergedStream",
     "OpenRemote",
     "ReopenRemote",
-    "Taken",
     "Waiting",
     "only_shard",
 ]
 
 CONFIG: Final = "config"
-MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
-
-_BSON: Final = itemgetter(1)
 
 
 class MergedStream:
@@ -54,11 +44,12 @@ class MergedStream:
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
     after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
-    token's cluster time); ``token_version`` that of the tokens which the shards make (1 or 2).
+    token's cluster time).
 
     Feed it with ``batch_arrived`` and ``remote_failed``, execute the actions that it returns, and
-    ``take`` what is ready. Raises CommandError ShardNotFound when the request is for one shard that
-    does not exist.
+    read it through any number of positions. ``log`` keeps what has been released, up to
+    ``keep_bytes`` that all have read. Raises CommandError ShardNotFound when the request is for one
+    shard that does not exist.
     """
 
     def __init__(
@@ -68,20 +59,17 @@ class MergedStream:
         *,
         start_at: Timestamp,
         topology_from: Timestamp,
-        token_version: int,
+        keep_bytes: int = 0,
     ) -> None:
-        version = 2 if request.splits_large_events else token_version
-        mark, floor = _starting_mark(request, start_at, version)
-        self._merger = Merger(mark.raw, mark.data, mark_floor=floor)
-        self._outbox = Outbox()
-        self._resume: ResumePoint | None = None
-        swallows = False
-        if isinstance(request.start, AfterToken) and not mark.is_high_water_mark:
-            self._resume = ResumePoint(mark)
-            swallows = request.start.start_after and mark.from_invalidate
+        self.log = MergedLog(first_key(start_at))
+        self.keep_bytes = keep_bytes
+        self.error: CommandError | None = None
+        self.refused = False
+        self.swallowed: list[bytes] = []
+        self._merger = Merger()
+        # What the last release has brought of each remote, until somebody has read it all.
+        self._unread: Mapping[int, int] = {}
         self._remotes = Remotes(self._merger, start_at)
-        self._error: CommandError | None = None
-        self._refused = False
         self._openings: list[Action] = []
         only = request.passthrough_to_shard
         if only is None:
@@ -90,7 +78,7 @@ class MergedStream:
             shards = only_shard(shards, only)
         for shard, host in shards.items():
             opening = self._remotes.open(shard, host, start_at)
-            self._remotes[opening.remote].swallows = swallows
+            self._remotes[opening.remote].swallows = request.starts_after_invalidate
             self._openings.append(opening)
 
     def start(self) -> list[Action]:
@@ -104,7 +92,7 @@ class MergedStream:
         belongs to the stream from now on.
         """
         state = self._remotes.get(remote)
-        if state is None or self._error is not None:
+        if state is None or self.error is not None:
             return []
         if not batch.pbrt:
             return self._broken(remote, "a batch came without a postBatchResumeToken")
@@ -145,7 +133,7 @@ class MergedStream:
         later getMore say where they come from.
         """
         state = self._remotes.get(remote)
-        if state is None or self._error is not None:
+        if state is None or self.error is not None:
             return
         if state.heard:
             where = address or state.opening.host.rpartition("/")[2].partition(",")[0]
@@ -157,48 +145,39 @@ class MergedStream:
                 labels=error.labels,
                 extra=error.extra,
             )
-        self._refused = not state.heard
-        self._error = error
+        self.refused = not state.heard
+        self.error = error
+
+    def release(self) -> bool:
+        """Append what is ready to the log, of which all has been read; False if nothing is."""
+        block = self._merger.next_block()
+        if block is None:
+            self._unread = {}
+            return False
+        self._unread = block.shares
+        self.log.append(block.events, block.size)
+        self.log.trim(self.keep_bytes)
+        return True
 
     @property
-    def ready(self) -> bool:
-        """Whether ``take`` has something to say at once: events, the end, or an error."""
-        return self._fill() or self._error is not None or self._ended
+    def mark(self) -> tuple[bytes, bytes] | None:
+        """Sort key and token that may be the mark of who has read all; None if there is none."""
+        return self._merger.mark
 
-    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Taken:
-        """Hand out the next batch, without waiting; it may be empty.
+    @property
+    def gate(self) -> bytes | None:
+        """The sort key up to which everything is ready; None while a remote is silent."""
+        return self._merger.gate
 
-        ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which fails
-        only if a cursor could not be opened); ``max_bytes`` bounds the batch, save that the first
-        event always goes (docs/protocol.md, section 2). Raises CommandError as mongos would,
-        labels included, once everything that was ready has been handed out.
-        """
-        taken: list[Event] = []
-        size = 0
-        while (max_events is None or len(taken) < max_events) and self._fill():
-            wanted = None if max_events is None else max_events - len(taken)
-            space = max_bytes - size - ELEMENT_OVERHEAD * len(taken)
-            part, part_size = self._outbox.take(wanted, space, first=not taken)
-            if not part:
-                break
-            if taken:
-                taken.extend(part)
-            else:
-                taken = part
-            size += part_size
-        more = self._fill()
-        if taken:
-            last_key, last = taken[-1]
-            self._merger.delivered(last_key, token_of(last))
-        elif not more:
-            if self._error is not None and (max_events != 0 or self._refused):
-                raise self._error.with_change_stream_label()
-            if self._ended and max_events != 0:
-                self._merger.advance_mark()
-                return Taken([], 0, self._merger.mark, closed=True)
-        if not more:
-            self._merger.advance_mark()
-        return Taken(list(map(_BSON, taken)), size, self._merger.mark, closed=False)
+    @property
+    def ended(self) -> bool:
+        """Whether the gate stands at an invalidate, all being released: nothing more comes."""
+        gate = self._merger.gate
+        return (
+            gate is not None
+            and not self._merger.ready
+            and any(self._remotes[remote].invalidated for remote in self._merger.holding(gate))
+        )
 
     @property
     def waiting_for(self) -> Waiting | None:
@@ -241,7 +220,7 @@ class MergedStream:
     def _waits(self, numbers: Sequence[int]) -> list[Waiting]:
         """Describe those of the remotes that keep back the first buffered event."""
         head, tail = self._merger.head, self._merger.tail
-        if head is None or tail is None or self._outbox or self._error is not None:
+        if head is None or tail is None or self._unread or self.error is not None:
             return []
         at, latest = cluster_time_of(head), cluster_time_of(tail)
         return [
@@ -251,10 +230,10 @@ class MergedStream:
         ]
 
     def buffered_bytes(self, remote: int) -> int:
-        """Bytes of events that came from ``remote`` and were not handed out yet."""
+        """Bytes of events that came from ``remote`` and were not read by anybody yet."""
         if remote not in self._remotes:
             return 0
-        return self._merger.buffered_bytes(remote) + self._outbox.share(remote)
+        return self._merger.buffered_bytes(remote) + self._unread.get(remote, 0)
 
     @property
     def remotes(self) -> Mapping[int, str]:
@@ -270,52 +249,9 @@ class MergedStream:
         """The remote's promised min sort key, None before its first batch."""
         return self._merger.promise(remote) if remote in self._remotes else None
 
-    @property
-    def high_water_mark(self) -> bytes:
-        """The raw token document that the client may resume from, given what it has been given."""
-        return self._merger.mark
-
-    @property
-    def _ended(self) -> bool:
-        """Whether the gate stands at an invalidate: nothing more will ever be ready."""
-        gate = self._merger.gate
-        return (
-            gate is not None
-            and not self._outbox
-            and not self._merger.ready
-            and any(self._remotes[remote].invalidated for remote in self._merger.holding(gate))
-        )
-
-    def _fill(self) -> bool:
-        """Put the next block into the empty outbox; False when there is nothing ready."""
-        while not self._outbox:
-            block = self._merger.next_block()
-            if block is None:
-                return False
-            if self._resume is not None:
-                block = self._beyond_resume_point(self._resume, block)
-                if block is None:
-                    continue
-            self._outbox.put(block)
-        return True
-
-    def _beyond_resume_point(self, resume: ResumePoint, block: Block) -> Block | None:
-        try:
-            events = resume.drop_seen(block.events)
-        except CommandError as error:
-            # Nothing beyond a point that was not found is ever handed out.
-            self._error = self._error or error
-            return None
-        if resume.passed:
-            self._resume = None
-        if not events:
-            return None
-        return Block(events, sum(map(len, map(_BSON, events))), block.shares)
-
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
         """Take the invalidate off the end of a batch; a user's $match may have done so before."""
-        if self._resume is not None:
-            self._resume.swallowed(key)
+        self.swallowed.append(key)
         if events and events[-1][0] == key:
             return events[:-1], size - len(events[-1][1])
         return events, size
@@ -324,22 +260,8 @@ class MergedStream:
         self, remote: int, reason: str, code: ErrorCode = ErrorCode.InternalError
     ) -> list[Action]:
         target = self._remotes[remote].target
-        self._error = CommandError(code, f"The change stream of {target} broke its rules: {reason}")
+        self.error = CommandError(code, f"The change stream of {target} broke its rules: {reason}")
         return [CloseRemote(remote)]
-
-
-def _starting_mark(
-    request: StreamRequest, start_at: Timestamp, version: int
-) -> tuple[ResumeToken, bytes]:
-    """Return the first high water mark, and the sort key below which no promise replaces it."""
-    if not isinstance(request.start, AfterToken):
-        mark = high_water_mark(start_at, version)
-        return mark, mark.data
-    token = request.start.token
-    if token.version == version or token.is_high_water_mark:
-        return token, token.data
-    # Keys of different versions at one cluster time do not compare.
-    return token, token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
 
 
 def only_shard(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:

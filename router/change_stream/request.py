@@ -88,6 +88,12 @@ class StreamRequest:
         return None
 
     @property
+    def starts_after_invalidate(self) -> bool:
+        """Whether the stream goes on after an invalidate: each shard's first one is swallowed."""
+        start = self.start
+        return isinstance(start, AfterToken) and start.start_after and start.token.from_invalidate
+
+    @property
     def splits_large_events(self) -> bool:
         """Whether the stream ends in ``$changeStreamSplitLargeEvent``, which needs v2 tokens."""
         return bool(self.stages) and stage_name(self.stages[-1]) == SPLIT

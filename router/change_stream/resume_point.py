@@ -1,6 +1,6 @@
 """Finding the event that a stream resumes after (docs/design.md, section 7)."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import Final
 
@@ -37,6 +37,14 @@ class ResumePoint:
     def swallowed(self, key: bytes) -> None:
         """Note an invalidate that is swallowed at once: it may be the token's own event."""
         self._found = self._found or self._order(key) == 0
+
+    def concerned(self, events: list[Event]) -> list[Event]:
+        """Return the front of ``events`` that decides: up to the first key of a later time."""
+        later = self._token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
+        end = bisect_left(events, later, key=_KEY)
+        if end < len(events):
+            end = bisect_right(events, events[end][0], lo=end, key=_KEY)
+        return events[:end]
 
     def drop_seen(self, events: list[Event]) -> list[Event]:
         """Return the events that lie beyond the token; ``events`` are merged and in order.

@@ -19,6 +19,20 @@ class StreamLimits:
     """Size that a batch from a shard should have; batchSize is adapted to it."""
     reply_bytes: int = 16 * _MIB
     """Events in one reply to a client."""
+    replies_bytes: int = 256 * _MIB
+    """Events in all clients' replies together: who shares a stream gets its share at a time."""
+    share: bool = True
+    """Whether clients of identical streams share remotes and what these send
+    (docs/design.md, section 10)."""
+    share_log_bytes: int = 16 * _MIB
+    """Events that the clients of one stream may lie apart: kept for the slower of them, and for
+    those that resume."""
+    share_alone_bytes: int = _MIB
+    """The same while there is one client: for its resuming."""
+    share_behind: float = 15.0
+    """How far a stream may be behind the place where a client starts that is to share it."""
+    share_linger: float = 1.0
+    """How long the remotes of a stream outlive its last client."""
     await_quiet: float = 0.25
     """How long a shard's getMore may wait for events while the whole stream is quiet: this decides
     what an idle stream costs."""

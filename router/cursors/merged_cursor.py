@@ -3,9 +3,8 @@
 import asyncio
 from typing import NamedTuple
 
-from router.change_stream.merged_stream import Taken
-from router.cursors.description import StreamDescription
-from router.cursors.upstream import Upstream
+from router.change_stream.actions import Taken
+from router.cursors.reader import Reader
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -29,10 +28,10 @@ class MergedCursor:
     ``cursor_id`` and ``namespace`` are what replies carry. One ``next_batch`` at a time.
     """
 
-    def __init__(self, cursor_id: int, namespace: str, upstream: Upstream) -> None:
+    def __init__(self, cursor_id: int, namespace: str, reader: Reader) -> None:
         self.cursor_id = cursor_id
         self.namespace = namespace
-        self._upstream = upstream
+        self.reader = reader
         self._loop = asyncio.get_running_loop()
         self._killed: CommandError | None = None
         self._finished = False
@@ -47,7 +46,7 @@ class MergedCursor:
 
         Raises CommandError.
         """
-        return self._batch(self._upstream.take(0))
+        return self._batch(self.reader.take(0))
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return what is ready, at most ``batch_size`` events; else wait ``max_time`` seconds.
@@ -57,23 +56,19 @@ class MergedCursor:
         labelled as mongos would, or was killed. Cancelling loses nothing.
         """
         deadline = self._loop.time() + max_time
-        upstream = self._upstream
-        while self._killed is None and not upstream.ready:
+        reader = self.reader
+        while self._killed is None and not reader.ready:
             left = deadline - self._loop.time()
             if left <= 0:
                 break
-            await upstream.wait(left)
+            await reader.wait(left)
         if self._killed is not None:
             raise self._killed
         try:
-            return self._batch(upstream.take(batch_size or None))
+            return self._batch(reader.take(batch_size or None))
         except CommandError:
             self._finished = True
             raise
-
-    def describe(self) -> StreamDescription:
-        """Describe the remotes behind this cursor."""
-        return self._upstream.describe((self.cursor_id,))
 
     def kill(self, reason: CommandError | None = None) -> None:
         """Have ``next_batch`` fail at once with ``reason`` (default: 237), now and ever after."""
@@ -81,12 +76,12 @@ class MergedCursor:
             self._killed = reason or CommandError(
                 ErrorCode.CursorKilled, "operation was interrupted"
             )
-            self._upstream.wake()
+            self.reader.wake()
 
-    async def close(self) -> None:
-        """Kill the remote cursors and close their connections; bounded in time, may be repeated."""
+    def close(self) -> None:
+        """Read no more: remotes that nobody else reads are closed soon. May be repeated."""
         self.kill()
-        await self._upstream.close()
+        self.reader.close()
 
     def _batch(self, taken: Taken) -> Batch:
         self._finished = taken.closed

@@ -1,14 +1,14 @@
 """Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.request import AfterToken, AtTime, StreamRequest
+from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.nudge import Nudger
 from router.cursors.upstream import Upstream, read_mode
@@ -17,60 +17,59 @@ from shard_client.connection import Connection
 from shard_client.errors import CommandError
 
 
-class Closing(Protocol):
-    """What takes time to close."""
+class Placed(NamedTuple):
+    """Remotes that are to be opened, over these connections as far as they are open already."""
 
-    async def close(self) -> None:
-        """Close, within bounded time."""
-        ...
+    upstream: Upstream
+    start_at: Timestamp
+    connections: dict[str, Connection]
 
 
-async def open_upstream(
-    request: StreamRequest,
-    cluster: Cluster,
-    nudger: Nudger,
-    limits: StreamLimits,
-    discard: Callable[[Closing], None],
-) -> Upstream:
-    """Return the opened remotes of ``request``.
+async def place_upstream(
+    request: StreamRequest, cluster: Cluster, nudger: Nudger, limits: StreamLimits
+) -> Placed:
+    """Find out which shards ``request`` reads and where it starts.
 
-    What was half open when opening failed or was cancelled goes to ``discard``. Raises
-    CommandError, labelled as mongos would, after ``open_timeout`` at the latest.
+    Raises CommandError, labelled as mongos would, after ``open_timeout`` at the latest.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + limits.open_timeout
+    deadline = asyncio.get_running_loop().time() + limits.open_timeout
     shards, read_at = await cluster.shards(limits.open_timeout)
     connections: dict[str, Connection] = {}
     try:
-        if isinstance(request.start, AtTime):
-            start_at = request.start.time
-        elif isinstance(request.start, AfterToken):
-            start_at = request.start.token.cluster_time
-        else:
+        start_at = request.start_time
+        if start_at is None:
             # Each hello tells its shard's time: what was written before now is left out.
-            only = request.passthrough_to_shard
-            asked = [shard for shard in shards if only in (None, shard)]
-            left = max(0.0, deadline - loop.time())
-            await connect_all(cluster, asked, read_mode(request), left, connections)
-            start_at = next_tick(cluster.clock.time or Timestamp(0, 0))
-        stream = MergedStream(
-            request,
-            shards,
-            start_at=start_at,
-            topology_from=read_at,
-            token_version=cluster.token_version,
-        )
+            start_at = await present_time(request, shards, cluster, deadline, connections)
+        stream = MergedStream(request, shards, start_at=start_at, topology_from=read_at)
         upstream = Upstream(stream, request, cluster, nudger, limits)
     except BaseException:
-        for connection in connections.values():
-            connection.abort()
+        abort_all(connections)
         raise
-    try:
-        await upstream.open(connections, max(0.0, deadline - loop.time()))
-    except BaseException:
-        discard(upstream)
-        raise
-    return upstream
+    return Placed(upstream, start_at, connections)
+
+
+async def present_time(
+    request: StreamRequest,
+    shards: Mapping[str, str],
+    cluster: Cluster,
+    deadline: float,
+    connections: dict[str, Connection],
+) -> Timestamp:
+    """Return a time after all that the request's shards have written, over new ``connections``.
+
+    Raises CommandError, labelled as mongos would, at the loop's time ``deadline`` at the latest.
+    """
+    only = request.passthrough_to_shard
+    asked = [shard for shard in shards if only in (None, shard)]
+    left = max(0.0, deadline - asyncio.get_running_loop().time())
+    await connect_all(cluster, asked, read_mode(request), left, connections)
+    return next_tick(cluster.clock.time or Timestamp(0, 0))
+
+
+def abort_all(connections: Mapping[str, Connection]) -> None:
+    """Close connections that nobody has taken over."""
+    for connection in connections.values():
+        connection.abort()
 
 
 async def connect_all(

@@ -16,7 +16,8 @@ from router.cursors.explanation import explain_stream
 from router.cursors.limits import StreamLimits
 from router.cursors.merged_cursor import Batch, MergedCursor
 from router.cursors.nudge import Nudger
-from router.cursors.opening import Closing, open_upstream
+from router.cursors.sharing import SharedStreams
+from router.cursors.upstream import Upstream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -54,8 +55,8 @@ class _Entry:
 class CursorRegistry:
     """The merged cursors of a process. ``await close()`` ends them all.
 
-    Must be made in a running loop. What a client no longer wants is taken down in the background,
-    by tasks that ``close`` waits for.
+    Must be made in a running loop. Remotes that no client wants any more are taken down in the
+    background; ``close`` waits for that.
 
     Args:
         cluster: where the shards are.
@@ -74,10 +75,10 @@ class CursorRegistry:
         self._cluster = cluster
         self._limits = limits or StreamLimits()
         self._nudger = Nudger(cluster, self._limits)
+        self._streams = SharedStreams(cluster, self._nudger, self._limits)
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, _Entry] = {}
         self._opening = 0
-        self._tasks: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -96,16 +97,14 @@ class CursorRegistry:
         self._opening += 1
         cursor: MergedCursor | None = None
         try:
-            upstream = await open_upstream(
-                request, self._cluster, self._nudger, self._limits, self._background
-            )
-            cursor = MergedCursor(self._new_id(), request.namespace, upstream)
+            reader = await self._streams.open(request)
+            cursor = MergedCursor(self._new_id(), request.namespace, reader)
             first = cursor.first_batch()
             if self._closed:
                 raise _shutting_down()
         except BaseException:
             if cursor is not None:
-                self._background(cursor)
+                cursor.close()
             raise
         finally:
             self._opening -= 1
@@ -113,7 +112,7 @@ class CursorRegistry:
             self._entries[cursor.cursor_id] = _Entry(cursor, owner, self._loop.time())
             self._schedule_reaping()
         else:
-            self._background(cursor)
+            cursor.close()
         return cursor, first
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
@@ -156,7 +155,12 @@ class CursorRegistry:
 
     def describe(self) -> list[StreamDescription]:
         """Describe the open streams, for whoever looks on from outside."""
-        return [entry.cursor.describe() for entry in self._entries.values()]
+        readers: dict[Upstream, list[int]] = {}
+        for cursor_id, entry in self._entries.items():
+            source = entry.cursor.reader.source
+            if source is not None:
+                readers.setdefault(source.upstream, []).append(cursor_id)
+        return [upstream.describe(tuple(ids)) for upstream, ids in readers.items()]
 
     @property
     def nudges(self) -> dict[str, int]:
@@ -206,8 +210,7 @@ class CursorRegistry:
         for cursor_id in list(self._entries):
             self._remove(cursor_id, _shutting_down())
         await self._nudger.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._streams.close()
 
     def _new_id(self) -> int:
         while True:
@@ -219,12 +222,7 @@ class CursorRegistry:
         entry = self._entries.pop(cursor_id, None)
         if entry is not None:
             entry.cursor.kill(reason)
-            self._background(entry.cursor)
-
-    def _background(self, closing: Closing) -> None:
-        task = self._loop.create_task(closing.close(), name="close merged cursor")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            entry.cursor.close()
 
     def _schedule_reaping(self) -> None:
         if self._reaper is None and self._entries and not self._closed:

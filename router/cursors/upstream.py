@@ -9,15 +9,10 @@ from math import inf
 import structlog
 
 from router.catalog.cluster import Cluster
-from router.change_stream.merged_stream import (
-    Action,
-    CloseRemote,
-    MergedStream,
-    OpenRemote,
-    ReopenRemote,
-    Taken,
-)
+from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
+from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
+from router.change_stream.position import Position
 from router.change_stream.request import StreamRequest
 from router.cursors.await_policy import AwaitPolicy
 from router.cursors.description import StreamDescription
@@ -39,7 +34,7 @@ _NUDGE_AGAIN = 0.1
 class Upstream:
     """Executes a MergedStream: its remote cursors, their budgets and waiting times, the nudges.
 
-    Knows nothing of clients: who reads calls ``ready``, ``take`` and ``wait``.
+    Knows nothing of clients: who reads ``stream`` through a position calls ``take`` and ``wait``.
     """
 
     def __init__(
@@ -50,7 +45,7 @@ class Upstream:
         nudger: Nudger,
         limits: StreamLimits,
     ) -> None:
-        self._stream = stream
+        self.stream = stream
         self._request = request
         self._cluster = cluster
         self._nudger = nudger
@@ -60,7 +55,7 @@ class Upstream:
         self._remotes: dict[int, Remote] = {}
         self._connections: dict[str, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
         self._opening: asyncio.Future[None] | None = None
         self._nudge_timer: asyncio.TimerHandle | None = None
         self._read_until = 0.0
@@ -80,7 +75,7 @@ class Upstream:
         self._touch()
         self._last_event = self._loop.time()
         opening = self._opening = self._loop.create_future()
-        self._execute(self._stream.start())
+        self._execute(self.stream.start())
         try:
             async with asyncio.timeout(timeout):
                 await opening
@@ -94,19 +89,10 @@ class Upstream:
             self._opening = None
             self._drop_connections()
 
-    @property
-    def ready(self) -> bool:
-        """Whether ``take`` has something to say at once: events, the end, or an error."""
-        if self._stream.ready:
-            return True
-        # A resumed stream may just have dropped what its client has: that made room.
-        self._read_on()
-        return False
-
-    def take(self, max_events: int | None) -> Taken:
+    def take(self, position: Position, max_events: int | None, max_bytes: int) -> Taken:
         """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
         self._touch()
-        taken = self._stream.take(max_events, self._limits.reply_bytes)
+        taken = position.take(max_events, max_bytes)
         self._taken += len(taken.events)
         self._read_on()
         return taken
@@ -114,11 +100,11 @@ class Upstream:
     @property
     def buffered_bytes(self) -> int:
         """Bytes of events that were received and not handed out yet, over all remotes."""
-        return sum(map(self._stream.buffered_bytes, self._remotes))
+        return sum(map(self.stream.buffered_bytes, self._remotes))
 
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
         """Describe the remotes and what they hold, for ``cursor_ids`` that read from here."""
-        stream = self._stream
+        stream = self.stream
         holder = self._remotes.get(stream.gate_holder) if stream.gate_holder is not None else None
         return StreamDescription(
             cursor_ids=cursor_ids,
@@ -133,24 +119,33 @@ class Upstream:
             ),
         )
 
-    async def wait(self, timeout: float) -> None:
-        """Wait until something is ready, ``wake`` is called, or ``timeout`` seconds have passed."""
-        if self.ready or timeout <= 0:
-            return
+    async def wait(self, waiter: asyncio.Future[None], timeout: float) -> None:
+        """Wait until ``waiter`` is released or ``timeout`` seconds have passed.
+
+        It is released when there is more to read than when all had been read.
+        """
         self._touch()
-        waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(timeout, _release, waiter)
+        # Resumed streams may just have dropped what their clients have: that made room.
+        self._read_on()
+        self._waiters.add(waiter)
+        timer = self._loop.call_later(timeout, release, waiter)
         try:
             await waiter
         finally:
             timer.cancel()
-            self._waiter = None
+            self._waiters.discard(waiter)
             self._touch()
 
-    def wake(self) -> None:
-        """End ``wait``."""
-        if self._waiter is not None:
-            _release(self._waiter)
+    def stop_reading(self) -> None:
+        """Kill the remote cursors; what has been released can still be read."""
+        for number in list(self._remotes):
+            self._close_remote(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            release(waiter)
+        self._waiters.clear()
 
     async def close(self) -> None:
         """Kill all remote cursors; bounded by twice ``close_timeout`` and a connection's time."""
@@ -159,9 +154,7 @@ class Upstream:
             if self._nudge_timer is not None:
                 self._nudge_timer.cancel()
             self._drop_connections()
-            for number in list(self._remotes):
-                self._close_remote(number)
-            self.wake()
+            self.stop_reading()
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -240,7 +233,7 @@ class Upstream:
         if remote is None or self._closed:
             return
         try:
-            actions = self._stream.batch_arrived(number, batch)
+            actions = self.stream.batch_arrived(number, batch)
         except ProtocolError as error:
             failure = CommandError(ErrorCode.InternalError, str(error))
             self._remote_failed(number, failure, None)
@@ -253,8 +246,12 @@ class Upstream:
         if not remote.opened:
             self._has_opened(remote)
         self._steer(number, remote)
-        if self._waiter is not None and self.ready:
-            _release(self._waiter)
+        stream = self.stream
+        if stream.error is not None:
+            self.stop_reading()
+        elif self._waiters and (stream.release() or stream.ended):
+            # Those who wait have read all there was.
+            self._wake()
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
         remote = self._remotes.get(number)
@@ -264,10 +261,10 @@ class Upstream:
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
             # The shard list is read anew for whoever resumes: nothing is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
-        self._stream.remote_failed(number, error, address)
+        self.stream.remote_failed(number, error, address)
         if self._opening is not None and not self._opening.done():
             self._opening.set_exception(error.with_change_stream_label())
-        self.wake()
+        self.stop_reading()
 
     def _has_opened(self, remote: Remote) -> None:
         remote.opened = True
@@ -286,14 +283,14 @@ class Upstream:
         if cursor is None:
             return
         now = self._loop.time()
-        waiting = self._stream.waiting_for
-        promise = self._stream.promise(number)
+        waiting = self.stream.waiting_for
+        promise = self.stream.promise(number)
         lags = waiting is not None and (promise is None or promise < waiting.sort_key)
         cursor.set_await(remote.policy.next_await(lags=lags, quiet_for=now - self._last_event))
-        held = waiting is not None or self._stream.leaving
+        held = waiting is not None or self.stream.leaving
         if held and self._nudge_timer is None and self._limits.nudge:
             self._nudge_timer = self._loop.call_later(self._limits.nudge_delay, self._nudge)
-        if now > self._read_until and self._waiter is None and self._opening is None:
+        if now > self._read_until and not self._waiters and self._opening is None:
             self._lingering = True
             cursor.pause()
         elif not self._may_read(number):
@@ -305,7 +302,7 @@ class Upstream:
         A remote with nothing buffered may always read: the gate holder has nothing buffered once
         what is ready has been taken, so the gate never stands still for want of budget.
         """
-        buffered = self._stream.buffered_bytes(number)
+        buffered = self.stream.buffered_bytes(number)
         if not buffered:
             return True
         ahead = self._limits.batch_target_bytes
@@ -332,7 +329,7 @@ class Upstream:
         self._nudge_timer = None
         if self._closed or self._lingering:
             return
-        for waiting in (*self._stream.lagging, *self._stream.leaving):
+        for waiting in (*self.stream.lagging, *self.stream.leaving):
             remote = self._remotes.get(waiting.remote)
             if remote is None or remote.nudged:
                 continue
@@ -360,7 +357,8 @@ class Upstream:
         self._connections.clear()
 
 
-def _release(waiter: asyncio.Future[None]) -> None:
+def release(waiter: asyncio.Future[None]) -> None:
+    """Let who awaits ``waiter`` go on."""
     if not waiter.done():
         waiter.set_result(None)
 

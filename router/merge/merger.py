@@ -66,18 +66,11 @@ class Merger:
 
     An event is released once every remote has promised to send nothing below it. Blocks hold at
     most one run of each remote, so that a merge works on what the processor's caches still hold.
-    ``mark`` (raw token document) and ``mark_key`` are the high water mark: where a client that has
-    been given all blocks so far may resume from.
 
     Rules: docs/design.md, section 5; docs/protocol.md, sections 2 and 6.
     """
 
-    def __init__(self, mark: bytes, mark_key: bytes, *, mark_floor: bytes | None = None) -> None:
-        """``mark`` and ``mark_key``: where the stream starts; no promise below ``mark_floor``
-        (default ``mark_key``) becomes the mark."""
-        self.mark = mark
-        self.mark_key = mark_key
-        self._mark_floor = mark_key if mark_floor is None else mark_floor
+    def __init__(self) -> None:
         self._remotes: dict[int, _Remote] = {}
         # Those with events buffered: most remotes have none most of the time.
         self._full: dict[int, _Remote] = {}
@@ -185,7 +178,7 @@ class Merger:
         """Whether this promise may become the high water mark (docs/protocol.md, section 6)."""
         if not state.topology:
             return True
-        if has_events or key < self.mark_key:
+        if has_events:
             return False
         return state.eligible or (
             bool(state.promise_raw) and state.promise is not None and key > state.promise
@@ -223,6 +216,18 @@ class Merger:
             return None
         holder: int = self._promises[0][1]
         return holder
+
+    @property
+    def mark(self) -> tuple[bytes, bytes] | None:
+        """The smallest promise, as sort key and raw token, if it may become a high water mark.
+
+        That of a client that has been given all blocks, when nothing is ready.
+        """
+        if self._silent or not self._promises:
+            return None
+        key, remote = self._promises[0]
+        state = self._remotes[remote]
+        return (key, state.promise_raw) if state.eligible else None
 
     @property
     def ready(self) -> bool:
@@ -308,19 +313,3 @@ class Merger:
             run.size -= size
         state.buffered -= size
         return part, size
-
-    def delivered(self, key: bytes, token: bytes) -> None:
-        """Set the high water mark to the last event handed out, while more are ready."""
-        self.mark, self.mark_key = token, key
-
-    def advance_mark(self) -> None:
-        """Raise the high water mark to the smallest promise, if its remote is eligible.
-
-        To be called only when nothing is ready and all released events have been handed out.
-        """
-        if self._silent or not self._promises:
-            return
-        key, remote = self._promises[0]
-        state = self._remotes[remote]
-        if state.eligible and key > self.mark_key and key > self._mark_floor:
-            self.mark, self.mark_key = state.promise_raw, key

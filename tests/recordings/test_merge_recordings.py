@@ -6,13 +6,12 @@ from random import Random
 import bson
 import pytest
 
-from router.change_stream.merged_stream import MergedStream
 from router.change_stream.request import parse_request
 from router.change_stream.resume_token import ResumeToken, cluster_time_of, token_of
 from shard_client.cursor_reply import token_data
 from shard_client.errors import CommandError
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
-from tests.unit.router.scripted import Driver, Script, batch, error_of, keyed
+from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, keyed
 
 FAILING = {"coll-big", "bad-id"}
 WHOLE = [name for name in streams() if name not in FAILING]
@@ -40,7 +39,7 @@ def command_of(stream: str) -> tuple[str, dict]:
     return namespace.partition(".")[0], dict(reply.command)
 
 
-def open_stream(stream: str, *, known: int = 4, options: dict | None = None) -> MergedStream:
+def open_stream(stream: str, *, known: int = 4, options: dict | None = None) -> PrivateStream:
     database, command = command_of(stream)
     if options is not None:
         spec = command["pipeline"][0]["$changeStream"]
@@ -50,7 +49,7 @@ def open_stream(stream: str, *, known: int = 4, options: dict | None = None) -> 
     request = parse_request(database, command)
     start = request.start_time
     assert start is not None
-    return MergedStream(
+    return PrivateStream(
         request,
         hosts(known=known),
         start_at=start,

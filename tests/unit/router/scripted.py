@@ -11,7 +11,10 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
 from router.change_stream.merged_stream import MergedStream
+from router.change_stream.position import MAX_BATCH_BYTES, Position
+from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of, high_water_mark, token_of
+from router.change_stream.starting_point import starting_point
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import CommandError
 
@@ -65,14 +68,37 @@ def batch(events: list[Event], pbrt: bytes, *, invalidated: bool = False) -> Cur
     return CursorBatch(0 if invalidated else 7, list(events), pbrt, size, invalidated=invalidated)
 
 
+class PrivateStream(MergedStream):
+    """A merged stream with one reader, who was there from the start."""
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        shards: Mapping[str, str],
+        *,
+        start_at: Timestamp,
+        topology_from: Timestamp,
+        token_version: int = 1,
+    ) -> None:
+        super().__init__(request, shards, start_at=start_at, topology_from=topology_from)
+        self.position = Position(self, starting_point(request, start_at, token_version))
+
+    @property
+    def ready(self) -> bool:
+        return self.position.ready
+
+    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Taken:
+        return self.position.take(max_events, max_bytes)
+
+
 @dataclass
 class Driver:
-    """Runs a MergedStream against scripts, with every choice left to ``rnd``.
+    """Runs a PrivateStream against scripts, with every choice left to ``rnd``.
 
     ``reopened`` gives the script of a shard that is opened again after an invalidate.
     """
 
-    stream: MergedStream
+    stream: PrivateStream
     scripts: Mapping[str, Script]
     rnd: Random
     reopened: Callable[[str, bytes], Script] | None = None

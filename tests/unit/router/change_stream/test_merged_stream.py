@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.change_stream.actions import CloseRemote, OpenRemote, ReopenRemote
-from router.change_stream.merged_stream import MergedStream
 from router.change_stream.request import parse_request
 from router.change_stream.resume_token import cluster_time_of, token_of
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import CommandError
-from tests.unit.router.scripted import Driver, Script, batch, error_of, hwm
+from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, hwm
 from tests.unit.router.tokens import data_of, event, shard_event, token_document
 
 START = Timestamp(10, 1)
@@ -29,10 +28,10 @@ def make(
     start_at: Timestamp | None = None,
     topology_from: Timestamp = START,
     **more,
-) -> MergedStream:
+) -> PrivateStream:
     command = {"aggregate": target, "pipeline": [{"$changeStream": options or {}}], "cursor": {}}
     request = parse_request("db", {**command, **more})
-    return MergedStream(
+    return PrivateStream(
         request,
         {f"shard{n}": f"shard{n}/h{n}:1,g{n}:2" for n in range(shards)},
         start_at=start_at or request.start_time or START,
@@ -41,7 +40,7 @@ def make(
     )
 
 
-def opened(**options) -> MergedStream:
+def opened(**options) -> PrivateStream:
     """A stream whose remotes have all answered their openings."""
     stream = make(**options)
     for action in stream.start():
@@ -53,7 +52,7 @@ def at(time: int, number: int = 1, **more) -> tuple[bytes, bytes]:
     return event(data_of(time, number, **more))
 
 
-def arrive(stream: MergedStream, remote: int, *times: int, upto: int | None = None) -> list:
+def arrive(stream: PrivateStream, remote: int, *times: int, upto: int | None = None) -> list:
     """A batch of events at ``times`` and a promise: up to ``upto``, else the last event."""
     events = [at(time, remote) for time in times]
     pbrt = hwm(upto) if upto is not None else token_of(events[-1][1])
@@ -200,11 +199,11 @@ def test_an_event_larger_than_a_batch_comes_alone():
 # Resuming.
 
 
-def resumed_after(data: str, *, how: str = "resumeAfter", **options) -> MergedStream:
+def resumed_after(data: str, *, how: str = "resumeAfter", **options) -> PrivateStream:
     return opened(options={how: {"_data": data}}, **options)
 
 
-def feed(stream: MergedStream, *events: tuple[bytes, bytes], upto: int = 50) -> None:
+def feed(stream: PrivateStream, *events: tuple[bytes, bytes], upto: int = 50) -> None:
     stream.batch_arrived(A, batch(list(events), hwm(upto)))
     for remote in (B, CONFIG):
         stream.batch_arrived(remote, batch([], hwm(upto)))
@@ -309,7 +308,7 @@ def test_any_history_and_any_cut_before_and_after_make_the_history(history, rnd:
 
 
 def invalidated(
-    stream: MergedStream, remote: int, time: int, *, shown: bool = True
+    stream: PrivateStream, remote: int, time: int, *, shown: bool = True
 ) -> tuple[list, bytes]:
     """The shard's collection is dropped: a drop, an invalidate, and the cursor ends."""
     drop, end = at(time, 0), at(time, 0, invalidate=True)
@@ -637,7 +636,7 @@ def test_shards_that_join_in_the_middle_of_a_history_lose_nothing(history, data,
     request = parse_request(
         "db", {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
     )
-    stream = MergedStream(
+    stream = PrivateStream(
         request, known, start_at=START, topology_from=START, token_version=version
     )
     driver = Driver(stream, scripts, rnd, max_events=9).run()

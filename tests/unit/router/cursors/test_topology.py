@@ -248,9 +248,9 @@ async def test_a_stream_goes_on_while_there_is_no_primary(cluster: ScriptedClust
     shard = cluster.shards["s1"]
     shard.primary = False
     shard.fail("getMore", 11602)
+    await until(lambda: remote(registry, "s1").state == "failing")
     shard.insert(105, 1)
     cluster.noop(106)
-    await until(lambda: remote(registry, "s1").state == "failing")
     assert not (await cursor.next_batch(None, 0.05)).events
     shard.primary = True
     assert await read_until(cursor, 1) == [1]

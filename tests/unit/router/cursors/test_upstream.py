@@ -177,7 +177,9 @@ async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
         remote_buffer_bytes=budget, stream_buffer_bytes=budget, batch_target_bytes=10_000
     )
     cursor, _ = await registry.open(stream(), OWNER)
-    upstream = cursor._upstream
+    source = cursor.reader.source
+    assert source is not None
+    upstream = source.upstream
     await until(lambda: upstream.buffered_bytes > budget / 2)
     asked = 0
     while shard.commands["getMore"] > asked:

@@ -14,7 +14,7 @@ def key(number: int) -> bytes:
 
 
 def merger(remotes: int, **topology: bool) -> Merger:
-    made = Merger(b"mark", LOWEST)
+    made = Merger()
     for remote in range(remotes):
         made.add_remote(remote, **topology)
     return made
@@ -196,59 +196,40 @@ def test_a_remote_that_joins_with_a_known_start_holds_the_gate_there():
     made.add_remote(7, promise=key(3))
     add(made, 0, [1, 2, 3, 4], 9)
     assert [k for k, _ in released(made)] == [key(1), key(2), key(3)]
-    made.advance_mark()
-    assert made.mark == b"mark"
+    assert made.mark is None, "its start is no promise of its own"
     add(made, 7, [], 6)
     assert [k for k, _ in released(made)] == [key(4)]
-    made.advance_mark()
-    assert made.mark == b"p6"
+    assert made.mark == (key(6), b"p6")
 
 
-def test_the_mark_rises_with_the_gate_and_never_falls():
-    made = Merger(b"start", key(5))
-    made.add_remote(0)
-    made.advance_mark()
+def test_the_mark_is_the_smallest_promise():
+    made = merger(2)
     add(made, 0, [], 3)
-    made.advance_mark()
-    assert made.mark == b"start"
-    add(made, 0, [], 8)
-    made.advance_mark()
-    assert made.mark == b"p8"
-    made.delivered(key(9), b"event")
-    made.advance_mark()
-    assert (made.mark, made.mark_key) == (b"event", key(9))
-
-
-def test_no_promise_at_or_below_the_floor_becomes_the_mark():
-    made = Merger(b"start", key(5), mark_floor=key(7))
-    made.add_remote(0)
-    add(made, 0, [], 6)
-    made.advance_mark()
-    assert made.mark == b"start"
-    add(made, 0, [], 8)
-    made.advance_mark()
-    assert made.mark == b"p8"
+    assert made.mark is None, "a remote is silent"
+    add(made, 1, [], 8)
+    assert made.mark == (key(3), b"p3")
+    add(made, 0, [], 9)
+    assert made.mark == (key(8), b"p8")
 
 
 class TestTopologyRemote:
     """docs/protocol.md, section 6: when the config server's promise may be the mark."""
 
     def make(self) -> Merger:
-        made = Merger(b"start", key(5))
+        made = Merger()
         made.add_remote(0, topology=True)
         made.add_remote(1)
         add(made, 1, [], 99)
         return made
 
-    def mark_after(self, made: Merger, numbers: Sequence[int], promise: int) -> bytes:
+    def mark_after(self, made: Merger, numbers: Sequence[int], promise: int) -> bytes | None:
         add(made, 0, numbers, promise)
-        made.advance_mark()
-        return made.mark
+        return made.mark and made.mark[1]
 
     def test_never_the_first_batch(self):
         made = self.make()
-        assert self.mark_after(made, [], 6) == b"start"
-        assert self.mark_after(made, [], 6) == b"start"
+        assert self.mark_after(made, [], 6) is None
+        assert self.mark_after(made, [], 6) is None
         assert self.mark_after(made, [], 7) == b"p7"
         assert self.mark_after(made, [], 7) == b"p7"
 
@@ -256,15 +237,9 @@ class TestTopologyRemote:
         made = self.make()
         self.mark_after(made, [], 6)
         assert self.mark_after(made, [], 7) == b"p7"
-        assert self.mark_after(made, [8], 8) == b"p7"
-        assert self.mark_after(made, [], 8) == b"p7"
+        assert self.mark_after(made, [8], 8) is None
+        assert self.mark_after(made, [], 8) is None
         assert self.mark_after(made, [], 9) == b"p9"
-
-    def test_never_one_below_the_mark(self):
-        made = self.make()
-        self.mark_after(made, [], 2)
-        assert self.mark_after(made, [], 3) == b"start"
-        assert self.mark_after(made, [], 6) == b"p6"
 
     def test_its_events_reach_nobody(self):
         made = self.make()

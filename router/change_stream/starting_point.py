@@ -1,0 +1,50 @@
+"""Where a client's stream starts (docs/design.md, section 7)."""
+
+from dataclasses import dataclass
+
+from bson.timestamp import Timestamp
+
+from router.change_stream.request import AfterToken, StreamRequest
+from router.change_stream.resume_token import (
+    AFTER_ANY_DIGIT,
+    TIME_DIGITS,
+    ResumeToken,
+    first_key,
+    high_water_mark,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """A client's first high water mark, and what of the merged events it gets.
+
+    ``mark`` is the raw token document and ``mark_key`` its sort key; no promise up to ``floor``
+    replaces it. Events up to and including the sort key ``after`` are left out. ``resume`` is the
+    event's token that must be among those that follow, and up to which they are left out too.
+    """
+
+    mark: bytes
+    mark_key: bytes
+    floor: bytes
+    after: bytes
+    resume: ResumeToken | None = None
+
+
+def starting_point(
+    request: StreamRequest, start_at: Timestamp, token_version: int
+) -> StartingPoint:
+    """Return where ``request`` starts, which every shard reads from ``start_at`` on.
+
+    ``token_version`` is that of the tokens which the shards make.
+    """
+    version = 2 if request.splits_large_events else token_version
+    if isinstance(request.start, AfterToken):
+        token = request.start.token
+    else:
+        token = high_water_mark(start_at, version)
+    floor = token.data
+    if token.version != version and not token.is_high_water_mark:
+        # Keys of different versions at one cluster time do not compare.
+        floor = token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
+    resume = None if token.is_high_water_mark else token
+    return StartingPoint(token.raw, token.data, floor, first_key(start_at), resume)

@@ -1,0 +1,197 @@
+"""Identical streams share one set of remotes (docs/design.md, section 10)."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import bson
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.change_stream.position import Position
+from router.change_stream.request import AfterToken, AtTime, StreamRequest
+from router.change_stream.resume_token import cluster_time_of, first_key
+from router.change_stream.starting_point import starting_point
+from router.cursors.limits import StreamLimits
+from router.cursors.nudge import Nudger
+from router.cursors.opening import place_upstream
+from router.cursors.present import Present
+from router.cursors.reader import Reader
+from router.cursors.source import Source
+
+_LEAST_REPLY: Final = 64 * 1024
+
+
+def identity(request: StreamRequest) -> bytes:
+    """Return what requests have in common that may share remotes: all but start and batches.
+
+    Comments may differ; what starts after an invalidate shares with those that start after the
+    same one, whose shards pass over their first invalidate too.
+    """
+    after = None
+    if request.starts_after_invalidate and isinstance(request.start, AfterToken):
+        after = request.start.token.data
+    extras = {name: value for name, value in request.extras.items() if name != "comment"}
+    return bson.encode(
+        {
+            "namespace": request.namespace,
+            "options": request.change_stream_options,
+            "stages": list(request.stages),
+            "readPreference": request.read_preference,
+            "extras": extras,
+            "shard": request.passthrough_to_shard,
+            "after": after,
+        }
+    )
+
+
+class _Channel:
+    """The sources of one identity; those who have caught up gather in ``main``."""
+
+    def __init__(self, key: bytes | None) -> None:
+        self.key = key
+        self.sources: list[Source] = []
+        self.main: Source | None = None
+
+    def placing(self) -> Source | None:
+        """Return a source of which it is not known yet where it starts."""
+        return next((each for each in self.sources if not each.placed.is_set()), None)
+
+    def find(self, after: bytes, time: Timestamp) -> Source | None:
+        """Return a source that covers what lies beyond ``after`` and is not far from ``time``."""
+        for source in sorted(self.sources, key=lambda each: each is not self.main):
+            if source.healthy and source.covers(after) and not source.is_late(time):
+                return source
+        return None
+
+
+class SharedStreams:
+    """The remotes of all streams of a process, shared where streams are identical.
+
+    Must be made in a running loop; ``await close()`` once all readers are closed.
+    """
+
+    def __init__(self, cluster: Cluster, nudger: Nudger, limits: StreamLimits) -> None:
+        self._cluster = cluster
+        self._nudger = nudger
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._present = Present(cluster, limits)
+        self._channels: dict[bytes | None, _Channel] = {}
+        self._of: dict[Source, _Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, request: StreamRequest) -> Reader:
+        """Return a reader that starts where ``request`` says. Raises CommandError."""
+        start_at = request.start_time
+        while True:
+            source, start_at = await self._enter(request, start_at)
+            point = starting_point(request, start_at, self._cluster.token_version)
+            if source.covers(point.after):
+                position = Position(source.upstream.stream, point)
+                return Reader(self, source, request, position)
+            # Others have read on while it was being opened.
+            source.leave()
+
+    async def follow(self, request: StreamRequest, position: Position) -> Source:
+        """Return a source, entered, to which ``position`` has been attached; raises CommandError.
+
+        For a position whose own source does not cover any more what it needs.
+        """
+        if not (request.starts_after_invalidate and position.at_start):
+            start = AtTime(cluster_time_of(position.needs))
+            request = replace(request, start=start)
+        while True:
+            source, _ = await self._enter(request, request.start_time, position.needs)
+            if source.covers(position.needs):
+                position.attach(source.upstream.stream)
+                return source
+            source.leave()
+
+    def better(self, source: Source) -> Source | None:
+        """Return the source that readers of ``source`` should go over to when they can."""
+        channel = self._of.get(source)
+        main = None if channel is None else channel.main
+        if main is None or main is source or not main.has_opened:
+            return None
+        gate = source.upstream.stream.gate
+        return None if gate is None or main.is_late(cluster_time_of(gate)) else main
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of events that one reply may have now."""
+        readers = sum(source.readers for source in self._of)
+        share = self._limits.replies_bytes // max(1, readers)
+        return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run ``work`` in a task that ``close`` waits for."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Close all remotes, within bounded time."""
+        for source in list(self._of):
+            self._gone(source)
+        await self._present.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _enter(
+        self, request: StreamRequest, start_at: Timestamp | None, after: bytes | None = None
+    ) -> tuple[Source, Timestamp]:
+        """Return an open source, entered, that covers ``after``, and where the reader starts.
+
+        ``start_at`` None stands for now; ``after`` is where it begins if not given.
+        """
+        key = identity(request) if self._limits.share else None
+        while True:
+            channel = self._channels.get(key) or _Channel(key)
+            if (placing := channel.placing()) is not None:
+                await placing.placed.wait()
+            elif start_at is None and any(source.healthy for source in channel.sources):
+                start_at = await self._present.time(request)
+            else:
+                break
+        source = None
+        if start_at is not None:
+            now = min(start_at, self._cluster.clock.time or start_at)
+            source = channel.find(after or first_key(start_at), now)
+            if channel.main is not None and channel.main.is_late(now):
+                channel.main = source
+        if source is None:
+            source = self._new(channel, request, start_at)
+        source.enter()
+        try:
+            await source.opened()
+        except BaseException:
+            source.leave()
+            raise
+        return source, start_at or source.start_at
+
+    def _new(self, channel: _Channel, request: StreamRequest, start_at: Timestamp | None) -> Source:
+        if start_at is not None and not request.starts_after_invalidate:
+            request = replace(request, start=AtTime(start_at))
+        place = partial(place_upstream, request, self._cluster, self._nudger, self._limits)
+        source = Source(place, self._limits, self._gone, shared=self._limits.share)
+        self._of[source] = channel
+        channel.sources.append(source)
+        channel.main = channel.main or source
+        if channel.key is not None:
+            self._channels[channel.key] = channel
+        return source
+
+    def _gone(self, source: Source) -> None:
+        channel = self._of.pop(source, None)
+        if channel is None:
+            return
+        channel.sources.remove(source)
+        if channel.main is source:
+            channel.main = None
+        if not channel.sources:
+            self._channels.pop(channel.key, None)
+        self.spawn(source.close(), "close remotes")

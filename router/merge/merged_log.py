@@ -1,0 +1,148 @@
+"""What the merge has released, kept for all who read it: a ring of blocks, bounded in bytes."""
+
+from bisect import bisect_right
+from itertools import accumulate
+from operator import attrgetter, itemgetter
+from typing import Final
+
+from router.merge.merger import Event
+
+_KEY: Final = itemgetter(0)
+_BSON: Final = itemgetter(1)
+
+ELEMENT_OVERHEAD: Final = 10
+"""Bytes that mongos reckons on top of each event in a batch: type, array index, terminator."""
+
+JOIN_BYTES: Final = 64 * 1024
+"""Blocks are joined up to this size, so that a log of single events stays short."""
+
+
+class _Block:
+    """Events in order; ``first`` is the number of the first of them, counted from the log's start.
+
+    ``last_key`` is the sort key of the last one.
+    """
+
+    __slots__ = ("events", "first", "last_key", "size")
+
+    def __init__(self, first: int, events: list[Event], size: int) -> None:
+        self.first = first
+        self.events = events
+        self.size = size
+        self.last_key = events[-1][0]
+
+
+_first: Final = attrgetter("first")
+_last_key: Final = attrgetter("last_key")
+
+
+class MergedLog:
+    """Merged events by number, oldest first; the oldest go when ``trim`` is called.
+
+    Whoever reads holds the number of the next event; numbers from ``start`` up to ``end`` are here.
+    ``floor`` is a sort key: every event beyond it is here or still to come
+    (docs/design.md, section 10).
+    """
+
+    def __init__(self, floor: bytes) -> None:
+        self.floor = floor
+        self.start = 0
+        self.end = 0
+        self.size = 0
+        self._blocks: list[_Block] = []
+
+    def append(self, events: list[Event], size: int) -> None:
+        """Add merged events, ``size`` bytes in all; the list belongs to the log from now on."""
+        last = self._blocks[-1] if self._blocks else None
+        if last is not None and last.size + size <= JOIN_BYTES:
+            last.events.extend(events)
+            last.size += size
+            last.last_key = events[-1][0]
+        else:
+            self._blocks.append(_Block(self.end, events, size))
+        self.end += len(events)
+        self.size += size
+
+    def trim(self, keep: int) -> None:
+        """Let go of the oldest blocks beyond ``keep`` bytes; the newest block always stays."""
+        if self.size <= keep:
+            return
+        gone = 0
+        while self.size > keep and gone < len(self._blocks) - 1:
+            self.size -= self._blocks[gone].size
+            gone += 1
+        if gone:
+            self.floor = self._blocks[gone - 1].last_key
+            self.start = self._blocks[gone].first
+            del self._blocks[:gone]
+
+    def number_beyond(self, key: bytes) -> int:
+        """Return the number of the first event here whose sort key is beyond ``key``."""
+        index = bisect_right(self._blocks, key, key=_last_key)
+        if index == len(self._blocks):
+            return self.end
+        block = self._blocks[index]
+        return block.first + bisect_right(block.events, key, key=_KEY)
+
+    def equal_from(self, number: int, key: bytes) -> list[Event]:
+        """Return the events from ``number`` on, within its block, whose sort key is ``key``."""
+        block, offset = self._at(number)
+        if block.events[offset][0] != key:
+            return []
+        return block.events[offset : bisect_right(block.events, key, lo=offset, key=_KEY)]
+
+    def read(
+        self, number: int, max_events: int | None, space: int, *, first: bool
+    ) -> tuple[list[Event], int]:
+        """Return events from ``number`` on, of one block, and their bytes.
+
+        At most ``max_events`` that fit into ``space``, as ``cut`` has it. The list may be the log's
+        own: not to be changed, nor kept.
+        """
+        block, offset = self._at(number)
+        if not offset:
+            return cut(block.events, max_events, space, first=first, size=block.size)
+        end = None if max_events is None else offset + max_events
+        return cut(block.events[offset:end], max_events, space, first=first)
+
+    def block_from(self, number: int) -> list[Event]:
+        """Return a copy of the events from ``number`` up to the end of its block."""
+        block, offset = self._at(number)
+        return block.events[offset:]
+
+    def _at(self, number: int) -> tuple[_Block, int]:
+        blocks = self._blocks
+        block = blocks[-1]
+        if number < block.first:
+            block = blocks[bisect_right(blocks, number, key=_first) - 1]
+        return block, number - block.first
+
+
+def cut(
+    events: list[Event],
+    max_events: int | None,
+    space: int,
+    *,
+    first: bool,
+    size: int | None = None,
+) -> tuple[list[Event], int]:
+    """Return the longest front of ``events`` that a batch has room for, and its bytes.
+
+    At most ``max_events`` that fit into ``space`` bytes: an event needs its size at the time it is
+    put; those before it their size and the array overhead. ``first``: the batch is empty so far, so
+    one event goes whatever its size. ``size``: the bytes of all, if known
+    (docs/protocol.md, section 2).
+    """
+    count = len(events)
+    if max_events is not None and max_events < count:
+        count = max_events
+    if count <= 0:
+        return [], 0
+    if size is not None and count == len(events) and size + ELEMENT_OVERHEAD * count <= space:
+        return events, size
+    taken = events[:count]
+    sizes = list(accumulate(map(len, map(_BSON, taken))))
+    if sizes[-1] + ELEMENT_OVERHEAD * count > space:
+        fits = bisect_right(range(count), space, key=lambda i: sizes[i] + ELEMENT_OVERHEAD * i)
+        taken = taken[: max(fits, 1) if first else fits]
+    return taken, sizes[len(taken) - 1] if taken else 0
