@@ -14,12 +14,13 @@ from tests.harness.raw_client import RawClient
 
 @dataclass
 class Facade:
-    """A listening facade and what is behind it."""
+    """A listening facade and what is behind it; ``private`` is where other workers ask, if any."""
 
     node: Node
     listener: Listener
     cursors: FakeCursors
     port: int
+    private: Listener | None = None
 
     async def client(self) -> RawClient:
         return await RawClient.connect(self.port)

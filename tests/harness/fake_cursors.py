@@ -1,13 +1,15 @@
 """Merged cursors without a cluster, for tests of what stands before them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import count
 
 import bson
 from bson.timestamp import Timestamp
 
 from router.change_stream.request import StreamRequest
+from router.cursors.description import StreamDescription
 from router.cursors.merged_cursor import Batch
 from router.cursors.registry import KillResult, Owner
 from shard_client.cluster_clock import ClusterClock
@@ -79,14 +81,14 @@ class FakeCursors:
         self.refreshed_sessions: list[bytes] = []
         self.failure: CommandError | None = None
         self.first: list[bytes] = []
-        self._next = 2**62
+        self.new_id: Callable[[], int] = count(2**62 + 1).__next__
+        self.nudges: dict[str, int] = {}
 
     async def open(self, request: StreamRequest, owner: Owner) -> tuple[FakeCursor, Batch]:
         self.opened.append(request)
         if self.failure is not None:
             raise self.failure
-        self._next += 1
-        cursor = FakeCursor(self._next, request.namespace, owner)
+        cursor = FakeCursor(self.new_id(), request.namespace, owner)
         self.cursors[cursor.cursor_id] = cursor
         return cursor, Batch(cursor.cursor_id, self.first, sum(map(len, self.first)), TOKEN)
 
@@ -113,6 +115,9 @@ class FakeCursors:
 
     def __len__(self) -> int:
         return len(self.cursors)
+
+    def describe(self) -> list[StreamDescription]:
+        return []
 
     def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
         result = KillResult([], [], [], [])

@@ -1,0 +1,47 @@
+"""The facades of several workers in the test's own loop, each before fake cursors of its own."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bson.objectid import ObjectId
+
+from router.commands.topology_version import TopologyVersion
+from router.server.listener import Listener
+from router.upstream_mongos import UpstreamMongos
+from router.workers.cursor_ids import CursorIds
+from router.workers.peers import Peers, private_address
+from tests.harness.facade import Facade, facade
+
+MARK = 0x1234
+
+
+@asynccontextmanager
+async def worker_facades(
+    count: int = 2, upstream: UpstreamMongos | None = None, **makers: Any
+) -> AsyncIterator[list[Facade]]:
+    """Listen on one port for each worker until the block ends.
+
+    ``makers`` make each Node's other fields; a worker is ended by closing its ``private`` listener.
+    """
+    process_id = ObjectId()
+    async with AsyncExitStack() as owned:
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="workers-")))
+        workers = []
+        for number in range(1, count + 1):
+            ids = CursorIds(number, MARK)
+            peers = Peers(ids, number, count, folder)
+            owned.callback(peers.close)
+            fields = {name: make() for name, make in makers.items()}
+            worker = await owned.enter_async_context(
+                facade(upstream, peers=peers, topology=TopologyVersion(process_id), **fields)
+            )
+            worker.cursors.new_id = ids.new_id
+            worker.private = await owned.enter_async_context(
+                Listener(worker.node, for_workers=True)
+            )
+            await worker.private.listen_privately(private_address(folder, number))
+            workers.append(worker)
+        yield workers

@@ -1,0 +1,66 @@
+"""Parent and worker: messages in order, connections that arrive whole, ends that are heard of."""
+
+import asyncio
+import socket
+
+import pytest
+
+from router.workers.channel import DRIVER, FEED, Arrivals, Channel, Handed, hand_over
+from tests.harness.until import until
+
+
+async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
+    parent, worker = [await Channel.over(end) for end in socket.socketpair()]
+    for number in range(100):
+        parent.say(load=number)
+    assert [(await worker.hear() or {})["load"] for _ in range(100)] == list(range(100))
+    worker.say(ready=True)
+    worker.close()
+    assert await parent.hear() == {"ready": True}
+    assert await parent.hear() is None
+    parent.say(load=1)  # nobody hears it, nothing breaks
+    parent.close()
+
+
+async def test_connections_are_handed_over_with_their_port_and_number() -> None:
+    way, arriving = socket.socketpair()
+    way.setblocking(False)
+    arrived: asyncio.Queue[Handed] = asyncio.Queue()
+    arrivals = Arrivals(arriving, arrived.put_nowait)
+    for number, port in enumerate((DRIVER, FEED, DRIVER)):
+        near, far = socket.socketpair()
+        with near:
+            with far:
+                hand_over(way, Handed(port, 2**40 + number, far))
+            handed = await asyncio.wait_for(arrived.get(), 5)
+            assert handed[:2] == (port, 2**40 + number)
+            with handed.connection:
+                handed.connection.send(b"here")
+                assert near.recv(10) == b"here"
+    arrivals.close()
+    way.close()
+
+
+async def test_a_worker_that_takes_nothing_is_an_error_not_a_wait() -> None:
+    way, arriving = socket.socketpair()
+    way.setblocking(False)
+    with way, arriving, socket.socket() as connection:
+        handed = Handed(DRIVER, 1, connection)
+        with pytest.raises(BlockingIOError):
+            _hand_over_often(way, handed)
+        arriving.close()
+        with pytest.raises(BrokenPipeError):
+            hand_over(way, handed)
+
+
+async def test_arrivals_end_with_the_parent() -> None:
+    way, arriving = socket.socketpair()
+    arrivals = Arrivals(arriving, lambda handed: None)
+    way.close()
+    await until(lambda: arriving.fileno() < 0)
+    arrivals.close()
+
+
+def _hand_over_often(way: socket.socket, handed: Handed) -> None:
+    for _ in range(100_000):
+        hand_over(way, handed)
