@@ -134,6 +134,10 @@ class EmbeddedCluster:
         """Return a running shard server; KeyError when there is none of that name."""
         return self._running[name]
 
+    def member(self, name: str) -> Mongod:
+        """Return a server, running or stopped; ``config`` is the config server. Or KeyError."""
+        return self.config_server if name == "config" else self._running[name]
+
     async def start_shard(self, name: str) -> Mongod:
         """Start a shard server that is no part of the cluster yet (see ``addShard``).
 

@@ -86,6 +86,8 @@ class Mongod:
         self.find_elsewhere: Callable[[Binary, Document], Document | None] | None = None
         self._server = Server(self)
         self._noops: asyncio.Task[None] | None = None
+        self._answers = asyncio.Event()
+        self._answers.set()
         self.append_noop({"msg": "initiating set"})
 
     async def start(self, port: int = 0) -> None:
@@ -109,11 +111,22 @@ class Mongod:
 
     async def restart(self, down_for: float) -> None:
         """Stop, and be back after ``down_for`` seconds at the same address with the same data."""
-        port = self.address[1]
         await self.stop()
         await asyncio.sleep(down_for)
+        await self.start_again()
+
+    async def start_again(self) -> None:
+        """Start after ``stop``, at the same address with the same data."""
         self.topology_version = self._new_process()
-        await self.start(port)
+        await self.start(self.address[1])
+
+    def hang(self) -> None:
+        """Take connections and commands, but answer none of them until ``go_on``."""
+        self._answers.clear()
+
+    def go_on(self) -> None:
+        """Answer what has been waiting since ``hang``, and what comes."""
+        self._answers.set()
 
     def step_down(self, *, kill_cursors: bool = False) -> None:
         """Be secondary from now on, until ``step_up``; ``kill_cursors`` as some stepdowns do."""
@@ -174,6 +187,7 @@ class Mongod:
 
         Gossips: takes ``$clusterTime`` in, puts ``$clusterTime`` and ``operationTime`` on replies.
         """
+        await self._answers.wait()
         try:
             self._hear(command)
             self.elections.check(command)

@@ -13,6 +13,7 @@ from embedded.mongos import (
     shard_collection,
     sharding_admin,
     statistics,
+    switches,
     views,
     writes,
 )
@@ -63,6 +64,7 @@ COMMANDS: dict[str, Handler] = {
     "listShards": sharding_admin.list_shards,
     "getShardMap": sharding_admin.shard_map,
     "startShard": sharding_admin.start_shard,
+    "switchMember": switches.switch_member,
     "balancerStatus": sharding_admin.balancer_status,
     "balancerStart": sharding_admin.balancer_status,
     "balancerStop": sharding_admin.balancer_status,
@@ -117,6 +119,7 @@ ON_ADMIN_ONLY = frozenset(
         "listShards",
         "getShardMap",
         "startShard",
+        "switchMember",
         "balancerStatus",
         "balancerStart",
         "balancerStop",

@@ -36,6 +36,9 @@ class ShardServers(Protocol):
     def find(self, host: str) -> Mongod | None:
         """Return the shard server with this host string or address."""
 
+    def member(self, name: str) -> Mongod:
+        """Return a server by its name, ``config`` for the config server; or KeyError."""
+
 
 @dataclass(frozen=True)
 class Identity:

@@ -6,22 +6,20 @@ against containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
 """
 
 import os
-import shutil
 import socket
-import subprocess
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pymongo
 import pytest
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from embedded.demo.processes import Program
+from tests.harness.launchers import Containers, Launcher, ServerBinaries
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -65,14 +63,59 @@ class TestCluster(ABC):
     def stop(self) -> None:
         """End all servers."""
 
+    @abstractmethod
+    def stop_member(self, name: str) -> None:
+        """End a shard's server (``config``: the config server's) as a power cut would."""
+
+    @abstractmethod
+    def start_member(self, name: str) -> None:
+        """Start a server that was stopped, with its data, at its address."""
+
+    @abstractmethod
+    def hang_member(self, name: str) -> None:
+        """Have a server answer nobody, though it can be connected to."""
+
+    @abstractmethod
+    def wake_member(self, name: str) -> None:
+        """Have a server that hangs go on."""
+
+    @abstractmethod
+    def step_down(self, name: str, seconds: float) -> None:
+        """Leave a replica set without a primary for so long, then have the same one elected."""
+
+    @abstractmethod
+    def kill_cursors(self, name: str) -> None:
+        """Kill all cursors on a server."""
+
     def add_shard(self) -> tuple[str, str]:
         """Start one more server and make it a shard; return its id and host string."""
         name, host = self.start_shard()
+        self.join_shard(name, host)
+        return name, host
+
+    def join_shard(self, name: str, host: str) -> None:
+        """Make a server that runs a shard of the cluster."""
         client: Client
         with pymongo.MongoClient(self.mongos_uri) as client:
             client.admin.command("addShard", host, name=name)
         self.shards[name] = host
-        return name, host
+
+    def remove_shard(self, name: str) -> str:
+        """Drain a shard and take it out of the cluster; its server runs on. Return its host.
+
+        Its databases go to another shard.
+        """
+        other = next(each for each in self.shards if each != name)
+        deadline = time.monotonic() + _REAL_START_SECONDS
+        client: Client
+        with pymongo.MongoClient(self.mongos_uri) as client:
+            while (state := client.admin.command("removeShard", name))["state"] != "completed":
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{name} does not drain: {state}")
+                for database in state.get("dbsToMove", ()):
+                    client.admin.command("movePrimary", database, to=other)
+                time.sleep(0.05)
+        return self.shards.pop(name)
 
     def direct(self, name: str, **options: Any) -> Client:
         """Return a client of one shard's server (``config``: the config server's)."""
@@ -139,16 +182,43 @@ class EmbeddedProcess(TestCluster):
         self.mongos = attributes["mongos"]
         self.configdb = attributes["configdb"]
         self.shards = attributes["shards"]
+        self._started = len(self.shards)
 
     @property
     def real(self) -> bool:
         return False
 
     def start_shard(self) -> tuple[str, str]:
-        name = f"shard{len(self.shards)}"
+        name = f"shard{self._started}"
+        self._started += 1
         client: Client
         with pymongo.MongoClient(self.mongos_uri) as client:
             return name, client.admin.command("startShard", name)["host"]
+
+    def stop_member(self, name: str) -> None:
+        self._switch(name, "stop")
+
+    def start_member(self, name: str) -> None:
+        self._switch(name, "start")
+
+    def hang_member(self, name: str) -> None:
+        self._switch(name, "hang")
+
+    def wake_member(self, name: str) -> None:
+        self._switch(name, "goOn")
+
+    def step_down(self, name: str, seconds: float) -> None:
+        self._switch(name, "stepDown")
+        time.sleep(seconds)
+        self._switch(name, "stepUp")
+
+    def kill_cursors(self, name: str) -> None:
+        self._switch(name, "killCursors")
+
+    def _switch(self, name: str, to: str) -> None:
+        client: Client
+        with pymongo.MongoClient(self.mongos_uri) as client:
+            client.admin.command("switchMember", name, to=to)
 
     @property
     def logs(self) -> list[str]:
@@ -159,71 +229,6 @@ class EmbeddedProcess(TestCluster):
         self._program.stop()
 
 
-class Launcher(Protocol):
-    """How MongoDB's programs are started and ended."""
-
-    def launch(self, name: str, program: str, *arguments: str) -> None:
-        """Start ``program``; ``name`` is for its files and its log."""
-
-    def stop(self) -> None:
-        """End everything that was started, the last first."""
-
-
-class ServerBinaries:
-    """Programs from a folder, as child processes; their data goes to a temporary folder."""
-
-    def __init__(self, binaries: Path) -> None:
-        self._binaries = binaries
-        self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-cluster-"))
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def launch(self, name: str, program: str, *arguments: str) -> None:
-        if program == "mongod":
-            data = self._folder / name
-            data.mkdir()
-            arguments = (*arguments, "--dbpath", str(data))
-        with (self._folder / f"{name}.log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [self._binaries / program, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-
-    def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class Containers:
-    """Programs of a Docker image, on the machine's own network, so that all addresses agree."""
-
-    def __init__(self, image: str) -> None:
-        self._image = image
-        self._containers: list[Any] = []
-
-    def launch(self, name: str, program: str, *arguments: str) -> None:
-        from testcontainers.core.container import DockerContainer
-
-        container = DockerContainer(self._image)
-        container.with_command([program, *arguments]).with_kwargs(network_mode="host")
-        container.start()
-        self._containers.append(container)
-
-    def stop(self) -> None:
-        for container in reversed(self._containers):
-            container.stop()
-
-
 class RealCluster(TestCluster):
     """MongoDB's own servers, one-member replica sets."""
 
@@ -231,13 +236,14 @@ class RealCluster(TestCluster):
         self, launcher: Launcher, shards: int, *, noop_interval: float | None = None
     ) -> None:
         self._launcher = launcher
+        self._started = 0
         self._noop: list[str] = []
         if noop_interval is not None:
             seconds = max(1, round(noop_interval))
             self._noop = ["--setParameter", f"periodicNoopIntervalSecs={seconds}"]
         self.shards = {}
         try:
-            self.configdb = self._start_member("cfg", "--configsvr")
+            self.configdb = self._start_server("cfg", "--configsvr")
             self.mongos = self._start_mongos()
             for _ in range(shards):
                 self.add_shard()
@@ -250,13 +256,52 @@ class RealCluster(TestCluster):
         return True
 
     def start_shard(self) -> tuple[str, str]:
-        name = f"shard{len(self.shards)}"
-        return name, self._start_member(name, "--shardsvr")
+        name = f"shard{self._started}"
+        self._started += 1
+        return name, self._start_server(name, "--shardsvr")
+
+    def stop_member(self, name: str) -> None:
+        self._launcher.kill(_program(name))
+
+    def start_member(self, name: str) -> None:
+        self._launcher.relaunch(_program(name))
+        _eventually(self._direct_uri(name), f"{name} to be primary again", _is_primary)
+
+    def hang_member(self, name: str) -> None:
+        self._launcher.pause(_program(name))
+
+    def wake_member(self, name: str) -> None:
+        self._launcher.unpause(_program(name))
+
+    def step_down(self, name: str, seconds: float) -> None:
+        client: Client
+        whole = max(1, round(seconds))
+        try:
+            with self.direct(name) as client:
+                client.admin.command("replSetStepDown", whole, force=True)
+        except AutoReconnect:
+            pass  # some versions close all connections
+        _eventually(self._direct_uri(name), f"{name} to be primary again", _is_primary)
+
+    def kill_cursors(self, name: str) -> None:
+        client: Client
+        with self.direct(name) as client:
+            current = [{"$currentOp": {"idleCursors": True, "allUsers": True}}]
+            for operation in client.admin.aggregate(current):
+                cursor = operation.get("cursor")
+                if cursor is not None and "changeStream" in str(cursor.get("originatingCommand")):
+                    database, _, collection = operation["ns"].partition(".")
+                    killing = {"killCursors": collection, "cursors": [cursor["cursorId"]]}
+                    client[database].command(killing)
 
     def stop(self) -> None:
         self._launcher.stop()
 
-    def _start_member(self, name: str, role: str) -> str:
+    def _direct_uri(self, name: str) -> str:
+        host = self.configdb if name == "config" else self.shards[name]
+        return f"mongodb://{host.partition('/')[2]}/?directConnection=true"
+
+    def _start_server(self, name: str, role: str) -> str:
         port = _free_port()
         self._launcher.launch(
             name, "mongod", role, "--replSet", name, "--bind_ip", "127.0.0.1",
@@ -310,6 +355,10 @@ def _eventually(uri: str, what: str, done: Callable[[Client], bool]) -> None:
             failure = error
         time.sleep(0.1)
     raise RuntimeError(f"waited {_REAL_START_SECONDS:g} s for {what}: {failure}")
+
+
+def _program(member: str) -> str:
+    return "cfg" if member == "config" else member
 
 
 def _is_primary(client: Client) -> bool:

@@ -1,0 +1,39 @@
+"""An own command that makes a member fail, as an operator or a power cut would."""
+
+from typing import Any
+
+from embedded.errors import bad_value
+from embedded.mongos.request import Request
+from embedded.storage.bson_values import Document
+
+
+async def switch_member(request: Request) -> Document:
+    """Switch a member (not MongoDB's): ``{switchMember: "shard0" | "config", to: …}``.
+
+    ``to`` is ``stop`` (end all connections and listen no more), ``start`` (again, with the same
+    data at the same address), ``hang`` (answer nobody), ``goOn``, ``stepDown``, ``stepUp`` or
+    ``killCursors``. What this mongos does inside the process goes on meanwhile.
+
+    Raises:
+        CommandError: 2 BadValue for another switch, or a member that does not run.
+    """
+    name, switch = str(request.command["switchMember"]), request.command.get("to")
+    try:
+        member = request.state.servers.member(name)
+    except KeyError:
+        raise bad_value(f"there is no member {name!r}") from None
+    actions: dict[Any, Any] = {
+        "stop": member.stop,
+        "start": member.start_again,
+        "hang": member.hang,
+        "goOn": member.go_on,
+        "stepDown": member.step_down,
+        "stepUp": member.step_up,
+        "killCursors": member.cursors.close,
+    }
+    if switch not in actions:
+        raise bad_value(f"a member cannot be switched to {switch!r}")
+    done = actions[switch]()
+    if done is not None:
+        await done
+    return {}
