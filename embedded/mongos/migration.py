@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from bson import Binary
+
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.members import Member
@@ -42,20 +44,20 @@ async def move_chunk(
         for document in local.documents()
         if low <= order(collection.key.of_document(document)) < high
     ]
-    await _insert(to, namespace, moving)
+    await insert_documents(to, namespace, moving)
     if is_new_owner:
         text = (
             f"Migrating chunk from shard {donor.id} to shard {to.id} with no chunks for this "
             "collection"
         )
         event = {"migrateChunkToNewShard": namespace, "fromShardId": donor.id, "toShardId": to.id}
-        _note(donor, collection, text, event)
+        note_event(donor, collection, text, event)
     moved = collection.chunks.move(chunk, to.id)
     await request.catalog.replace_chunks(collection, [chunk], [moved])
     if donor.id not in collection.chunks.shards:
         text = f"Migrate the last chunk for {namespace} off shard {donor.id}"
         event = {"migrateLastChunkFromShard": namespace, "shardId": donor.id}
-        _note(donor, collection, text, event)
+        note_event(donor, collection, text, event)
     await _delete(donor, local, moving)
 
 
@@ -69,8 +71,8 @@ async def move_unsharded(donor: Member, to: Member, database: str, keep: Iterabl
     for local in donor.mongod.catalog.collections(database):
         if local.ns in kept:
             continue
-        await _create_like(local, to)
-        await _insert(to, local.ns, list(local.documents()))
+        await create_like(local, to)
+        await insert_documents(to, local.ns, list(local.documents()))
         await donor.execute(database, {"drop": local.name}, from_migrate=True)
     for namespace, view in list(donor.mongod.catalog.views.items()):
         in_database, _, name = namespace.partition(".")
@@ -84,13 +86,14 @@ async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedColle
     """Create a sharded collection on one more shard: same UUID, options and indexes."""
     local = donor.mongod.catalog.require(collection.namespace)
     if to.mongod.catalog.get(collection.namespace) is None:
-        await _create_like(local, to)
+        await create_like(local, to)
     to.mongod.set_shard_key(collection.namespace, collection.key.fields)
 
 
-async def _create_like(local: Collection, to: Member) -> None:
+async def create_like(local: Collection, to: Member, uuid: Binary | None = None) -> None:
+    """Create a collection like ``local`` on one more shard; ``uuid`` if it is to be another one."""
     options: Document = {name: v for name, v in local.options.items() if name != "uuid"}
-    create = {"create": local.name, **options, "uuid": local.uuid}
+    create = {"create": local.name, **options, "uuid": uuid or local.uuid}
     await to.execute(local.database, create, from_migrate=True)
     indexes = [index for name, index in local.indexes.items() if name != "_id_"]
     if indexes:
@@ -98,7 +101,8 @@ async def _create_like(local: Collection, to: Member) -> None:
         await to.execute(local.database, command, from_migrate=True)
 
 
-async def _insert(to: Member, namespace: str, documents: list[Document]) -> None:
+async def insert_documents(to: Member, namespace: str, documents: list[Document]) -> None:
+    """Write documents that no change stream shows. Raises CommandError: the shard's own."""
     database, _, name = namespace.partition(".")
     for batch in _batches(documents):
         await asyncio.sleep(0)  # others get their turn between batches
@@ -122,7 +126,10 @@ def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
         yield batch
 
 
-def _note(donor: Member, collection: ShardedCollection, message: str, o2: dict[str, Any]) -> None:
+def note_event(
+    donor: Member, collection: ShardedCollection, message: Any, o2: dict[str, Any]
+) -> None:
+    """Leave the no-op that change streams make an event of."""
     donor.hear()
     donor.mongod.append_noop({"msg": message}, ns=collection.namespace, uuid=collection.uuid, o2=o2)
     donor.tell()

@@ -210,21 +210,43 @@ def test_shard_collection(client: Client, db: Data) -> None:
     assert event["operationDescription"]["shardKey"] == {"k": 1}
 
 
-@rule("5", "reshardCollection (showExpandedEvents)")
 @rule("5", "refineCollectionShardKey (showExpandedEvents)")
-@pytest.mark.parametrize("command", ["refineCollectionShardKey", "reshardCollection"])
-def test_shard_keys_that_change(
-    client: Client, cluster: TestCluster, sharded: Documents, command: str
-) -> None:
-    if not cluster.real:
-        pytest.skip("the embedded cluster changes no shard keys")
+def test_refined_shard_keys(client: Client, sharded: Documents) -> None:
+    sharded.insert_many([{"_id": k, "k": k, "z": k} for k in (1, 11, 21)])
     sharded.create_index([("k", 1), ("_id", 1), ("z", 1)])
-    key = {"k": 1, "_id": 1, "z": 1} if command.startswith("refine") else {"_id": 1}
+    key = {"k": 1, "_id": 1, "z": 1}
     with watched(client, sharded.database, EXPANDED) as stream:
-        client.admin.command(command, f"{sharded.database.name}.{sharded.name}", key=key)
-        events = stream.until(lambda stream: command in kinds(stream.events))
-    description = next(e for e in events if e["operationType"] == command)["operationDescription"]
+        client.admin.command("refineCollectionShardKey", sharded.full_name, key=key)
+        sharded.insert_one({"_id": 12, "k": 12, "z": 5})
+        sharded.delete_one({"_id": 21, "k": 21, "z": 21})
+        events = stream.past(now(client))
+    event = only(events, "refineCollectionShardKey")
+    assert list(event) == [*EXPANDED_HEAD, "ns", "operationDescription"]
+    description = event["operationDescription"]
     assert description["shardKey"] == key
+    assert description["oldShardKey"] == {"k": 1, "_id": 1}
+    inserted, deleted = only(events, "insert"), only(events, "delete")
+    assert list(inserted["documentKey"].items()) == [("k", 12), ("_id", 12), ("z", 5)]
+    assert list(deleted["documentKey"].items()) == [("k", 21), ("_id", 21), ("z", 21)]
+
+
+@rule("5", "reshardCollection (showExpandedEvents)")
+def test_resharded_collections(client: Client, sharded: Documents) -> None:
+    documents = [{"_id": k, "k": k, "z": -k} for k in (1, 11, 21)]
+    sharded.insert_many(documents)
+    sharded.create_index("z")
+    with watched(client, sharded.database, EXPANDED) as stream:
+        client.admin.command("reshardCollection", sharded.full_name, key={"z": 1})
+        sharded.insert_one({"_id": 2, "k": 2, "z": 5})
+        events = stream.until(lambda stream: "insert" in kinds(stream.events))
+    event = only(events, "reshardCollection")
+    description = event["operationDescription"]
+    assert description["shardKey"] == {"z": 1}
+    assert isinstance(description["reshardUUID"], Binary)
+    inserted = only(events, "insert")
+    assert list(inserted["documentKey"].items()) == [("z", 5), ("_id", 2)]
+    assert inserted["collectionUUID"] == description["reshardUUID"]
+    assert sorted(found["_id"] for found in sharded.find()) == [1, 2, 11, 21]
 
 
 @rule("5", "documentKey has the shard key first")
