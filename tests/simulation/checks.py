@@ -1,6 +1,6 @@
 """The checkers: what clients got, held against what the shards say."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import groupby, islice, pairwise
 from typing import Any
 
@@ -20,9 +20,16 @@ def problems_of(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
 
 
 def segment_problems(
-    segment: Segment, history: Sequence[Event], *, last: bool = False
+    segment: Segment,
+    history: Sequence[Event],
+    *,
+    last: bool = False,
+    optional: Set[str] = frozenset(),
 ) -> Iterator[str]:
-    """Compare what one cursor gave; ``last`` says that nobody took over from it."""
+    """Compare what one cursor gave; ``last`` says that nobody took over from it.
+
+    ``optional`` are the sort keys of events that may be missing.
+    """
     got = [event for event in segment.events if event["operationType"] != "invalidate"]
     keys = [key_of(event) for event in got]
     if keys != sorted(keys):
@@ -35,7 +42,9 @@ def segment_problems(
         given = by_key.pop(key, [])
         # Events of DDL may share a token; whoever resumes from it skips them all.
         cut = key == segment.end and not last
-        if not given and not (cut and len(events) > 1):
+        if not given and (key in optional or (cut and len(events) > 1)):
+            continue
+        if not given:
             yield f"missing: {_short(events[0])}"
         elif len(given) > len(events) or (len(given) < len(events) and not cut):
             yield f"given {len(given)} times instead of {len(events)}: {_short(events[0])}"

@@ -105,6 +105,13 @@ class DriverCursor:
         self.cursor_id = 0
         connection.abort()
 
+    def ending(self, *, end_session: bool) -> tuple[str, dict[str, Any]]:
+        """Return the command, and its database, that ends the cursor or its whole session."""
+        if end_session:
+            return "admin", {"endSessions": [self._lsid]}
+        kill = {"killCursors": self._collection, "cursors": [Int64(self.cursor_id)]}
+        return self._database, {**kill, "lsid": self._lsid}
+
     def vanish(self) -> None:
         """Go without a word: the connection is cut, the cursor forgotten."""
         self.cursor_id = 0

@@ -9,11 +9,6 @@ from tests.simulation.network import Network
 from tests.simulation.processes import RouterProcess
 from tests.simulation.trace import Trace
 
-KINDS = (
-    "cut", "cut", "cut all", "lose", "hang", "slow", "step down", "kill cursors",
-    "restart", "config", "client", "kill router", "stop router",
-)  # fmt: skip
-
 
 class Faults:
     """Makes things go wrong, one fault at a time or several at once, and mends them."""
@@ -44,7 +39,9 @@ class Faults:
         await asyncio.sleep(delay)
         member = self._member(kind)
         self._trace.note(f"fault: {kind} {member.name}")
-        if kind == "config":
+        if kind == "config hangs":
+            kind = "hang"
+        elif kind == "config":
             kind = self._chance.choice(("hang", "restart", "step down", "cut all", "slow"))
         port = member.address[1]
         match kind:
@@ -84,7 +81,7 @@ class Faults:
                 await self._restart_router(kill=kind == "kill router")
 
     def _member(self, kind: str) -> Mongod:
-        if kind == "config":
+        if kind.startswith("config"):
             return self._cluster.config_server
         names = sorted(self._cluster.shards)
         return self._cluster.shard(self._chance.choice(names))

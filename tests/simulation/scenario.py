@@ -1,4 +1,4 @@
-"""One seed: a plan drawn from it, the run, and all that is found wrong."""
+"""One seed: the run of its plan, and all that is found wrong."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,26 +11,21 @@ import router.service
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
 from router.config.parameters import stream_limits
-from shard_client.errors import CommandError, NetworkError
-from tests.simulation.checks import problems_of, segment_problems, start_problems
-from tests.simulation.driver import DriverCursor, ask
-from tests.simulation.faults import KINDS, Faults
+from tests.simulation.audit import Audit
+from tests.simulation.faults import Faults
 from tests.simulation.loop import SimulatedLoop, Stuck, run
-from tests.simulation.network import Network, Weather
+from tests.simulation.network import Network
+from tests.simulation.plan import Plan, WatcherPlan, draw
 from tests.simulation.processes import RouterProcess, in_process
 from tests.simulation.repeatable import repeatable
 from tests.simulation.trace import Trace
-from tests.simulation.truth import whole_history
-from tests.simulation.watcher import Segment, Watch, Watcher
+from tests.simulation.watcher import Watcher
 from tests.simulation.workload import Workload
 
 _WALL = 1_760_000_000.0 - 1_000.0
 _ROUTER_PORT = 27_020
 _NOOP_INTERVAL = 0.8
 _TIME_TO_END = 120.0
-_TIME_TO_RESUME = 30.0
-_RESUMED = 2
-_TIME_TO_FORGET = 9.0
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,13 @@ class Result:
 def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
     """Run one seed; the same seed gives the same result, digest included."""
     chance = Random(f"plan {seed}")
-    network = Network(Random(f"network {seed}"), _weather(chance))
+    plan = draw(chance)
+    network = Network(Random(f"network {seed}"), plan.weather)
     loop = SimulatedLoop(network)
     trace = Trace(loop.time, show)
     trace.listen_to_logs(network.is_dead)
-    scenario = Scenario(chance, loop, network, trace)
+    trace.note(f"{plan}")
+    scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
     with (
         repeatable(seed, scenario.wall),
@@ -68,16 +65,6 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
     return Result(seed, trace.problems, trace.digest, scenario.events, loop.time() - 1_000)
 
 
-def _weather(chance: Random) -> Weather:
-    return Weather(
-        latency=chance.choice((0.0002, 0.001, 0.005)),
-        jitter=chance.choice((0.0, 0.003, 0.02)),
-        chop=chance.choice((0.0, 0.05, 0.3)),
-        window=chance.choice((2_000, 64_000)),
-        keepalive=chance.choice((1.0, 4.0)),
-    )
-
-
 def _limits(values: Any) -> Any:
     """Ask the shards less often than the defaults do: an idle second costs real time."""
     return replace(
@@ -90,13 +77,15 @@ def _limits(values: Any) -> Any:
 class Scenario:
     """Everything of one run."""
 
-    def __init__(self, chance: Random, loop: SimulatedLoop, network: Network, trace: Trace) -> None:
+    def __init__(
+        self, plan: Plan, chance: Random, loop: SimulatedLoop, network: Network, trace: Trace
+    ) -> None:
         self.events = 0
+        self._plan = plan
         self._chance = chance
         self._loop = loop
         self._network = network
         self._trace = trace
-        self._servers: list[Mongod] = []
 
     def wall(self) -> float:
         """The wall clock of all processes."""
@@ -109,20 +98,20 @@ class Scenario:
 
     async def play(self) -> None:
         """Start all, let it run, end it, check it."""
-        chance = self._chance
         cluster = EmbeddedCluster(
-            shards=chance.choice((2, 2, 3)),
-            token_version=chance.choice((1, 2)),
+            shards=self._plan.shards,
+            token_version=self._plan.token_version,
             noop_interval=_NOOP_INTERVAL,
             wall=self.wall,
-            random=Random(chance.getrandbits(64)),
+            random=self._draw(),
         )
         await in_process("cluster", cluster.start)
-        workload = Workload(cluster, Random(chance.getrandbits(64)), self._trace)
+        workload = Workload(cluster, self._draw(), self._trace)
         await workload.prepare()
         router_process = RouterProcess(
-            self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT, _parameters(chance)
-        )
+            self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,
+            self._plan.parameters,
+        )  # fmt: skip
         router_process.start()
         await self._while_it_happens(cluster, workload, router_process)
         await router_process.terminate()
@@ -131,61 +120,66 @@ class Scenario:
         for link in self._network.links:
             self._trace.problem(f"a connection is left: {link}")
 
+    def _draw(self) -> Random:
+        """Return a source of chance of its own for one part."""
+        return Random(self._chance.getrandbits(64))
+
     async def _while_it_happens(
         self, cluster: EmbeddedCluster, workload: Workload, router_process: RouterProcess
     ) -> None:
-        chance = self._chance
-        span = chance.choice((1.0, 2.0, 4.0))
+        plan = self._plan
         watchers = [
-            self._watcher(n, cluster, router_process) for n in range(chance.choice((1, 2, 3)))
+            self._watcher(f"watcher{number}", each, cluster, router_process)
+            for number, each in enumerate(plan.watchers)
         ]
-        faults = Faults(
-            cluster, self._network, router_process, Random(chance.getrandbits(64)), self._trace
-        )
-        kinds = chance.choices(KINDS, k=chance.choice((0, 1, 3, 6)))
-        steps = ["move", "split", "move", "move primary"][: chance.randrange(5)]
-        steps += ["add shard"] * chance.choice((0, 1, 1, 2))
-        if chance.random() < 0.1:
-            steps.append("drop sharded")
-        chance.shuffle(steps)
-        watching = [self._watch(watcher, chance.random() ** 2 * span) for watcher in watchers]
+        workload.progress = lambda: min(watcher.progress for watcher in watchers)
+        faults = Faults(cluster, self._network, router_process, self._draw(), self._trace)
+        watching = [
+            self._watch(watcher, each.delay)
+            for watcher, each in zip(watchers, plan.watchers, strict=True)
+        ]
         async with asyncio.TaskGroup() as group:
-            for _ in range(2):
-                group.create_task(workload.write(chance.randrange(5, 40), span / 25))
-            group.create_task(workload.administrate(steps, span))
-            group.create_task(faults.run(kinds, span * 1.2))
+            for steps in plan.writers:
+                group.create_task(workload.write(steps, plan.span / 25))
+            group.create_task(workload.administrate(plan.steps, plan.span))
+            group.create_task(faults.run(plan.faults, plan.span * 1.2))
         self._network.heal_all()
         self._trace.note("quiet")
-        shards = self._shards_of(cluster)
-        end = max(shard.journal.position for shard in shards)
+        end = f"82{max(shard.journal.position for shard in workload.shards_ever.values()) + 1:016X}"
         for watcher in watchers:
-            watcher.finish_at(f"82{end + 1:016X}")
+            watcher.finish_at(end)
         done, late = await asyncio.wait(watching, timeout=_TIME_TO_END)
         for task in late:
             self._trace.problem(f"{task.get_name()} is still waiting")
             task.cancel()
         for task in done:
             task.result()
-        await self._check(watchers, shards, router_process, f"82{end + 1:016X}")
-
-    def _shards_of(self, cluster: EmbeddedCluster) -> list[Mongod]:
-        return [cluster.shard(name) for name in cluster.shards]
+        audit = Audit(
+            self._loop, self._trace, self._chance, workload, router_process, end, calm=plan.calm
+        )
+        await audit.check(watchers)
+        self.events = audit.events
 
     def _watcher(
-        self, number: int, cluster: EmbeddedCluster, router_process: RouterProcess
+        self,
+        name: str,
+        plan: WatcherPlan,
+        cluster: EmbeddedCluster,
+        router_process: RouterProcess,
     ) -> Watcher:
-        chance = self._chance
+        def positions() -> dict[str, int]:
+            shards: list[Mongod] = [cluster.shard(shard) for shard in cluster.shards]
+            return {shard.name: shard.journal.position for shard in shards}
+
         return Watcher(
-            f"watcher{number}",
-            _watch(chance),
+            name,
+            plan.watch,
             router_process.address,
-            Random(chance.getrandbits(64)),
+            self._draw(),
             self._trace,
-            positions=lambda: {
-                shard.name: shard.journal.position for shard in self._shards_of(cluster)
-            },
-            restless=chance.choice((0.0, 0.0, 0.05, 0.2)),
-            slow=chance.choice((0.0, 0.0, 0.1)),
+            positions=positions,
+            mood=plan.mood,
+            start_at=cluster.config_server.oplog.last_ts if plan.from_the_start else None,
         )
 
     def _watch(self, watcher: Watcher, delay: float) -> asyncio.Task[None]:
@@ -194,102 +188,3 @@ class Scenario:
             await watcher.run()
 
         return in_process(watcher.name, begin)
-
-    async def _check(
-        self, watchers: list[Watcher], shards: list[Mongod], router_process: RouterProcess, end: str
-    ) -> None:
-        for watcher in watchers:
-            history = await whole_history(shards, watcher.watch)
-            self.events += sum(len(segment.events) for segment in watcher.segments)
-            for problem in problems_of(watcher, history):
-                self._trace.problem(problem)
-            for segment in watcher.segments:
-                for problem in start_problems(segment, shards):
-                    self._trace.problem(f"{watcher.name} {problem}")
-            tokens = watcher.seen[:]
-            self._chance.shuffle(tokens)
-            for token in tokens[:_RESUMED]:
-                await self._check_resuming(watcher, token, history, router_process, end)
-        await self._check_leaks(shards, router_process)
-
-    async def _check_resuming(
-        self,
-        watcher: Watcher,
-        token: dict[str, Any],
-        history: list[dict[str, Any]],
-        router_process: RouterProcess,
-        end: str,
-    ) -> None:
-        """Resume from a token seen and hold what comes against the rest of the history."""
-        watch = watcher.watch
-        segment = Segment(token["_data"])
-        stage = {**watch.stage, "startAfter": token}
-        cursor = DriverCursor(router_process.address, watch.database, watch.target, b"r" * 16)
-        try:
-            async with asyncio.timeout(_TIME_TO_RESUME):
-                batch = await cursor.open(stage, list(watch.pipeline), None)
-                while True:
-                    segment.events += batch.events
-                    segment.end = batch.pbrt["_data"]
-                    if not batch.cursor_id or segment.end >= end:
-                        break
-                    batch = await cursor.more(None, 300)
-            await cursor.close()
-        except (CommandError, NetworkError, TimeoutError) as error:
-            self._trace.problem(f"{watcher.name}: resuming from {token} failed: {error!r}")
-            return
-        finally:
-            cursor.vanish()
-        for problem in segment_problems(segment, history):
-            self._trace.problem(f"{watcher.name} ({watch}) resumed at {token}: {problem}")
-
-    async def _check_leaks(self, shards: list[Mongod], router_process: RouterProcess) -> None:
-        """Once all clients are gone nothing of them may be left in the router or on the shards."""
-        await asyncio.sleep(_TIME_TO_FORGET)
-        status = await ask(router_process.address, {"serverStatus": 1})
-        if left := status["metrics"]["cursor"]["open"]["total"]:
-            self._trace.problem(f"{left} merged cursors are left in the router")
-        tasks = [task.get_name() for task in self._loop.tasks_of(router_process.name)]
-        if len(tasks) > 3:
-            self._trace.problem(f"tasks are left in the router: {tasks}")
-        now = self._loop.time()
-        for shard in shards:
-            for entry in shard.cursors._entries.values():
-                if now - entry.used_at < _TIME_TO_FORGET - 1.0:
-                    self._trace.problem(f"a cursor is left on {shard.name}")
-
-
-def _watch(chance: Random) -> Watch:
-    database, target = chance.choice(
-        (("admin", 1), ("admin", 1), ("app", 1), ("side", 1), ("app", "orders"), ("side", "items"),
-         ("app", "notes"), ("tmp", "scratch"), ("tmp", 1))
-    )  # fmt: skip
-    options: dict[str, Any] = {}
-    if chance.random() < 0.3:
-        options["showExpandedEvents"] = True
-    if chance.random() < 0.2:
-        options["fullDocument"] = "updateLookup"
-    pipeline: tuple[dict[str, Any], ...] = ()
-    if chance.random() < 0.2:
-        pipeline = ({"$match": {"operationType": {"$in": ["insert", "delete", "drop"]}}},)
-    return Watch(
-        database,
-        target,
-        options,
-        pipeline,
-        batch_size=chance.choice((None, None, 1, 3, 50)),
-        max_time_ms=chance.choice((50, 300, 1000)),
-    )
-
-
-def _parameters(chance: Random) -> dict[str, Any]:
-    return {
-        "connectTimeoutMs": 500,
-        "openTimeoutMs": 3000,
-        "replyTimeoutMs": 600,
-        "failureTimeoutMs": chance.choice((500, 1500, 6000)),
-        "idleShardNudge": chance.random() < 0.8,
-        "batchTargetBytes": chance.choice((500, 5_000, 1 << 20)),
-        "remoteBufferBytes": chance.choice((1_000, 20_000, 1 << 24)),
-        "streamBufferBytes": chance.choice((2_000, 40_000, 1 << 26)),
-    }

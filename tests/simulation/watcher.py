@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from bson.timestamp import Timestamp
+
 from shard_client.connection import Address
 from shard_client.errors import CommandError, NetworkError
-from tests.simulation.driver import Batch, DriverCursor, Token, is_resumable
+from tests.simulation.driver import Batch, DriverCursor, Token, ask, is_resumable
 from tests.simulation.trace import Trace
 
+_CURSOR_KILLED = 237
+_INVALID_RESUME_TOKEN = 260
 _PATIENCE = 90.0
 """Seconds without a working cursor after which a client's application gives up."""
 
@@ -35,6 +39,15 @@ class Watch:
         return f"{self.database}.{self.target} {self.options} {list(self.pipeline)}"
 
 
+@dataclass(frozen=True)
+class Mood:
+    """What an application does of its own: it leaves with a getMore, or takes a rest before it."""
+
+    restless: float = 0.0
+    slow: float = 0.0
+    longest_pause: float = 8.0
+
+
 @dataclass
 class Segment:
     """What one cursor gave: events after ``start``; ``opened`` tells from which oplog positions."""
@@ -50,10 +63,7 @@ class Segment:
 
 
 class Watcher:
-    """Reads one stream to the end of the simulation, through whatever happens.
-
-    ``moods`` are what the application does of its own: pauses, and connections that it drops.
-    """
+    """Reads one stream to the end of the simulation, through whatever happens."""
 
     def __init__(
         self,
@@ -64,8 +74,8 @@ class Watcher:
         trace: Trace,
         *,
         positions: Callable[[], dict[str, int]],
-        restless: float = 0.0,
-        slow: float = 0.0,
+        mood: Mood,
+        start_at: Timestamp | None = None,
     ) -> None:
         self.name = name
         self.watch = watch
@@ -76,8 +86,8 @@ class Watcher:
         self._chance = chance
         self._trace = trace
         self._positions = positions
-        self._restless = restless
-        self._slow = slow
+        self._mood = mood
+        self._start_at = start_at
         self._token: Token | None = None
         self._mark = ""
         self._after_invalidate = False
@@ -89,6 +99,11 @@ class Watcher:
     def key(self) -> str:
         """The sort key that the client would resume from now."""
         return self._token["_data"] if self._token else ""
+
+    @property
+    def progress(self) -> str:
+        """The sort key up to which the application has all; far ahead before it has begun."""
+        return self.key or ("" if self._start_at else "9")
 
     def finish_at(self, key: str) -> None:
         """Be done once everything up to ``key`` has come."""
@@ -106,7 +121,10 @@ class Watcher:
             except (CommandError, NetworkError) as error:
                 code = getattr(error, "code", "")
                 self._trace.note(f"{self.name} {type(error).__name__} {code} {error}")
-                if not is_resumable(error):
+                if getattr(error, "code", 0) == _INVALID_RESUME_TOKEN and self.watch.pipeline:
+                    # The end came between, and its event was filtered out.
+                    self._after_invalidate = True
+                elif not is_resumable(error):
                     self._trace.problem(f"{self.name} ({self.watch}) got {code} {error}")
                     return
             finally:
@@ -121,12 +139,16 @@ class Watcher:
     async def _read(self, cursor: DriverCursor) -> None:
         """Open a cursor where the last one ended, and read it."""
         stage = self.watch.stage
+        if self._token is None and self._start_at is not None:
+            stage["startAtOperationTime"] = self._start_at
         if self._token is not None:
             stage["startAfter" if self._after_invalidate else "resumeAfter"] = self._token
         self._trace.note(f"{self.name} opens {self.watch.database} after {self.key}")
         batch = await cursor.open(stage, list(self.watch.pipeline), self.watch.batch_size)
         segment = Segment(self.key, first_mark=batch.pbrt["_data"])
-        if self._token is None:
+        if self._token is None and self._start_at is not None:
+            segment.start = f"82{self._start_at.time:08X}{self._start_at.inc:08X}"
+        elif self._token is None:
             segment.start = segment.first_mark
             segment.positions = self._positions()
         if self.segments:
@@ -140,9 +162,9 @@ class Watcher:
                 # It may have been filtered out. Drivers start after it until another event comes.
                 self._after_invalidate = True
                 return
-            if self._chance.random() < self._slow:
-                await asyncio.sleep(self._chance.random() ** 4 * 8)
-            if self._chance.random() < self._restless:
+            if self._chance.random() < self._mood.slow:
+                await asyncio.sleep(self._chance.random() ** 4 * self._mood.longest_pause)
+            if self._chance.random() < self._mood.restless:
                 await self._leave(cursor)
                 return
             batch = await cursor.more(self.watch.batch_size, self.watch.max_time_ms)
@@ -151,7 +173,7 @@ class Watcher:
 
     async def _leave(self, cursor: DriverCursor) -> None:
         """Go and come back: orderly, or without a word, perhaps in the middle of a getMore."""
-        way = self._chance.randrange(3)
+        way = self._chance.randrange(5)
         self._trace.note(f"{self.name} leaves, way {way}")
         if way == 0:
             await cursor.close()
@@ -162,6 +184,21 @@ class Watcher:
                     await cursor.more(self.watch.batch_size, self.watch.max_time_ms)
             except TimeoutError:
                 pass
+        elif way in (2, 3):
+            await self._interrupt(cursor, end_session=way == 3)
+
+    async def _interrupt(self, cursor: DriverCursor, *, end_session: bool) -> None:
+        """End the cursor, or its session, over another connection, while a getMore waits."""
+        waiting = asyncio.create_task(cursor.more(self.watch.batch_size, self.watch.max_time_ms))
+        await asyncio.sleep(self._chance.random() * 0.05)
+        try:
+            database, command = cursor.ending(end_session=end_session)
+            await ask(self._router, command, database)
+        finally:
+            await asyncio.wait({waiting})
+            error = waiting.exception()
+        if isinstance(error, CommandError) and error.code != _CURSOR_KILLED:
+            raise error
 
     def _take(self, segment: Segment, batch: Batch) -> None:
         """Take in a batch as drivers do, and hold it to what was promised before."""

@@ -1,6 +1,7 @@
 """Applications and administrators that work on the cluster through its mongos."""
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,6 +10,7 @@ from bson.int64 import Int64
 
 from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
+from embedded.mongod import Mongod
 from tests.simulation.trace import Trace
 
 SHARDED = (("app", "orders"), ("side", "items"))
@@ -29,6 +31,16 @@ class Workload:
         self._client = Client()
         self._numbers = iter(range(1, 1_000_000))
         self._ids: dict[str, list[int]] = {}
+        self._shard_numbers = iter(range(len(cluster.shards), 1_000))
+        self._removed: list[str] = []
+        self.shards_ever = {name: cluster.shard(name) for name in cluster.shards}
+        self.progress: Callable[[], str] = str
+        """The sort key up to which all clients have everything."""
+
+    @property
+    def shards_now(self) -> list[Mongod]:
+        """The shards of the cluster."""
+        return [self._cluster.shard(name) for name in self._cluster.shards]
 
     async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
         """Run a command; errors that are none of the applications' make the seed fail."""
@@ -148,16 +160,25 @@ class Workload:
         elif step == "drop sharded":
             await self.run(database, {"drop": name})
         elif step == "add shard":
-            await self.add_shard()
+            await self._add_shard()
+        elif step in ("remove shard", "remove shard in haste"):
+            await self._remove_shard(shard, in_haste=step != "remove shard")
+        elif step == "add again" and self._removed:
+            name = self._removed.pop()
+            host = self.shards_ever[name].host_string
+            await self.run("admin", {"addShard": host, "name": name})
+            await self._give_work(name)
 
-    async def add_shard(self) -> None:
+    async def _add_shard(self) -> None:
         """Start one more server, make it a shard and give it work at once."""
-        name = f"shard{len(self._cluster.shards)}"
+        name = f"shard{next(self._shard_numbers)}"
         reply = await self.run("admin", {"startShard": name})
-        if "host" not in reply:
-            return
         await asyncio.sleep(self._chance.random() * 0.3)
+        self.shards_ever[name] = self._cluster.shard(name)
         await self.run("admin", {"addShard": reply["host"], "name": name})
+        await self._give_work(name)
+
+    async def _give_work(self, name: str) -> None:
         fresh = f"on{name}"
         for _ in range(self._chance.randrange(4)):
             database, collection = self._chance.choice(SHARDED)
@@ -168,3 +189,43 @@ class Workload:
         for _ in range(self._chance.randrange(4)):
             ids = self._ids.setdefault(f"{fresh}.c", [])
             await self.run(fresh, {"insert": "c", "documents": [self._document(ids)]})
+
+    async def _remove_shard(self, name: str, *, in_haste: bool) -> None:
+        """Drain a shard and take it out, once all clients have what it had to say, or in haste."""
+        others = [each for each in self._cluster.shards if each != name]
+        if len(others) < 2:
+            return
+        catalog = self._cluster._state.catalog
+        await self.run("admin", {"removeShard": name})
+        for database in [
+            each for each, entry in catalog.databases.items() if entry.primary == name
+        ]:
+            await self.run("admin", {"movePrimary": database, "to": self._chance.choice(others)})
+        for collection in list(catalog.collections.values()):
+            for chunk in [each for each in collection.chunks if each.shard == name]:
+                low = dict(zip(collection.key.fields, chunk.low, strict=True))
+                move = {"moveChunk": collection.namespace, "min": low}
+                await self.run("admin", {**move, "to": self._chance.choice(others)})
+        mongod = self.shards_ever[name]
+        told = f"82{mongod.journal.position + 1:016X}"
+        if not in_haste and not await self._all_have_read(told):
+            self._trace.note(f"{name} stays: somebody has not read it to its end")
+            return
+        reply = await self.run("admin", {"removeShard": name})
+        self._trace.note(f"removing {name}: {reply.get('state')}")
+        if reply.get("state") != "completed":
+            return
+        if self._chance.random() < 0.5:
+            self._removed.append(name)
+        elif await self._all_have_read(told):
+            await asyncio.sleep(self._chance.random())
+            self._trace.note(f"stopping {name}")
+            await mongod.stop()
+
+    async def _all_have_read(self, told: str) -> bool:
+        """Wait until all clients have everything up to a sort key; give up after a while."""
+        for _ in range(200):
+            if self.progress() > told:
+                return True
+            await asyncio.sleep(0.1)
+        return False

@@ -1,0 +1,118 @@
+"""After a run: what clients got is compared with what the shards hold, and nothing may be left."""
+
+import asyncio
+from collections.abc import Set
+from random import Random
+from typing import Any
+
+from shard_client.errors import CommandError, NetworkError
+from tests.simulation.checks import problems_of, segment_problems, start_problems
+from tests.simulation.driver import DriverCursor, ask
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.processes import RouterProcess
+from tests.simulation.trace import Trace
+from tests.simulation.truth import Event, key_of, whole_history
+from tests.simulation.watcher import Segment, Watcher
+from tests.simulation.workload import Workload
+
+_TIME_TO_RESUME = 30.0
+_TIME_TO_FORGET = 9.0
+"""Longer than idle cursors live."""
+_RESUMED = 2
+"""Tokens of each client that are tried in the end."""
+_TASKS_OF_AN_IDLE_ROUTER = 3
+"""The router itself, the connection that asks, and its command."""
+
+
+class Audit:
+    """All checks of one run; problems go to the trace."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        trace: Trace,
+        chance: Random,
+        workload: Workload,
+        router_process: RouterProcess,
+        end: str,
+        *,
+        calm: bool,
+    ) -> None:
+        self.events = 0
+        self._loop = loop
+        self._trace = trace
+        self._chance = chance
+        self._workload = workload
+        self._router = router_process
+        self._end = end
+        self._calm = calm
+
+    async def check(self, watchers: list[Watcher]) -> None:
+        """Check everything."""
+        shards = list(self._workload.shards_ever.values())
+        present = self._workload.shards_now
+        for watcher in watchers:
+            history = await whole_history(shards, watcher.watch)
+            self.events += sum(len(segment.events) for segment in watcher.segments)
+            for problem in problems_of(watcher, history):
+                self._trace.problem(problem)
+            for segment in watcher.segments:
+                for problem in start_problems(segment, shards):
+                    self._trace.problem(f"{watcher.name} {problem}")
+            # What removed shards had to say may be gone with them.
+            lost = {key_of(event) for event in history}
+            lost -= {key_of(event) for event in await whole_history(present, watcher.watch)}
+            tokens = [token for token in watcher.seen if token["_data"] not in lost]
+            for token in self._chance.sample(tokens, min(_RESUMED, len(tokens))):
+                await self._resume(watcher, token, history, lost)
+        await self._check_leaks()
+
+    async def _resume(
+        self, watcher: Watcher, token: dict[str, Any], history: list[Event], lost: Set[str]
+    ) -> None:
+        """Resume from a token seen and hold what comes against the rest of the history."""
+        watch = watcher.watch
+        segment = Segment(token["_data"])
+        stage = {**watch.stage, "startAfter": token}
+        cursor = DriverCursor(self._router.address, watch.database, watch.target, b"r" * 16)
+        try:
+            async with asyncio.timeout(_TIME_TO_RESUME):
+                batch = await cursor.open(stage, list(watch.pipeline), None)
+                while True:
+                    segment.events += batch.events
+                    segment.end = batch.pbrt["_data"]
+                    if not batch.cursor_id or segment.end >= self._end:
+                        break
+                    batch = await cursor.more(None, 300)
+                await cursor.close()
+        except (CommandError, NetworkError, TimeoutError) as error:
+            self._trace.problem(f"{watcher.name}: resuming from {token} failed: {error!r}")
+            return
+        finally:
+            cursor.vanish()
+        for problem in segment_problems(segment, history, optional=lost):
+            self._trace.problem(f"{watcher.name} ({watch}) resumed at {token}: {problem}")
+
+    async def _check_leaks(self) -> None:
+        """Once all clients are gone nothing of them may be left in the router or on the shards."""
+        await asyncio.sleep(_TIME_TO_FORGET)
+        router_process, trace = self._router, self._trace
+        status = await ask(router_process.address, {"serverStatus": 1})
+        if left := status["metrics"]["cursor"]["open"]["total"]:
+            trace.problem(f"{left} merged cursors are left in the router")
+        tasks = [task.get_name() for task in self._loop.tasks_of(router_process.name)]
+        if len(tasks) > _TASKS_OF_AN_IDLE_ROUTER:
+            trace.problem(f"tasks are left in the router: {tasks}")
+        links = [
+            link for link in self._loop.network.links_of(router_process.name)
+            if link.client == router_process.name
+        ]  # fmt: skip
+        # One for the shard list, and one for the nudges of each replica set.
+        if len(links) > 2 + len(self._workload.shards_ever):
+            trace.problem(f"connections are left in the router: {links}")
+        now = self._loop.time()
+        for shard in self._workload.shards_ever.values():
+            for entry in shard.cursors._entries.values():
+                # A cursor may be lost with its connection; one that was read lately was not.
+                if self._calm or now - entry.used_at < _TIME_TO_FORGET - 1.0:
+                    trace.problem(f"a cursor is left on {shard.name}")

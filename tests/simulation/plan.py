@@ -1,0 +1,159 @@
+"""What a seed decides before anything runs."""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tests.simulation.network import Weather
+from tests.simulation.watcher import Mood, Watch
+
+_LINKS = ("cut", "cut", "cut all", "lose", "client")
+_MEMBERS = ("hang", "slow", "step down", "kill cursors", "restart")
+_CONFIG = ("config", "config hangs", "config hangs")
+_ROUTER = ("kill router", "stop router")
+_EVERYTHING = _LINKS + _MEMBERS + _CONFIG[:2] + _ROUTER
+
+_FAULTS: dict[str, tuple[str, ...]] = {
+    "calm": (),
+    "links": _LINKS,
+    "members": _MEMBERS,
+    "config": _CONFIG,
+    "router": _ROUTER + _LINKS[-1:],
+    "topology": _EVERYTHING,
+    "removal": (),
+    "all": _EVERYTHING,
+}
+"""Which faults may happen under which theme."""
+
+_SCOPES: tuple[tuple[str, str | int], ...] = (
+    ("admin", 1), ("admin", 1), ("app", 1), ("side", 1), ("tmp", 1),
+    ("app", "orders"), ("side", "items"), ("app", "notes"), ("tmp", "scratch"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WatcherPlan:
+    """One client: what it watches, how it behaves, and when it comes."""
+
+    watch: Watch
+    mood: Mood
+    delay: float
+    from_the_start: bool
+    """Whether it asks for all that was written since the cluster was there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, as far as it is decided beforehand."""
+
+    theme: str
+    shards: int
+    token_version: int
+    weather: Weather
+    parameters: dict[str, Any]
+    span: float
+    """Seconds that the workload takes."""
+    writers: list[int]
+    """Steps of each application."""
+    steps: list[str]
+    """Of the administrator."""
+    faults: list[str]
+    watchers: list[WatcherPlan] = field(default_factory=list)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is broken from outside, so that nothing at all may be left behind."""
+        return not self.faults
+
+
+def draw(chance: Random) -> Plan:
+    """Draw a plan."""
+    theme = chance.choice(("calm", "links", "members", "config", "router", "topology", "topology",
+                           "removal", "all"))  # fmt: skip
+    faults = chance.choices(_FAULTS[theme], k=chance.choice((1, 2, 3, 6))) if _FAULTS[theme] else []
+    span = chance.choice((1.0, 2.0, 4.0))
+    return Plan(
+        theme=theme,
+        shards=chance.choice((2, 2, 3)),
+        token_version=chance.choice((1, 2)),
+        weather=_weather(chance),
+        parameters=_parameters(chance),
+        span=span,
+        writers=[chance.randrange(5, 40) for _ in range(2)],
+        steps=_steps(theme, chance),
+        faults=faults,
+        watchers=[_watcher(theme, span, chance) for _ in range(chance.choice((1, 2, 3)))],
+    )
+
+
+def _steps(theme: str, chance: Random) -> list[str]:
+    steps = ["move", "split", "move", "move primary"][: chance.randrange(5)]
+    steps += ["add shard"] * chance.choice((0, 1, 1, 2))
+    if theme in ("config", "topology", "removal"):
+        steps += ["add shard"]
+    if chance.random() < 0.1:
+        steps.append("drop sharded")
+    chance.shuffle(steps)
+    if theme == "removal":
+        steps += ["remove shard in haste", "move"]
+    elif theme in ("topology", "all") and chance.random() < 0.5:
+        steps.insert(chance.randrange(len(steps) + 1), "remove shard")
+        steps += ["move", "add again", "move"][: chance.randrange(4)]
+    return steps
+
+
+def _watcher(theme: str, span: float, chance: Random) -> WatcherPlan:
+    if theme == "removal":
+        # Whoever resumes after a hasty removal finds less, on a real cluster too: these never do.
+        mood = Mood(slow=chance.choice((0.0, 0.2)), longest_pause=2.0)
+        return WatcherPlan(_watch(("admin", 1), chance), mood, 0.0, from_the_start=False)
+    mood = Mood(restless=chance.choice((0.0, 0.0, 0.05, 0.2)), slow=chance.choice((0.0, 0.0, 0.1)))
+    return WatcherPlan(
+        watch=_watch(chance.choice(_SCOPES), chance),
+        mood=mood,
+        delay=chance.random() ** 2 * span,
+        from_the_start=chance.random() < 0.2,
+    )
+
+
+def _watch(scope: tuple[str, str | int], chance: Random) -> Watch:
+    database, target = scope
+    options: dict[str, Any] = {}
+    if chance.random() < 0.3:
+        options["showExpandedEvents"] = True
+    if chance.random() < 0.2:
+        options["fullDocument"] = "updateLookup"
+    pipeline: tuple[dict[str, Any], ...] = ()
+    if chance.random() < 0.2:
+        pipeline = ({"$match": {"operationType": {"$in": ["insert", "delete", "drop"]}}},)
+    return Watch(
+        database,
+        target,
+        options,
+        pipeline,
+        batch_size=chance.choice((None, None, 1, 3, 50)),
+        max_time_ms=chance.choice((50, 300, 1000)),
+    )
+
+
+def _weather(chance: Random) -> Weather:
+    return Weather(
+        latency=chance.choice((0.0002, 0.001, 0.005)),
+        jitter=chance.choice((0.0, 0.003, 0.02)),
+        chop=chance.choice((0.0, 0.05, 0.3)),
+        window=chance.choice((2_000, 64_000)),
+        keepalive=chance.choice((1.0, 4.0)),
+    )
+
+
+def _parameters(chance: Random) -> dict[str, Any]:
+    return {
+        "connectTimeoutMs": 500,
+        "openTimeoutMs": 3000,
+        "replyTimeoutMs": 600,
+        "failureTimeoutMs": chance.choice((500, 1500, 6000)),
+        "idleShardNudge": chance.random() < 0.8,
+        "batchTargetBytes": chance.choice((500, 5_000, 1 << 20)),
+        "remoteBufferBytes": chance.choice((1_000, 20_000, 1 << 24)),
+        "streamBufferBytes": chance.choice((2_000, 40_000, 1 << 26)),
+    }
