@@ -1,7 +1,7 @@
 """Real drivers through the router: one connection string for reads, writes and streams."""
 
 import json
-import shutil
+import os
 import socket
 import subprocess
 import threading
@@ -18,6 +18,8 @@ from pymongo.errors import OperationFailure
 from pymongo.monitoring import ServerHeartbeatListener, ServerHeartbeatSucceededEvent
 from pymongo.synchronous.collection import Collection
 
+from tests.drivers.download_cache import DownloadError
+from tests.drivers.node_packages import node_packages
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 
@@ -190,15 +192,22 @@ async def test_motor(router: RouterProcess, collection: Collection[dict[str, Any
     client.close()
 
 
-def test_node_s_driver(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    if not (NODE_TESTS / "node_modules" / "mongodb").is_dir():
-        pytest.skip(f"the mongodb package is missing: run `npm install` in {NODE_TESTS}")
+@pytest.fixture(scope="module")
+def node_modules() -> Path:
+    try:
+        return node_packages(NODE_TESTS / "package.json")
+    except DownloadError as error:
+        pytest.skip(f"Node's packages cannot be had: {error}")
+
+
+@pytest.mark.timeout(300)  # npm may have to install the packages first
+def test_node_s_driver(
+    router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
+) -> None:
     finished = subprocess.run(
-        [node, "watch.js", router.uri, "facade", collection.name],
+        ["node", "watch.js", router.uri, "facade", collection.name],
         cwd=NODE_TESTS,
+        env={**os.environ, "NODE_PATH": str(node_modules)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -211,11 +220,13 @@ def test_node_s_driver(router: RouterProcess, collection: Collection[dict[str, A
     assert seen["helloStreamed"]
 
 
-def test_mongosh(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
-    local = NODE_TESTS / "node_modules" / ".bin" / "mongosh"
-    mongosh = shutil.which("mongosh") or (str(local) if local.exists() else None)
-    if mongosh is None or shutil.which("node") is None:
-        pytest.skip(f"mongosh is missing: run `npm install` in {NODE_TESTS}")
+@pytest.mark.timeout(300)
+def test_mongosh(
+    router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
+) -> None:
+    mongosh = node_modules / ".bin" / "mongosh"
+    if not mongosh.exists():
+        pytest.skip("npm could not install mongosh")
     script = f"""
         const c = db.getSiblingDB("facade").getCollection("{collection.name}");
         const stream = c.watch([], {{maxAwaitTimeMS: 500}});

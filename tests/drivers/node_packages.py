@@ -1,0 +1,34 @@
+"""Node's MongoDB driver and mongosh, installed by npm into the cache of downloads."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from tests.drivers.download_cache import DownloadError, cached, run
+
+_INSTALL_SECONDS = 120.0
+
+
+def node_packages(wanted: Path) -> Path:
+    """Return the ``node_modules`` folder with what a package.json asks for.
+
+    Args:
+        wanted: the package.json.
+
+    Raises:
+        DownloadError: there is no npm, or it cannot install the packages.
+    """
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        raise DownloadError("node and npm are not installed")
+
+    def install(folder: Path) -> None:
+        shutil.copy(wanted, folder)
+        run(
+            [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"],
+            folder=folder,
+            timeout=_INSTALL_SECONDS,
+        )
+
+    digest = hashlib.sha256(wanted.read_bytes()).hexdigest()[:12]
+    return cached(f"node-{digest}", install) / "node_modules"
