@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bson import Binary, Timestamp
 from pymongo.database import Database
-from pymongo.operations import IndexModel
+from pymongo.operations import IndexModel, InsertOne, UpdateOne
 
 from tests.conformance.data import Documents
 from tests.conformance.streams import CLUSTER, Event, Stream, kinds, now
@@ -454,3 +454,88 @@ def test_cluster_streams_go_on(client: Client, db: Data) -> None:
         assert stream.id
     assert "invalidate" not in kinds(events)
     assert {"insert", "rename", "drop", "dropDatabase"} <= {*kinds(events)}
+
+
+@rule("5", "upserts, findAndModify, bulk and retryable writes are as the writes that they make")
+def test_other_ways_to_write(client: Client, db: Data) -> None:
+    with watched(client, db) as stream:
+        db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, upsert=True)
+        db.a.replace_one({"_id": 2}, {"v": 2}, upsert=True)
+        db.a.find_one_and_update({"_id": 1}, {"$set": {"v": 3}})
+        db.a.find_one_and_replace({"_id": 2}, {"w": 1})
+        db.a.find_one_and_delete({"_id": 2})
+        db.a.bulk_write([InsertOne({"_id": 3}), UpdateOne({"_id": 3}, {"$set": {"v": 1}})])
+        db.a.update_many({}, {"$inc": {"v": 1}})
+        db.a.delete_many({})
+        events = stream.past(now(client))
+    assert kinds(events) == [
+        *("insert", "insert", "update", "replace", "delete", "insert", "update"),
+        *("update", "update", "delete", "delete"),
+    ]
+    assert not any({"lsid", "txnNumber"} & event.keys() for event in events)
+
+
+@rule("5", "a write that changes nothing is no event")
+def test_writes_that_change_nothing(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1, "v": 1})
+    with watched(client, db) as stream:
+        db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
+        db.a.update_one({"_id": 9}, {"$set": {"v": 1}})
+        db.a.delete_one({"_id": 9})
+        assert stream.past(now(client)) == []
+
+
+@rule("5", "names are matched as they are: no pattern, no part, no other case")
+@pytest.mark.parametrize("name", ["a", "a.b", "a+", "a|b", "[a]", "A", "ä-ß", "a b", "(a)*"])
+def test_names(client: Client, db: Data, name: str) -> None:
+    names = ["a", "a.b", "aa", "a+", "a|b", "[a]", "A", "b", "axb", "ä-ß", "a b", "(a)*"]
+    with watched(client, db, target=name) as stream:
+        for each in names:
+            db[each].insert_one({"_id": each})
+        events = stream.past(now(client))
+    assert [event["documentKey"]["_id"] for event in events] == [name]
+    assert events[0]["ns"] == {"db": db.name, "coll": name}
+
+
+@rule("5", "cluster streams leave out admin, config and local; all leave out system. collections")
+def test_internal_namespaces(client: Client, cluster: TestCluster, db: Data) -> None:
+    with Stream(client, "admin", 1, CLUSTER) as everything, watched(client, db) as one:
+        client.config.settings.update_one(
+            {"_id": "conformance"}, {"$inc": {"runs": 1}}, upsert=True
+        )
+        db.create_collection("v", viewOn="a", pipeline=[])
+        db.a.insert_one({"_id": 1})
+        end = now(client)
+        events = [*everything.past(end), *one.past(end)]
+    assert {(event["ns"]["db"], event["ns"]["coll"]) for event in events} == {(db.name, "a")}
+
+
+@rule("5", "names are matched as they are: no pattern, no part, no other case")
+@pytest.mark.parametrize(
+    ("match", "expected"),
+    [
+        ({"ns.coll": "a"}, ["insert", "update", "rename"]),
+        ({"ns": {"$exists": True}, "to.coll": "b"}, ["rename"]),
+        ({"documentKey._id": 1}, ["insert", "update"]),
+        ({"documentKey": {"_id": 1}}, ["insert", "update"]),
+        ({"updateDescription.updatedFields.v": {"$gt": 1}}, ["update"]),
+        ({"updateDescription.removedFields": "w"}, ["update"]),
+        ({"operationType": {"$nin": ["insert", "update"]}}, ["rename", "drop"]),
+        ({"operationType": {"$not": {"$eq": "drop"}}}, ["insert", "update", "rename"]),
+        ({"clusterTime": {"$type": "timestamp"}}, ["insert", "update", "rename", "drop"]),
+        ({"clusterTime": {"$lt": Timestamp(1, 1)}}, []),
+        ({"fullDocument": None}, ["update", "rename", "drop"]),
+        ({"$nor": [{"ns.coll": "a"}]}, ["drop"]),
+    ],
+    ids=str,
+)
+def test_matches_on_events(
+    client: Client, db: Data, match: dict[str, Any], expected: list[str]
+) -> None:
+    with Stream(client, db.name, 1, {}, [{"$match": match}]) as stream:
+        db.a.insert_one({"_id": 1, "v": 1, "w": 1})
+        db.a.update_one({"_id": 1}, {"$set": {"v": 2}, "$unset": {"w": 1}})
+        db.a.rename("b")
+        db.b.drop()
+        events = stream.past(now(client))
+    assert kinds(events) == expected

@@ -453,3 +453,69 @@ def test_required_images(client: Client, db: Data, option: str) -> None:
 def test_time_and_token(client: Client) -> None:
     options = {**token("2B0229296E04"), "startAtOperationTime": next_tick(Timestamp(1, 1))}
     assert refused(client, "test", opening(options))["code"] == 40674
+
+
+INSIDE = "what is wrong inside a stage fails the opening; what fails on an event fails the getMore"
+
+
+@rule("4", INSIDE)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"$match": {"$nope": 1}},
+        {"$match": {"a": {"$nope": 1}}},
+        {"$match": {"$expr": {"$nope": 1}}},
+        {"$project": {}},
+        {"$project": {"a": {"$nope": 1}}},
+        {"$project": {"a": 1, "b": 0}},
+        {"$addFields": 1},
+        {"$addFields": {"a": {"$nope": 1}}},
+        {"$unset": 1},
+        {"$replaceRoot": {}},
+        {"$replaceWith": {"$nope": 1}},
+        {"$redact": {"$nope": 1}},
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_inside_a_stage(client: Client, db: Data, stage: dict[str, Any]) -> None:
+    error = refused(client, db.name, opening({}, stage))
+    assert error["code"] > 1
+    assert "errorLabels" not in error
+
+
+@rule("4", INSIDE)
+@rule("4", "a cursor that failed is gone")
+def test_what_fails_on_an_event(client: Client, db: Data) -> None:
+    divide = [{"$addFields": {"a": {"$divide": [1, "$fullDocument.zero"]}}}]
+    with Stream(client, db.name, "a", {}, divide) as stream:
+        db.a.insert_one({"_id": 1, "zero": 1})
+        assert stream.read(1)[0]["a"] == 1
+        db.a.insert_one({"_id": 2, "zero": 0})
+        error = stream.failure()
+        assert error["code"] not in (1, 43)
+        assert "errorLabels" not in error
+        assert stream.failure()["code"] == 43
+
+
+RESUMABLE = [6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602]
+RESUMABLE += [13388, 13435, 13436]
+
+
+@rule("4", "ResumableChangeStreamError on codes that clients may resume after")
+@rule("4", "NonResumableChangeStreamError on 280 and 286")
+def test_labels_by_code(router: RouterProcess, db: Data) -> None:
+    client: Client
+    # A client of its own: these codes make drivers think that their server is gone.
+    with pymongo.MongoClient(router.uri) as client, Stream(client, db.name, "a") as stream:
+        for code in [*RESUMABLE, 280, 286, 43, 11601]:
+            data = {"failCommands": ["getMore"], "errorCode": code}
+            fail = {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data}
+            client.admin.command(fail)
+            with pytest.raises(OperationFailure) as caught:
+                stream.more(1)
+            details = caught.value.details or {}
+            expected = ["ResumableChangeStreamError"] if code in RESUMABLE else []
+            if code in (280, 286):
+                expected = ["NonResumableChangeStreamError"]
+            assert (details["code"], details.get("errorLabels", [])) == (code, expected)
+        stream.more(1)

@@ -71,3 +71,21 @@ def test_resuming_from_before_a_shard_was_added(growing: tuple[Client, TestClust
     with Stream(client, "admin", 1, {**CLUSTER, "resumeAfter": start}) as stream:
         events = stream.past(now(client))
     assert [e["ns"]["db"] for e in events] == ["later", "onnew"]
+
+
+@rule("6", "idle members do not hold events back")
+def test_members_that_write_a_no_op_each_ten_seconds() -> None:
+    with (
+        start_cluster(3) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+    ):
+        client: Client
+        with pymongo.MongoClient(router.uri) as client, Stream(client, "db", "a") as stream:
+            client.db.a.insert_one({"_id": 0})
+            stream.read(1)
+            began = time.monotonic()
+            for number in range(1, 6):
+                client.db.a.insert_one({"_id": number})
+                stream.read(number + 1, max_time_ms=5000)
+            # Waiting for the members' own no-ops takes up to ten seconds each time.
+            assert time.monotonic() - began < 8

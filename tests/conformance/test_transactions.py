@@ -120,3 +120,23 @@ def test_shards_own_streams(client: Client, cluster: TestCluster, sharded: Docum
             # An idle member promises more with its next no-op.
             apart += own.past(end)
     assert merged == sorted(apart, key=lambda event: event["_id"]["_data"])
+
+
+@rule("5", "a transaction of more than 16 MiB is one transaction")
+def test_a_large_transaction(client: Client, sharded: Documents) -> None:
+    with Stream(client, sharded.database.name) as stream:
+        with client.start_session() as session, session.start_transaction():
+            for number in range(4):
+                document = {"_id": number, "k": 1, "x": "x" * (6 << 20)}
+                sharded.insert_one(document, session=session)
+            sharded.insert_one({"_id": 9, "k": 21}, session=session)
+        events = stream.read(5)
+    assert sorted(event["documentKey"]["_id"] for event in events) == [0, 1, 2, 3, 9]
+    assert len({event["txnNumber"] for event in events}) == 1
+    large = by_shard(events)[1]
+    assert [event["documentKey"]["_id"] for event in large] == [0, 1, 2, 3]
+    assert len({event["clusterTime"] for event in large}) == 1
+    resume = {"resumeAfter": large[1]["_id"]}
+    with Stream(client, sharded.database.name, 1, resume) as stream:
+        expected = events[events.index(large[1]) + 1 :]
+        assert stream.read(len(expected)) == expected
