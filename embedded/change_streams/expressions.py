@@ -1,6 +1,7 @@
 """Aggregation expressions over one document: mongomock's, with BSON's comparisons."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from mongomock import aggregate as mongomock_aggregate
@@ -9,6 +10,7 @@ from embedded.change_streams.shell_text import type_name
 from embedded.storage.bson_values import MISSING
 from embedded.storage.mongomock_rules import library_errors
 from embedded.storage.ordering import sort_key
+from shard_client.errors import CommandError
 
 EMPTY: Final[Mapping[str, Any]] = {}
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -26,10 +28,12 @@ _BELOW_ALL: Final = (-2, 0)
 class Expression:
     """An expression, read once and evaluated for many documents.
 
-    ``variables`` are known to it as ``$$name``.
+    ``variables`` are known to it as ``$$name``. Raises CommandError 168 for an operator that there
+    is not, wherever it stands.
     """
 
     def __init__(self, expression: Any, variables: Mapping[str, Any] = EMPTY) -> None:
+        _check_operators(expression)
         self._expression = expression
         self._variables = dict(variables)
 
@@ -163,3 +167,35 @@ def _or_raise(value: Any) -> Any:
 
 def _key(value: Any) -> Any:
     return _BELOW_ALL if value is MISSING else sort_key(value)
+
+
+_KNOWN: Final = frozenset(
+    {
+        *_COMPARE,
+        *_OPERATORS,
+        *chain.from_iterable(
+            names
+            for group, names in vars(mongomock_aggregate).items()
+            if group.endswith("_operators") and group != "group_operators"
+        ),
+        *("$avg", "$first", "$last", "$max", "$min", "$sum", "$setField", "$unsetField", "$rand"),
+        *("$bsonSize", "$binarySize", "$dateAdd", "$dateDiff", "$dateSubtract", "$dateTrunc"),
+        *("$sortArray", "$toHashedIndexKey", "$tsSecond", "$tsIncrement", "$sampleRate"),
+    }
+)
+
+
+def _check_operators(expression: Any) -> None:
+    if isinstance(expression, list):
+        for item in expression:
+            _check_operators(item)
+    if not isinstance(expression, Mapping):
+        return
+    for name, argument in expression.items():
+        if name in ("$literal", "$const"):
+            continue
+        if name.startswith("$") and name not in _KNOWN:
+            raise CommandError(
+                168, f"Unrecognized expression '{name}'", code_name="InvalidPipelineOperator"
+            )
+        _check_operators(argument)
