@@ -71,7 +71,6 @@ class Place:
             await private.listen_privately(address)
 
             def take(handed: Handed) -> None:
-                self._taken += 1
                 if handed.port == DRIVER:
                     self._spawn(listener.adopt(handed.connection, handed.connection_id))
                 elif feed is not None:
@@ -117,8 +116,16 @@ class Place:
         )
         return {name: getattr(load, name) for name in Load.__slots__}
 
+    async def _adopt(self, adopting: Coroutine[Any, Any, None]) -> None:
+        try:
+            await adopting
+        except OSError as error:  # the client has gone meanwhile
+            log.info("A connection was lost on its way", component="NETWORK", error=str(error))
+        finally:
+            self._taken += 1
+
     def _spawn(self, adopting: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(_logged(adopting))
+        task = asyncio.get_running_loop().create_task(self._adopt(adopting))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -137,10 +144,3 @@ class _Busy:
             self._share = min(1.0, (used - self._used) / (at - self._at))
             self._at, self._used = at, used
         return self._share
-
-
-async def _logged(adopting: Coroutine[Any, Any, None]) -> None:
-    try:
-        await adopting
-    except OSError as error:  # the client has gone meanwhile
-        log.info("A connection was lost on its way", component="NETWORK", error=str(error))

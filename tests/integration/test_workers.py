@@ -1,0 +1,370 @@
+"""Several workers on one port, seen by drivers: one server, also when a worker dies."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Binary, Int64
+from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
+
+from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.raw_client import RawClient, Reply
+from tests.harness.routers import RouterProcess, start_router
+
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+_TIMEOUT = 30.0
+
+Client = pymongo.MongoClient[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(shards=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, cluster.mongos_uri, workers=2, feed=True) as started:
+        yield started
+
+
+@pytest.fixture
+def client(router: RouterProcess) -> Iterator[Client]:
+    with Client(router.uri) as connected:
+        yield connected
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + _TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def workers(client: Client) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = client.admin.command("serverStatus")["mergerouter"]["workers"]
+    return listed
+
+
+def messages(router: RouterProcess, text: str) -> list[dict[str, Any]]:
+    return [line for line in router.logs() if line["msg"] == text]
+
+
+def test_the_router_says_once_that_it_is_ready(router: RouterProcess) -> None:
+    (ready,) = messages(router, "Waiting for connections")
+    assert ready["attr"]["port"] == router.port
+    assert len(set(ready["attr"]["workers"])) == 2
+    assert {line["ctx"] for line in router.logs()} >= {"main", "worker1", "worker2"}
+
+
+def test_streams_of_many_clients_are_spread_and_all_delivered(
+    cluster: TestCluster, router: RouterProcess, client: Client
+) -> None:
+    watchers = [Client(router.uri) for _ in range(8)]
+    streams = [each.many.c.watch(max_await_time_ms=500) for each in watchers]
+    try:
+        spread = [each["streams"] for each in workers(client)]
+        assert sum(spread) == 8
+        assert max(spread) - min(spread) <= 2
+        client.many.c.insert_many([{"_id": number} for number in range(100)])
+        for stream in streams:
+            seen = [next(stream)["documentKey"]["_id"] for _ in range(100)]
+            assert seen == list(range(100))
+    finally:
+        for stream, each in zip(streams, watchers, strict=True):
+            stream.close()
+            each.close()
+    wait_for(lambda: not any(each["streams"] for each in workers(client)), "the cursors to go")
+
+
+def test_one_client_with_many_streams_reads_them_on_any_connection(
+    router: RouterProcess, client: Client
+) -> None:
+    count = 12
+    with Client(router.uri, maxPoolSize=count) as watching:
+        opened = threading.Barrier(count + 1)
+        seen: list[list[int]] = [[] for _ in range(count)]
+
+        def watch(number: int) -> None:
+            with watching.pool.c.watch(max_await_time_ms=50) as stream:
+                opened.wait(_TIMEOUT)
+                while len(seen[number]) < 50:
+                    event = stream.try_next()
+                    if event is not None:
+                        seen[number].append(event["documentKey"]["_id"])
+
+        threads = [threading.Thread(target=watch, args=(n,), daemon=True) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        opened.wait(_TIMEOUT)
+        for number in range(50):
+            client.pool.c.insert_one({"_id": number})
+        for thread in threads:
+            thread.join(_TIMEOUT)
+        assert seen == [list(range(50))] * count
+    assert sum(each["passedOn"] for each in workers(client)) > 0
+
+
+async def on_both(router: RouterProcess) -> tuple[RawClient, RawClient]:
+    """Return a connection to each worker: the second is dealt when the first has a stream."""
+    one = await RawClient.connect(router.port)
+    await one.command("cross", WATCH)
+    return one, await RawClient.connect(router.port)
+
+
+async def in_flight(one: RawClient, two: RawClient, cursor_id: int) -> asyncio.Task[Reply]:
+    """Have ``one`` wait in a getMore, as ``two`` finds; return the task that gets the reply."""
+    get_more = {"getMore": cursor_id, "collection": "c"}
+    while True:
+        one.send("cross", {**get_more, "maxTimeMS": 60_000})
+        answer = asyncio.create_task(one.receive())
+        while not answer.done():  # with the code 143, if the other one came first
+            reply = await two.command("cross", {**get_more, "maxTimeMS": 1})
+            if reply.get("code") == 143:
+                return answer
+
+
+async def test_cursors_sessions_and_kills_cross(router: RouterProcess) -> None:
+    one, two = await on_both(router)
+    async with one, two:
+        hellos = [await each.command("admin", {"hello": 1}) for each in (one, two)]
+        assert hellos[0]["topologyVersion"] == hellos[1]["topologyVersion"]
+        assert hellos[0]["connectionId"] != hellos[1]["connectionId"]
+
+        async def passed_on() -> int:
+            status = await one.command("admin", {"serverStatus": 1})
+            return sum(each["passedOn"] for each in status["mergerouter"]["workers"])
+
+        before = await passed_on()
+        mine = {"lsid": {"id": Binary(b"m" * 16, 4)}}
+        cursor_id = (await one.command("cross", {**WATCH, **mine}))["cursor"]["id"]
+        get_more = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 10}
+        assert (await two.command("cross", {**get_more, **mine}))["ok"] == 1
+        assert await passed_on() == before + 1
+        assert (await two.command("cross", get_more))["code"] == 50800
+        await two.command("admin", {"endSessions": [mine["lsid"]]})
+        assert (await one.command("cross", {**get_more, **mine}))["code"] == 43
+        ids = [(await each.command("cross", WATCH))["cursor"]["id"] for each in (one, two)]
+        answer = await in_flight(one, two, ids[1])
+        killed = await two.command("cross", {"killCursors": "c", "cursors": [*ids, Int64(5)]})
+        assert sorted(killed["cursorsKilled"]) == sorted(ids)
+        assert killed["cursorsNotFound"] == [5]
+        assert (await answer)["code"] == 237
+
+
+def test_ordinary_commands_go_through_from_every_worker(
+    cluster: TestCluster, router: RouterProcess
+) -> None:
+    clients = [Client(router.uri) for _ in range(4)]
+    for number, each in enumerate(clients):
+        each.plain.c.insert_many([{"by": number, "n": n} for n in range(300)])
+        with each.start_session() as session, session.start_transaction():
+            each.plain.c.insert_one({"by": number, "n": 300}, session=session)
+        assert len(list(each.plain.c.find({"by": number}, batch_size=50))) == 301
+    for each in clients:
+        each.close()
+
+
+def test_the_feed_is_served_by_the_workers(router: RouterProcess, client: Client) -> None:
+    feeds = [socket.create_connection(("127.0.0.1", router.feed_port or 0)) for _ in range(4)]
+    for feed in feeds:
+        feed.settimeout(_TIMEOUT)
+        feed.sendall(json.dumps({"database": "fed"}).encode() + b"\n")
+
+    def streams() -> list[int]:
+        return [each["streams"] for each in workers(client)]
+
+    wait_for(lambda: sum(streams()) >= 4, "the feeds' streams")
+    assert all(streams())
+    client.fed.c.insert_one({"_id": 1})
+    for feed in feeds:
+        with feed, feed.makefile() as lines:
+            assert json.loads(lines.readline())["operationType"] == "insert"
+
+
+class Changes(ServerListener):
+    """What a driver sees of its server."""
+
+    def __init__(self) -> None:
+        self.types: list[str] = []
+
+    def opened(self, event: Any) -> None: ...
+    def closed(self, event: Any) -> None: ...
+
+    def description_changed(self, event: ServerDescriptionChangedEvent) -> None:
+        self.types.append(event.new_description.server_type_name)
+
+
+def test_a_worker_that_is_killed_is_started_anew_and_its_watchers_resume(
+    cluster: TestCluster,
+) -> None:
+    with (
+        start_router(cluster.configdb, cluster.mongos_uri, workers=2) as router,
+        Client(router.uri, retryWrites=True) as client,
+    ):
+        watching = [Client(router.uri) for _ in range(4)]
+        streams = [each.dies.c.watch(max_await_time_ms=200) for each in watching]
+        client.dies.c.insert_many([{"_id": number} for number in range(50)])
+        seen = [[next(stream)["documentKey"]["_id"] for _ in range(20)] for stream in streams]
+        victim = next(each for each in workers(client) if each["streams"])
+        os.kill(victim["pid"], signal.SIGKILL)
+        with pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as direct:
+            direct.dies.c.insert_many([{"_id": number} for number in range(50, 100)])
+        for number, stream in enumerate(streams):
+            while len(seen[number]) < 100:
+                seen[number].append(next(stream)["documentKey"]["_id"])
+        assert seen == [list(range(100))] * 4
+        wait_for(lambda: len(messages(router, "A worker is ready")) == 3, "the new worker")
+        (ended,) = messages(router, "A worker has ended; starting it anew")
+        assert ended["attr"]["worker"] == victim["worker"]
+        assert ended["attr"]["status"] == -signal.SIGKILL
+        wait_for(lambda: len(workers(client)) == 2, "both workers")
+        assert victim["pid"] not in [each["pid"] for each in workers(client)]
+        fresh = [Client(router.uri) for _ in range(4)]
+        for each in fresh:
+            assert each.admin.command("hello")["topologyVersion"]["counter"] == 1
+        for each in (*watching, *fresh):
+            each.close()
+
+
+async def test_the_cursors_of_a_killed_worker_are_gone_and_the_others_stay(
+    cluster: TestCluster,
+) -> None:
+    with start_router(cluster.configdb, workers=2) as router:
+        one, two = await on_both(router)
+        async with one, two:
+            ids = [(await each.command("cross", WATCH))["cursor"]["id"] for each in (one, two)]
+            status = await two.command("admin", {"serverStatus": 1})
+            victim = max(status["mergerouter"]["workers"], key=lambda each: each["streams"])
+            two.send("cross", {"getMore": ids[0], "collection": "c", "maxTimeMS": 60_000})
+            os.kill(victim["pid"], signal.SIGKILL)
+            assert (await two.receive())["code"] == 43
+            assert await one.closed()
+            reply = await two.command("cross", {"getMore": ids[1], "collection": "c"})
+            assert reply["ok"] == 1
+
+
+def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
+    router = start_router(cluster.configdb, workers=3, feed=True, set_parameter=drain)
+    feed = socket.create_connection(("127.0.0.1", router.feed_port or 0))
+    failed: list[PyMongoError] = []
+    threads: list[threading.Thread] = []
+    clients = [Client(router.uri, retryReads=False, serverSelectionTimeoutMS=500) for _ in range(4)]
+
+    def wait(client: Client) -> None:
+        try:
+            with client.life.watch(max_await_time_ms=60_000) as stream:
+                stream.next()
+        except PyMongoError as error:
+            failed.append(error)
+
+    for client in clients:
+        threads.append(threading.Thread(target=wait, args=(client,), daemon=True))
+        threads[-1].start()
+    wait_for(lambda: sum(each["streams"] for each in workers(clients[0])) == 5, "all streams")
+    pids = [each["pid"] for each in workers(clients[0])]
+    begun = time.monotonic()
+    # As a service manager does: everybody gets the signal, the parent leads.
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert router.stop() == 0
+    assert time.monotonic() - begun < 10
+    for thread in threads:
+        thread.join(_TIMEOUT)
+    assert len(failed) == 4
+    assert feed.recv(1) == b""
+    feed.close()
+    for client in clients:
+        client.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert router.logs()[-1]["msg"] == "Shut down"
+    assert not [line for line in router.logs() if line.get("s") in ("E", "F")]
+
+
+def test_workers_end_with_a_parent_that_is_killed(cluster: TestCluster) -> None:
+    with start_router(cluster.configdb, workers=2) as router:
+        with Client(router.uri) as client:
+            pids = [each["pid"] for each in workers(client)]
+        router.process.kill()
+        router.process.wait(_TIMEOUT)
+        wait_for(
+            lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the workers to end"
+        )
+
+
+def test_a_driver_sees_one_steady_server(router: RouterProcess, client: Client) -> None:
+    changes = Changes()
+    with Client(router.uri, event_listeners=[changes], heartbeatFrequencyMS=500) as watched:
+        for number in range(20):
+            watched.steady.c.insert_one({"_id": number})
+            with watched.steady.watch(max_await_time_ms=1) as stream:
+                stream.try_next()
+        wait_for(lambda: changes.types, "the driver's events")
+        assert changes.types == ["Mongos"]
+
+
+def test_fail_points_are_the_router_s_not_a_worker_s(cluster: TestCluster) -> None:
+    with start_router(
+        cluster.configdb, workers=2, set_parameter={"enableTestCommands": 1}
+    ) as router:
+        clients = [Client(router.uri, retryReads=False) for _ in range(4)]
+        clients[0].admin.command(
+            {
+                "configureFailPoint": "failCommand",
+                "mode": {"times": 2},
+                "data": {"failCommands": ["buildInfo"], "errorCode": 8},
+            }
+        )
+        codes = []
+        for client in clients:
+            try:
+                client.admin.command("buildInfo")
+            except OperationFailure as error:
+                codes.append(error.code)
+        assert codes == [8, 8]
+        for client in clients:
+            client.close()
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "router.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT,
+        check=False,
+    )
+
+
+def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        finished = serve("--configdb", cluster.configdb, "--port", port, "--workers", "2")
+    assert finished.returncode == 48
+    assert "in use" in finished.stdout
+    assert "Traceback" not in finished.stderr
+
+
+def test_no_connection_over_the_limit_whoever_would_have_it(cluster: TestCluster) -> None:
+    with start_router(cluster.configdb, workers=2, maxConns=3) as router:
+        taken = [socket.create_connection(("127.0.0.1", router.port)) for _ in range(3)]
+        with socket.create_connection(("127.0.0.1", router.port)) as refused:
+            refused.settimeout(_TIMEOUT)
+            assert refused.recv(1) == b""
+        for each in taken:
+            each.close()
+        assert messages(router, "Too many connections")
