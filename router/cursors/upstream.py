@@ -263,7 +263,11 @@ class Upstream:
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.stream.remote_failed(number, error, address)
         if self._opening is not None and not self._opening.done():
-            self._opening.set_exception(error.with_change_stream_label())
+            if remote.opened:
+                # Its getMore has failed while others were being opened: the client's will, too.
+                self._opening.set_result(None)
+            else:
+                self._opening.set_exception(error.with_change_stream_label())
         self.stop_reading()
 
     def _has_opened(self, remote: Remote) -> None:

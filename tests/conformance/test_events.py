@@ -9,7 +9,7 @@ from pymongo.database import Database
 from pymongo.operations import IndexModel, InsertOne, UpdateOne
 
 from tests.conformance.data import Documents
-from tests.conformance.streams import CLUSTER, Event, Stream, kinds, now
+from tests.conformance.streams import CLUSTER, Event, Stream, kinds, next_tick, now
 from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
@@ -404,14 +404,17 @@ def test_lookup_in_a_collection_of_the_same_name(newer: Client) -> None:
     db = newer["lookups"]
     db.a.insert_one({"_id": 1})
     options = {"fullDocument": "updateLookup", "matchCollectionUUIDForUpdateLookup": True}
-    with Stream(newer, db.name, 1, options) as stream:
-        start = stream.pbrt
+    start = next_tick(now(newer))
     db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
     db.a.drop()
     db.a.insert_one({"_id": 1, "other": True})
     shown = []
     for match in (True, False):
-        chosen = {**options, "matchCollectionUUIDForUpdateLookup": match, "resumeAfter": start}
+        chosen = {
+            **options,
+            "matchCollectionUUIDForUpdateLookup": match,
+            "startAtOperationTime": start,
+        }
         with Stream(newer, db.name, 1, chosen) as stream:
             event = next(e for e in stream.read(3) if e["operationType"] == "update")
         shown.append(event["fullDocument"])

@@ -12,6 +12,7 @@ from pymongo.errors import OperationFailure
 
 from tests.conformance.streams import CLUSTER, Stream, kinds, next_tick, now, refused
 from tests.harness.clusters import Client, TestCluster
+from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 
 rule = pytest.mark.rule
@@ -503,19 +504,19 @@ RESUMABLE += [13388, 13435, 13436]
 
 @rule("4", "ResumableChangeStreamError on codes that clients may resume after")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
-def test_labels_by_code(router: RouterProcess, db: Data) -> None:
-    client: Client
-    # A client of its own: these codes make drivers think that their server is gone.
-    with pymongo.MongoClient(router.uri) as client, Stream(client, db.name, "a") as stream:
+async def test_labels_by_code(router: RouterProcess, db: Data) -> None:
+    async with await RawClient.connect(router.port) as raw:
         for code in [*RESUMABLE, 280, 286, 43, 11601]:
-            data = {"failCommands": ["getMore"], "errorCode": code}
-            fail = {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data}
-            client.admin.command(fail)
-            with pytest.raises(OperationFailure) as caught:
-                stream.more(1)
-            details = caught.value.details or {}
+            cursor_id = (await raw.command(db.name, opening({})))["cursor"]["id"]
+            fail_point = {
+                "configureFailPoint": "failGetMoreAfterCursorCheckout",
+                "mode": {"times": 1},
+                "data": {"errorCode": code},
+            }
+            assert (await raw.command("admin", fail_point))["ok"]
+            error = await raw.command(db.name, {"getMore": cursor_id, "collection": "a"})
             expected = ["ResumableChangeStreamError"] if code in RESUMABLE else []
             if code in (280, 286):
                 expected = ["NonResumableChangeStreamError"]
-            assert (details["code"], details.get("errorLabels", [])) == (code, expected)
-        stream.more(1)
+            assert (error["code"], error.get("errorLabels", [])) == (code, expected)
+            await raw.command(db.name, {"killCursors": "a", "cursors": [cursor_id]})

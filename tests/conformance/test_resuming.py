@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pymongo.database import Database
 
+from tests.conformance.conftest import NOOP_SECONDS
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.recorded_workload import Workload
 from tests.conformance.streams import (
@@ -278,22 +279,28 @@ def test_a_rolled_over_oplog() -> None:
     if real_servers_named():
         pytest.skip("takes more than 990 MB of writes")
     client: Client
-    with (
-        EmbeddedProcess(2, {"oplog_size": 60, "noop_interval": 0.2}) as cluster,
-        start_router(cluster.configdb, cluster.mongos_uri) as router,
-        pymongo.MongoClient(router.uri) as client,
-    ):
-        with Stream(client, "db", "a") as stream:
-            client.db.a.insert_one({"_id": 0})
-            token = stream.read(1)[0]["_id"]
+    options = {"oplog_size": 60, "noop_interval": NOOP_SECONDS}
+    with EmbeddedProcess(2, options) as cluster:
+        with (
+            start_router(cluster.configdb, cluster.mongos_uri) as router,
+            pymongo.MongoClient(router.uri) as client,
+        ):
+            with Stream(client, "db", "a") as stream:
+                client.db.a.insert_one({"_id": 0})
+                token = stream.read(1)[0]["_id"]
             for number in range(1, 150):
                 client.db.a.insert_one({"_id": number})
-        for start in ({"resumeAfter": token}, {"startAtOperationTime": time_of(token)}):
-            with Stream(client, "db", "a", start) as stream:
-                error = stream.failure()
-            assert (error["code"], error["codeName"]) == (286, "ChangeStreamHistoryLost")
-            assert error["errorLabels"] == ["NonResumableChangeStreamError"]
-            assert "the resume point may no longer be in the oplog" in error["errmsg"]
+        # A router that has none of it in memory.
+        with (
+            start_router(cluster.configdb) as router,
+            pymongo.MongoClient(router.uri) as client,
+        ):
+            for start in ({"resumeAfter": token}, {"startAtOperationTime": time_of(token)}):
+                with Stream(client, "db", "a", start) as stream:
+                    error = stream.failure()
+                assert (error["code"], error["codeName"]) == (286, "ChangeStreamHistoryLost")
+                assert error["errorLabels"] == ["NonResumableChangeStreamError"]
+                assert "the resume point may no longer be in the oplog" in error["errmsg"]
 
 
 @rule("4", "resumeAfter with an invalidate token: 260")
