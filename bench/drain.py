@@ -1,6 +1,7 @@
 """Drain change streams as fast as a client can: raw frames, events counted but not decoded."""
 
 import argparse
+import contextlib
 import json
 import socket
 import struct
@@ -20,30 +21,46 @@ def main() -> None:
     parser.add_argument("--events", type=int, required=True, help="stop after so many")
     parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
     parser.add_argument("--batch-size", type=int, default=0)
+    parser.add_argument(
+        "--distinct", action="store_true", help="give each stream stages that no other one has"
+    )
+    parser.add_argument(
+        "--second-connection", action="store_true", help="read on another connection than opened"
+    )
     args = parser.parse_args()
     begun = time.perf_counter()
     with ThreadPoolExecutor(len(args.ports)) as threads:
-        events = sum(threads.map(lambda port: _drain(port, args), args.ports))
+        events = sum(threads.map(lambda each: _drain(*each, args), enumerate(args.ports)))
     print(json.dumps({"events": events, "seconds": time.perf_counter() - begun}))
 
 
-def _drain(port: int, args: argparse.Namespace) -> int:
+def _drain(number: int, port: int, args: argparse.Namespace) -> int:
     events, share = 0, args.events // len(args.ports)
     stage: dict[str, Any] = {"allChangesForCluster": True}
     if args.start:
         stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        stream = connection.makefile("rb", buffering=1 << 20)
-        opening = {"aggregate": 1, "pipeline": [{"$changeStream": stage}], "cursor": {}}
+    pipeline: list[dict[str, Any]] = [{"$changeStream": stage}]
+    if args.distinct:
+        pipeline.append({"$match": {"fullDocument.n": {"$gte": -number}}})
+    with contextlib.ExitStack() as owned:
+        connection, stream = _connect(port, owned)
+        opening = {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
         reply = bson.decode(_call(connection, stream, {**opening, "$db": "admin"}))
         if not reply["ok"]:
             raise SystemExit(f"the stream did not open: {reply}")
+        if args.second_connection:
+            connection, stream = _connect(port, owned)
         more = {"getMore": reply["cursor"]["id"], "collection": "$cmd.aggregate", "$db": "admin"}
         if args.batch_size:
             more["batchSize"] = args.batch_size
         while events < share:
             events += _call(connection, stream, more).count(EVENT_START)
     return events
+
+
+def _connect(port: int, owned: contextlib.ExitStack) -> tuple[socket.socket, Any]:
+    connection = owned.enter_context(socket.create_connection(("127.0.0.1", port)))
+    return connection, connection.makefile("rb", buffering=1 << 20)
 
 
 def _call(connection: socket.socket, stream: Any, command: dict[str, Any]) -> bytes:

@@ -1,0 +1,131 @@
+"""Workers: independent streams through one process and through two, and what crossing costs."""
+
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.processes import ReplayedCluster, cpu_seconds, replayed_cluster, router, run_json
+from bench.suite import Column, Options, Outcome, Plot, Suite, Table
+from bench.throughput import START
+
+SHARDS = 2
+SIZE = 600
+STREAMS = (1, 2, 4)
+EVENTS = 240_000
+"""Events that each stream delivers."""
+
+COLUMNS = (
+    Column("workers", "workers"),
+    Column("streams", "streams"),
+    Column("events/s", "rate", ",.0f"),
+    Column("to one worker", "ratio", ".2f"),
+    Column("router CPU µs/event", "cpu", ".2f"),
+    Column("cores used by the router", "cores", ".2f"),
+    Column("busiest worker's share", "busiest", ".0%"),
+)
+CROSSED_COLUMNS = (
+    Column("getMores arrive at", "where"),
+    Column("events a getMore", "batch", ","),
+    Column("events/s", "rate", ",.0f"),
+    Column("router CPU µs/event", "cpu", ".2f"),
+)
+_NOTE = (
+    "Replaying shards and the clients that drain run on the same cores: where the machine has no "
+    "core to spare, more workers cannot deliver more; the CPU per event shows what they cost."
+)
+
+
+def run(options: Options) -> Outcome:
+    """Measure 1 against 2 workers over numbers of streams; then requests that are passed on."""
+    events = options.scaled(EVENTS, EVENTS // 6)
+    rows: list[dict[str, Any]] = []
+    with replayed_cluster(SHARDS, events, SIZE) as cluster:
+        for streams in STREAMS:
+            # Run by run in turn, so that the machine's moods meet both.
+            taken: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+            for _ in range(options.runs):
+                for workers, found in taken.items():
+                    options.say(f"{streams} streams, {workers} workers")
+                    found.append(measure(cluster, workers, streams))
+            medians = {workers: _medians(found) for workers, found in taken.items()}
+            for workers, row in medians.items():
+                ratio = row["rate"] / medians[1]["rate"]
+                rows.append({"workers": workers, "streams": streams, **row, "ratio": ratio})
+        crossed = _measure_crossed(cluster, options)
+    plot = Plot(
+        name="workers",
+        title=f"Independent streams, {SHARDS} shards, {SIZE}-byte events",
+        x="streams",
+        y="events/s",
+        series={
+            f"{workers} workers": [
+                (row["streams"], row["rate"]) for row in rows if row["workers"] == workers
+            ]
+            for workers in (1, 2)
+        },
+    )
+    title = f"independent streams of {SHARDS} shards, {SIZE}-byte events (medians)"
+    crossed_title = "one stream, 2 workers, read at its own worker and at the other one (medians)"
+    return Outcome(
+        [Table(title, COLUMNS, rows, _NOTE), Table(crossed_title, CROSSED_COLUMNS, crossed)],
+        [plot],
+    )
+
+
+SUITE = Suite("workers", "What do more workers give?", run)
+
+
+def measure(
+    cluster: ReplayedCluster, workers: int, streams: int, *arguments: str, events: int | None = None
+) -> dict[str, float]:
+    """Drain ``streams`` streams at once through a router of its own with so many workers."""
+    wanted = (events or cluster.events) * streams
+    with router(cluster.configdb, "--workers", str(workers)) as (port, pid):
+        processes = _children(pid) or [pid]
+        before = {each: cpu_seconds(each) for each in processes}
+        begun = time.perf_counter()
+        result = run_json(
+            "-m", "bench.drain", *[str(port)] * streams, "--start", START, "--distinct",
+            "--events", str(wanted), *arguments,
+        )  # fmt: skip
+        passed = time.perf_counter() - begun
+        used = [cpu_seconds(each) - before[each] for each in processes]
+    return {
+        "rate": result["events"] / result["seconds"],
+        "cpu": sum(used) / result["events"] * 1e6,
+        "cores": sum(used) / passed,
+        "busiest": max(used) / sum(used),
+    }
+
+
+def _measure_crossed(cluster: ReplayedCluster, options: Options) -> list[dict[str, Any]]:
+    rows = []
+    for batch, share in ((0, 1), (1, 24)):
+        for where, arguments in (("its worker", ()), ("the other", ("--second-connection",))):
+            options.say(f"a stream read at {where}")
+            more = ("--batch-size", str(batch), *arguments)
+            found = [
+                measure(cluster, 2, 1, *more, events=cluster.events // share)
+                for _ in range(options.runs)
+            ]
+            shown = batch or None
+            rows.append({"where": where, "batch": shown, **_medians(found)})
+    return rows
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {key: median(each[key] for each in found) for key in found[0]}
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
