@@ -1,6 +1,7 @@
 """What time it is in the cluster, for many who ask at once."""
 
 import asyncio
+from collections.abc import Iterable
 
 from bson.timestamp import Timestamp
 
@@ -8,7 +9,9 @@ from router.catalog.cluster import Cluster
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import abort_all, present_time
-from shard_client.connection import Connection
+from shard_client.connection import Connection, format_address
+from shard_client.errors import CommandError, NetworkError
+from shard_client.retry_policy import from_network
 
 _Asked = tuple[str, str | None]
 
@@ -27,7 +30,8 @@ class Present:
     async def time(self, request: StreamRequest) -> Timestamp:
         """Return a time after all that the request's shards wrote before this was called.
 
-        Raises CommandError, labelled as mongos would.
+        What they write after this has returned is at that time or later. Raises CommandError,
+        labelled as mongos would.
         """
         preference = request.read_preference or {}
         key = (str(preference.get("mode")), request.passthrough_to_shard)
@@ -61,6 +65,39 @@ class Present:
         shards, _ = await self._cluster.shards(self._limits.open_timeout)
         connections: dict[str, Connection] = {}
         try:
-            return await present_time(request, shards, self._cluster, deadline, connections)
+            time = await present_time(request, shards, self._cluster, deadline, connections)
+            await self._tell(connections.values(), deadline)
+            return time
         finally:
             abort_all(connections)
+
+    async def _tell(self, connections: Iterable[Connection], deadline: float) -> None:
+        """Give the newest cluster time to the shards that are behind it.
+
+        Where no cursor is opened nothing else tells them, and what they write from now on would lie
+        before the time returned.
+        """
+        document = self._cluster.clock.document
+        behind = [each for each in connections if each.hello.get("$clusterTime") != document]
+        if document is None or not behind:
+            return
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        timeout = min(left, self._limits.reply_timeout)
+
+        async def tell(connection: Connection) -> None:
+            command = {"ping": 1, "$clusterTime": document}
+            try:
+                await connection.command("admin", command, timeout=timeout)
+            except NetworkError as error:
+                address = format_address(connection.address)
+                raise from_network(error, address) from error
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in behind:
+                    group.create_task(tell(each), name="tell the time")
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            if isinstance(first, CommandError):
+                raise first.with_change_stream_label() from first
+            raise
