@@ -3,13 +3,15 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 
 from tests.simulation.repeatable import with_fixed_hashes
 from tests.simulation.sabotage import SABOTAGE
-from tests.simulation.scenario import simulate
+from tests.simulation.scenario import Result, simulate
+
+_CHUNK = 10
+_SHOWN = 3
 
 
 def main() -> int:
@@ -19,6 +21,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--seed", type=int, help="replay this one, with a trace")
     parser.add_argument("--quiet", action="store_true", help="with --seed: no trace")
+    parser.add_argument("--digests", action="store_true", help="print each seed's digest")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break a rule on purpose")
     parser.add_argument("--until-found", action="store_true", help="stop at the first failure")
     given = parser.parse_args()
@@ -28,7 +31,7 @@ def main() -> int:
         seeds = range(given.first, given.first + given.seeds)
         if given.until_found:
             return find(seeds)
-        return run_many(seeds, given.jobs)
+        return run_many(seeds, given.jobs, digests=given.digests)
 
 
 def find(seeds: range) -> int:
@@ -52,20 +55,22 @@ def replay(seed: int, *, quiet: bool) -> int:
     return 1 if result.problems else 0
 
 
-def run_many(seeds: range, jobs: int) -> int:
+def run_many(seeds: range, jobs: int, *, digests: bool = False) -> int:
     """Run seeds in parallel and print those that fail."""
     began = time.monotonic()
     failed: list[int] = []
     events = 0
-    chunks = [seeds[at : at + 10] for at in range(0, len(seeds), 10)]
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     with ProcessPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(_run_chunk, chunk) for chunk in chunks]):
-            for seed, problems, count in future.result():
-                events += count
-                if problems:
-                    failed.append(seed)
-                    for problem in problems[:3]:
-                        print(f"seed {seed}: {problem[:600]}", flush=True)
+            for result in future.result():
+                events += result.events
+                if digests:
+                    print(f"seed {result.seed}: digest {result.digest}")
+                if result.problems:
+                    failed.append(result.seed)
+                    for problem in result.problems[:_SHOWN]:
+                        print(f"seed {result.seed}: {problem[:600]}", flush=True)
     took = time.monotonic() - began
     print(f"{len(seeds)} seeds, {events} events, {took:.0f} s, {len(failed)} failed", flush=True)
     if failed:
@@ -74,14 +79,8 @@ def run_many(seeds: range, jobs: int) -> int:
     return 1 if failed else 0
 
 
-def _run_chunk(seeds: range) -> list[tuple[int, list[str], int]]:
-    return list(_results(seeds))
-
-
-def _results(seeds: range) -> Iterator[tuple[int, list[str], int]]:
-    for seed in seeds:
-        result = simulate(seed)
-        yield seed, result.problems, result.events
+def _run_chunk(seeds: range) -> list[Result]:
+    return [simulate(seed) for seed in seeds]
 
 
 if __name__ == "__main__":

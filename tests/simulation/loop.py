@@ -39,6 +39,20 @@ class OrderedTask(asyncio.Task[T]):
         return self is other
 
 
+class OrderedFuture(asyncio.Future[T]):
+    """A future whose hash is its number, for the same reason."""
+
+    def __init__(self, *, number: int, **options: Any) -> None:
+        self.number = number
+        super().__init__(**options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class _NoSelector:
     """Stands where the system's selector would: waiting moves the clock on, and nothing else."""
 
@@ -83,6 +97,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def tasks_of(self, process: str) -> list[OrderedTask[Any]]:
         """Return the tasks of ``process`` that have not ended, the oldest first."""
         return [each for each in self._tasks_made if each.process == process]
+
+    def create_future(self) -> OrderedFuture[Any]:
+        return OrderedFuture(number=next(self._numbers), loop=self)
 
     def _make_task(
         self, _loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any

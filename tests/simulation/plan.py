@@ -1,6 +1,6 @@
 """What a seed decides before anything runs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -51,6 +51,10 @@ class Plan:
     token_version: int
     weather: Weather
     parameters: dict[str, Any]
+    limits: dict[str, Any]
+    """Of streams, beyond what parameters set."""
+    block_bytes: int
+    """Size up to which batches and blocks of events are joined."""
     span: float
     """Seconds that the workload takes."""
     writers: list[int]
@@ -78,11 +82,13 @@ def draw(chance: Random) -> Plan:
         token_version=chance.choice((1, 2)),
         weather=_weather(chance),
         parameters=_parameters(chance),
+        limits=_limits(chance),
+        block_bytes=chance.choice((300, 3_000, 1 << 16)),
         span=span,
         writers=[chance.randrange(5, 40) for _ in range(2)],
         steps=_steps(theme, chance),
         faults=faults,
-        watchers=[_watcher(theme, span, chance) for _ in range(chance.choice((1, 2, 3)))],
+        watchers=_watchers(theme, span, chance),
     )
 
 
@@ -100,6 +106,17 @@ def _steps(theme: str, chance: Random) -> list[str]:
         steps.insert(chance.randrange(len(steps) + 1), "remove shard")
         steps += ["move", "add again", "move"][: chance.randrange(4)]
     return steps
+
+
+def _watchers(theme: str, span: float, chance: Random) -> list[WatcherPlan]:
+    plans = [_watcher(theme, span, chance) for _ in range(chance.choice((1, 2, 3, 4)))]
+    if chance.random() < 0.5:
+        # All want the same, and may share what the shards send.
+        first = plans[0].watch
+        plans = [
+            replace(plan, watch=replace(first, batch_size=plan.watch.batch_size)) for plan in plans
+        ]
+    return plans
 
 
 def _watcher(theme: str, span: float, chance: Random) -> WatcherPlan:
@@ -144,6 +161,27 @@ def _weather(chance: Random) -> Weather:
         window=chance.choice((2_000, 64_000)),
         keepalive=chance.choice((1.0, 4.0)),
     )
+
+
+def _limits(chance: Random) -> dict[str, Any]:
+    return {
+        # The shards are asked less often than by default: an idle second costs real time.
+        "await_active": 0.06,
+        "await_quiet": 0.25,
+        "active_for": 0.3,
+        "await_gate": 0.005,
+        "await_gate_max": 0.05,
+        "linger": chance.choice((0.5, 3.0)),
+        "close_timeout": 0.8,
+        "backoff_max": 0.5,
+        "cursor_timeout": 4.0,
+        "session_timeout": 5.0,
+        "share": chance.random() < 0.8,
+        "share_log_bytes": chance.choice((800, 10_000, 1 << 24)),
+        "share_alone_bytes": chance.choice((400, 5_000, 1 << 20)),
+        "share_behind": chance.choice((0.3, 2.0, 15.0)),
+        "share_linger": chance.choice((0.05, 1.0)),
+    }
 
 
 def _parameters(chance: Random) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from unittest import mock
 from bson.timestamp import Timestamp
 
 from router.change_stream import remotes
-from router.change_stream.actions import Action, OpenRemote
+from router.change_stream.actions import Action, OpenRemote, Taken
+from router.change_stream.position import Position
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
 from router.merge.merger import Event, Merger
@@ -98,12 +99,15 @@ def _reopened_from_the_start() -> Iterator[None]:
 
 @contextmanager
 def _mark_ahead_of_events() -> Iterator[None]:
-    """Promise clients the smallest promise of the shards while events are still to be taken."""
+    """Promise clients what the shards promise while events are still to be taken."""
+    original = Position.take
 
-    def delivered(merger: Merger, _key: bytes, _token: bytes) -> None:
-        merger.advance_mark()
+    def take(position: Position, max_events: int | None, max_bytes: int) -> Taken:
+        taken = original(position, max_events, max_bytes)
+        position._raise_mark()
+        return replace(taken, pbrt=position._mark)
 
-    with mock.patch.object(Merger, "delivered", delivered):
+    with mock.patch.object(Position, "take", take):
         yield
 
 

@@ -1,7 +1,7 @@
 """One seed: the run of its plan, and all that is found wrong."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -11,6 +11,8 @@ import router.service
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
 from router.config.parameters import stream_limits
+from router.cursors.limits import StreamLimits
+from router.merge import merged_log, merger
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.loop import SimulatedLoop, Stuck, run
@@ -50,9 +52,15 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
     trace.note(f"{plan}")
     scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
+
+    def limits(values: Mapping[str, Any]) -> StreamLimits:
+        return replace(stream_limits(values), **plan.limits)
+
     with (
         repeatable(seed, scenario.wall),
-        mock.patch.object(router.service, "stream_limits", _limits),
+        mock.patch.object(router.service, "stream_limits", limits),
+        mock.patch.object(merged_log, "JOIN_BYTES", plan.block_bytes),
+        mock.patch.object(merger, "COALESCE_BYTES", plan.block_bytes),
     ):
         try:
             run(loop, scenario.play())
@@ -63,15 +71,6 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
             if show is not None:
                 raise
     return Result(seed, trace.problems, trace.digest, scenario.events, loop.time() - 1_000)
-
-
-def _limits(values: Any) -> Any:
-    """Ask the shards less often than the defaults do: an idle second costs real time."""
-    return replace(
-        stream_limits(values), await_active=0.06, await_quiet=0.25, active_for=0.3,
-        await_gate=0.005, await_gate_max=0.05, linger=3.0, close_timeout=0.8, backoff_max=0.5,
-        cursor_timeout=4.0, session_timeout=5.0,
-    )  # fmt: skip
 
 
 class Scenario:

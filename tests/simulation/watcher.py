@@ -144,13 +144,16 @@ class Watcher:
         if self._token is not None:
             stage["startAfter" if self._after_invalidate else "resumeAfter"] = self._token
         self._trace.note(f"{self.name} opens {self.watch.database} after {self.key}")
+        there = self._positions()
         batch = await cursor.open(stage, list(self.watch.pipeline), self.watch.batch_size)
         segment = Segment(self.key, first_mark=batch.pbrt["_data"])
         if self._token is None and self._start_at is not None:
             segment.start = f"82{self._start_at.time:08X}{self._start_at.inc:08X}"
         elif self._token is None:
             segment.start = segment.first_mark
-            segment.positions = self._positions()
+            # Of shards that are being added meanwhile the opening cannot know.
+            now = self._positions()
+            segment.positions = {name: now[name] for name in there.keys() & now.keys()}
         if self.segments:
             self.segments[-1].end = self.key
         self.segments.append(segment)
