@@ -90,8 +90,13 @@ class Position:
 
     @property
     def lost(self) -> bool:
-        """Whether what comes next has been let go by the log."""
-        return self._number < self._source.log.start and not self._held and self._error is None
+        """Whether what comes next has been let go by the log, or lies beyond the stream's end."""
+        if self._held or self._error is not None:
+            return False
+        source = self._source
+        if self._number < source.log.start:
+            return True
+        return self._after is not None and source.ended and self._after > (source.gate or b"")
 
     @property
     def at_start(self) -> bool:
