@@ -19,7 +19,7 @@ READY = "Waiting for connections"
 
 
 def embedded(
-    shards: Annotated[int, typer.Option(min=1, max=64, help="How many shards.")] = 3,
+    shards: Annotated[int, typer.Option(min=0, max=64, help="How many shards.")] = 3,
     port: Annotated[
         int, typer.Option(help="Port of the endpoint that plays mongos; 0 picks a free one.")
     ] = 0,

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bson.int64 import Int64
+
 from router.change_stream.request import StreamRequest, is_change_stream, parse_request
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.registry import Owner
 from shard_client.cursor_reply import build_cursor_reply
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 
@@ -27,6 +30,10 @@ async def aggregate(call: Call) -> AnyAnswer:
     try:
         cursor, batch = await node.cursors.open(request, Owner(call.lsid))
     except CommandError as error:
+        if error.code == ErrorCode.ShardNotFound and request.passthrough_to_shard is None:
+            # Without shards there is nothing to watch: mongos gives a cursor that has ended.
+            empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
+            return Answer({"cursor": empty})
         raise error.with_change_stream_label() from error
     node.api_parameters[cursor] = api_parameters(call.command)
     return RawAnswer(

@@ -14,6 +14,7 @@ from router.cursors.nudge import Nudger
 from router.cursors.upstream import Upstream, read_mode
 from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 
@@ -30,10 +31,13 @@ async def place_upstream(
 ) -> Placed:
     """Find out which shards ``request`` reads and where it starts.
 
-    Raises CommandError, labelled as mongos would, after ``open_timeout`` at the latest.
+    Raises CommandError, labelled as mongos would, after ``open_timeout`` at the latest; 70
+    ShardNotFound when the cluster has no shards.
     """
     deadline = asyncio.get_running_loop().time() + limits.open_timeout
     shards, read_at = await cluster.shards(limits.open_timeout)
+    if not shards and request.passthrough_to_shard is None:
+        raise CommandError(ErrorCode.ShardNotFound, "No shards found")
     connections: dict[str, Connection] = {}
     try:
         start_at = request.start_time

@@ -202,9 +202,10 @@ def test_on_system_collections(client: Client, name: str) -> None:
     assert (error["code"], error["codeName"]) == (73, "InvalidNamespace")
 
 
-@rule("4", "collections and databases that do not exist can be watched")
+@rule("4", "collections and databases that do not exist can be watched, and do not exist by that")
 def test_what_does_not_exist_yet(client: Client, db: Data) -> None:
     with Stream(client, db.name, "later") as one, Stream(client, db.name) as all_of_it:
+        assert db.name not in client.list_database_names()
         db.later.insert_one({"_id": 1})
         assert kinds(one.read(1)) == kinds(all_of_it.read(1)) == ["insert"]
 

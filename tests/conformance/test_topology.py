@@ -89,3 +89,23 @@ def test_members_that_write_a_no_op_each_ten_seconds() -> None:
                 stream.read(number + 1, max_time_ms=5000)
             # Waiting for the members' own no-ops takes up to ten seconds each time.
             assert time.monotonic() - began < 8
+
+
+@rule("4", "a cluster without shards: an empty batch and cursor id 0")
+def test_no_shards() -> None:
+    with (
+        start_cluster(0) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+    ):
+        client: Client
+        with pymongo.MongoClient(router.uri) as client:
+            for database, target, options in (
+                ("db", "a", {}),
+                ("db", 1, {}),
+                ("admin", 1, CLUSTER),
+            ):
+                stage = {"$changeStream": options}
+                command = {"aggregate": target, "pipeline": [stage], "cursor": {}}
+                cursor = client[database].command(command)["cursor"]
+                assert cursor["id"] == 0
+                assert cursor["firstBatch"] == []
