@@ -5,7 +5,7 @@ from typing import Any
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
-from router.config.log_lines import RECENT
+from router.config.log_lines import RECENT, RECENT_LINES
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -69,7 +69,13 @@ async def get_log(call: Call) -> Answer:
         raise CommandError(ErrorCode.OperationFailed, f"No log named '{asked}'")
     if asked != "global":
         return Answer({"totalLinesWritten": 0, "log": []})
-    return Answer({"totalLinesWritten": RECENT.total, "log": list(RECENT.lines)})
+    total, lines = RECENT.total, list(RECENT.lines)
+    if call.peers is not None:
+        for other in await call.peers.ask_all("admin", call.command):
+            total += other["totalLinesWritten"]
+            lines += other["log"]
+        lines = sorted(lines)[-RECENT_LINES:]  # a line begins with its time
+    return Answer({"totalLinesWritten": total, "log": lines})
 
 
 async def host_info(call: Call) -> Answer:

@@ -79,9 +79,10 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
 def _mergerouter(node: Node) -> dict[str, Any]:
     """Return what no mongos has: the state of each merge (docs/design.md, section 5)."""
     streams = node.cursors.describe()
+    whose = {} if node.peers is None else {"worker": node.peers.number}
     nudges = node.cursors.nudges
     return {
-        "streams": [stream.to_document() for stream in streams],
+        "streams": [{**stream.to_document(), **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
         "nudges": {target: Int64(count) for target, count in nudges.items()},
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),

@@ -38,10 +38,14 @@ def as_mongos(
     return line
 
 
+RECENT_LINES = 1024
+"""How many lines are kept for getLog."""
+
+
 class RecentLines:
     """The last lines logged, for getLog; ``total`` counts all."""
 
-    def __init__(self, most: int = 1024) -> None:
+    def __init__(self, most: int = RECENT_LINES) -> None:
         self.total = 0
         self.lines: deque[str] = deque(maxlen=most)
 

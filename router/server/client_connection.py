@@ -125,7 +125,8 @@ class ClientConnection:
                 try:
                     answer = await self._run(request, following)
                 finally:
-                    await share_with_workers(self._node)
+                    if self._node.peers is not None:
+                        await share_with_workers(self._node)
                 if isinstance(answer, PassThrough):
                     await self._pass_through(request, answer.added)
                     return

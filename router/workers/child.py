@@ -6,7 +6,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count
 from typing import Any, Self
 
 import structlog
@@ -18,6 +17,8 @@ from router.workers.start import WorkerStart
 log = structlog.get_logger()
 
 _LEAST_WHEN_SILENT = 0.5
+_SILENT_FOR_LONG = 1.0
+_BUSIER_THAN_ANY = 2.0
 _PROGRAM = "router.workers.worker"
 
 
@@ -47,8 +48,8 @@ class Child:
         self.load = Load()
         self._channel = channel
         self._way = way
-        self._questions = count(1)
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._answer: asyncio.Future[None] | None = None
+        self._silent_since: float | None = None
 
     @classmethod
     async def start(cls, start: WorkerStart) -> Self:
@@ -87,24 +88,31 @@ class Child:
                     self.identity.put_nowait(identity)
                 case {"drained": _}:
                     self.drained.set()
-                case {"load": question, **load}:
+                case {"load": load}:
                     self.load = Load(**load)
-                    answered = self._asked.pop(question, None)
-                    if answered is not None and not answered.done():
-                        answered.set_result(None)
+                    self._silent_since = None
+                    if self._answer is not None:
+                        self._answer.set_result(None)
+                        self._answer = None
         self.gone.set()
 
     async def ask_load(self, timeout: float) -> None:
-        """Have ``load`` brought up to date; who does not answer in ``timeout`` seconds is busy."""
-        question = next(self._questions)
-        answered = self._asked[question] = asyncio.get_running_loop().create_future()
-        self._channel.say(load=question)
-        try:
-            async with asyncio.timeout(timeout):
-                await answered
-        except TimeoutError:
-            self._asked.pop(question, None)
-            self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
+        """Have ``load`` brought up to date.
+
+        Who does not answer in ``timeout`` seconds is busy; who has not for long comes last.
+        """
+        loop = asyncio.get_running_loop()
+        if self._answer is None:
+            self._answer = loop.create_future()
+            self._channel.say(load=True)
+        busy = _BUSIER_THAN_ANY
+        if self._silent_since is None or loop.time() - self._silent_since < _SILENT_FOR_LONG:
+            done, _waiting = await asyncio.wait((self._answer,), timeout=timeout)
+            if done:
+                return
+            busy = _LEAST_WHEN_SILENT
+            self._silent_since = self._silent_since or loop.time()
+        self.load = replace(self.load, busy=max(self.load.busy, busy))
 
     def hand_over(self, handed: Handed) -> None:
         """Give it a client's connection; raises OSError if it cannot take one."""

@@ -16,6 +16,8 @@ log = structlog.get_logger()
 
 _CONNECT_TIMEOUT = 2.0
 _ANSWER_TIMEOUT = 2.0
+_SPARED = 10.0
+"""Seconds for which a worker that did not answer in time is not asked again."""
 
 
 def private_address(folder: Path, worker: int) -> str:
@@ -35,6 +37,7 @@ class Peer:
         self.number = number
         self._address = (private_address(folder, number), 0)
         self._own = UpstreamLink(self)
+        self._spared_until = 0.0
 
     async def connect(self) -> Connection:
         """Open a connection to the worker; raises NetworkError, CommandError."""
@@ -47,11 +50,19 @@ class Peer:
         return UpstreamLink(self)
 
     async def ask(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Run a command there, in bounded time; None if there is no answer."""
+        """Run a command there, in bounded time; None if there is no answer.
+
+        A worker that hangs makes one command wait, not each.
+        """
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._spared_until:
+            return None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 return await self._own.command(database, command)
         except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                self._spared_until = loop.time() + _SPARED
             log.warning(
                 "A worker does not answer",
                 component="CONTROL",

@@ -90,8 +90,8 @@ class Place:
         while True:
             message = await self._channel.hear()
             match message:
-                case {"load": asked}:
-                    self._channel.say(load=asked, **self._load(node))
+                case {"load": _}:
+                    self._channel.say(load=self._load(node))
                 case {"identity": identity, "counter": counter}:
                     node.identity = ServerIdentity(**identity, known=True)
                     node.topology.move_to(counter)

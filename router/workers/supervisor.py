@@ -214,7 +214,11 @@ class Supervisor:
                 for child in children:
                     await _first(child.drained, child.gone)
         for child in children:
-            child.end()
+            if child.drained.is_set():
+                child.end()
+            elif not child.gone.is_set():
+                log.warning("A worker hangs; killing it", component="CONTROL", worker=child.number)
+                child.process.kill()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):
                 for child in children:

@@ -70,6 +70,13 @@ def test_the_router_says_once_that_it_is_ready(router: RouterProcess) -> None:
     assert {line["ctx"] for line in router.logs()} >= {"main", "worker1", "worker2"}
 
 
+def test_the_log_is_that_of_all_workers(client: Client) -> None:
+    lines = [json.loads(line) for line in client.admin.command("getLog", "global")["log"]]
+    assert {line["ctx"] for line in lines} == {"worker1", "worker2"}
+    times = [line["t"]["$date"] for line in lines]
+    assert times == sorted(times)
+
+
 def test_streams_of_many_clients_are_spread_and_all_delivered(
     cluster: TestCluster, router: RouterProcess, client: Client
 ) -> None:
@@ -78,6 +85,8 @@ def test_streams_of_many_clients_are_spread_and_all_delivered(
     try:
         spread = [each["streams"] for each in workers(client)]
         assert sum(spread) == 8
+        listed = client.admin.command("serverStatus")["mergerouter"]["streams"]
+        assert sorted({stream["worker"] for stream in listed}) == [1, 2]
         assert max(spread) - min(spread) <= 2
         client.many.c.insert_many([{"_id": number} for number in range(100)])
         for stream in streams:
@@ -368,3 +377,29 @@ def test_no_connection_over_the_limit_whoever_would_have_it(cluster: TestCluster
         for each in taken:
             each.close()
         assert messages(router, "Too many connections")
+
+
+def test_a_worker_that_hangs_holds_nobody_up(cluster: TestCluster) -> None:
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
+    router = start_router(cluster.configdb, workers=2, set_parameter=drain)
+    with Client(router.uri) as client:
+        pids = {each["worker"]: each["pid"] for each in workers(client)}
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        answered: set[int] = set()
+        for _ in range(60):  # it may get some until it is known to hang
+            with socket.create_connection(("127.0.0.1", router.port)):
+                time.sleep(0.02)
+        for _ in range(4):
+            with Client(router.uri, serverSelectionTimeoutMS=5000) as client:
+                client.admin.command("ping")
+                answered |= {each["worker"] for each in workers(client)}
+        assert answered == {2}
+        begun = time.monotonic()
+        assert router.stop() == 0
+        assert time.monotonic() - begun < 10
+        assert messages(router, "A worker hangs; killing it")
+    finally:
+        if Path(f"/proc/{pids[1]}").exists():
+            os.kill(pids[1], signal.SIGKILL)
+        router.stop()

@@ -1,0 +1,86 @@
+"""The parent's beginning and end, when its workers do not begin or do not answer."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from router.config.settings import Settings, load_settings
+from router.workers import child, supervisor
+from router.workers.channel import DRIVER
+from router.workers.dealer import Dealer
+from router.workers.supervisor import Supervisor, WorkerFailedError
+
+
+def settings() -> Settings:
+    return load_settings(
+        {"sharding": {"configDB": "cfg/127.0.0.1:1"}, "net": {"port": 0}, "workers": 2}
+    )
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the router's private folders are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+async def test_a_worker_that_cannot_start_ends_the_router_with_its_status(
+    monkeypatch: pytest.MonkeyPatch, folders: Path
+) -> None:
+    monkeypatch.setattr(child, "_PROGRAM", "tests.harness.ending_worker")
+    with pytest.raises(WorkerFailedError, match="ended with status 3") as raised:
+        await Supervisor(settings(), []).run(asyncio.Event())
+    assert raised.value.status == 3
+    assert not os.listdir(folders)
+
+
+async def test_no_process_to_be_had_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, folders: Path
+) -> None:
+    monkeypatch.setattr("sys.executable", "/does/not/exist")
+    with pytest.raises(WorkerFailedError, match="status 71"):
+        await Supervisor(settings(), []).run(asyncio.Event())
+    assert not os.listdir(folders)
+
+
+async def test_a_signal_before_all_are_ready_ends_what_has_begun(
+    monkeypatch: pytest.MonkeyPatch, folders: Path
+) -> None:
+    monkeypatch.setattr(child, "_PROGRAM", "http.server")  # runs, but never says that it is ready
+    started: list[int] = []
+    start = child.Child.start
+
+    async def noted(told: supervisor.WorkerStart) -> child.Child:
+        made = await start(told)
+        started.append(made.process.pid)
+        stop.set()
+        return made
+
+    monkeypatch.setattr(child.Child, "start", noted)
+    stop = asyncio.Event()
+    await asyncio.wait_for(Supervisor(settings(), []).run(stop), 10)
+    assert started
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert not os.listdir(folders)
+
+
+async def test_all_hosts_get_the_same_port_and_clients_none_before_listening() -> None:
+    dealer = Dealer(10)
+    port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
+    for host in ("127.0.0.1", "127.0.0.2"):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, port)
+    dealer.listen()
+    for host in ("127.0.0.1", "127.0.0.2"):
+        _reader, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    taken = Dealer(10)
+    with pytest.raises(OSError, match="in use"):
+        await taken.open(DRIVER, ["127.0.0.1"], port)
+    taken.close()
+    dealer.close()
