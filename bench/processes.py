@@ -27,10 +27,19 @@ def cpu_seconds(pid: int) -> float:
 
 def peak_memory(pid: int) -> int:
     """Return the largest resident size in bytes that a process has had."""
+    return _memory(pid, "VmHWM:")
+
+
+def resident_memory(pid: int) -> int:
+    """Return the resident size in bytes of a process."""
+    return _memory(pid, "VmRSS:")
+
+
+def _memory(pid: int, field: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no peak memory of process {pid}")
+    raise RuntimeError(f"no {field} of process {pid}")
 
 
 def spawn(*arguments: str) -> subprocess.Popen[str]:
@@ -68,6 +77,11 @@ class ReplayedCluster:
     def ports(self) -> list[str]:
         """The shards' ports."""
         return [host.rpartition(":")[2] for host in self.hosts.values()]
+
+    @property
+    def all_ports(self) -> list[str]:
+        """The ports of the shards and the config server."""
+        return [*self.ports, self.configdb.rpartition(":")[2]]
 
     def stop(self) -> None:
         """End all processes."""

@@ -116,6 +116,8 @@ class ReplayMember:
             killed = [number for number in command["cursors"] if number in self.tapes]
             self.killed |= {number: self.tapes.pop(number) for number in killed}
             reply = {"cursorsKilled": killed, "cursorsNotFound": [], "cursorsAlive": []}
+        elif name == "serverStatus":
+            reply = {"metrics": {"cursor": {"open": {"total": Int64(len(self.tapes))}}}}
         elif name == "buildInfo":
             reply = {"version": "6.0.15", "versionArray": [6, 0, 15, 0]}
         clock = {"clusterTime": self.now, "signature": {"hash": bytes(20), "keyId": Int64(0)}}

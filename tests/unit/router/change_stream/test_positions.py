@@ -6,7 +6,6 @@ from random import Random
 from unittest.mock import patch
 
 import bson
-import pytest
 from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from router.change_stream.resume_token import cluster_time_of, token_of
 from router.change_stream.starting_point import starting_point
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import CommandError
-from tests.unit.router.scripted import Driver, Event, PrivateStream, Script, batch, hwm
+from tests.unit.router.scripted import Driver, Event, PrivateStream, Script, hwm
 from tests.unit.router.tokens import data_of, event
 
 START = Timestamp(10, 1)
@@ -231,10 +230,8 @@ def starts_of(scripts: dict[str, Script], rnd: Random) -> list[StreamRequest]:
     starts = [request(), request(startAtOperationTime=Timestamp(rnd.randrange(11, 45), 1))]
     starts.append(request(resumeAfter=bson.decode(hwm(rnd.randrange(11, 32), 1))))
     starts.append(request(resumeAfter={"_data": data_of(rnd.randrange(11, 30), 63)}))
-    for _ in range(4):
-        if plain:
-            starts.append(request(resumeAfter={"_data": rnd.choice(plain).decode()}))
-    return starts
+    some = rnd.choices(plain, k=4) if plain else []
+    return starts + [request(resumeAfter={"_data": key.decode()}) for key in some]
 
 
 @settings(max_examples=150, deadline=None)
