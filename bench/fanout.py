@@ -39,7 +39,7 @@ COLUMNS = (
     Column("busy, at most", "busy", ",.0f"),
 )
 NOTE = (
-    f"{SHARDS} replaying shards, {SIZE}-byte events; the clients open the same cluster stream, then "
+    f"{SHARDS} replaying shards, {SIZE}-byte events; the clients open one cluster stream, then "
     f"drain it together, in {PROCESSES} processes of their own on the same processors."
 )
 _MIB = 1024 * 1024

@@ -103,6 +103,15 @@ _ALL = (
     _of_limits("idleShardNudgesPerSecond", "nudges_per_second", "most nudges of one member"),
     _of_limits("remoteBufferBytes", "remote_buffer_bytes", "buffer of one remote", least=1),
     _of_limits("streamBufferBytes", "stream_buffer_bytes", "buffer of one stream", least=1),
+    _of_limits("repliesBytes", "replies_bytes", "events in all clients' replies", least=1),
+    _of_limits("shareStreams", "share", "whether identical streams share remotes"),
+    _of_limits(
+        "shareLogBytes", "share_log_bytes", "events that one stream's clients may lie apart"
+    ),
+    _of_limits(
+        "shareAloneBytes", "share_alone_bytes", "events kept for a lone client that resumes"
+    ),
+    _of_limits("shareLingerMs", "share_linger", "remotes outlive a stream's last client", unit=_MS),
     _of_limits("batchTargetBytes", "batch_target_bytes", "size of a shard's batch", least=1),
     _of_limits(
         "awaitQuietMs", "await_quiet", "a shard's getMore waits in a quiet stream", unit=_MS
