@@ -4,6 +4,7 @@ import asyncio
 import platform
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from itertools import count
 from struct import Struct
@@ -196,7 +197,7 @@ class Connection:
     async def _say_hello(self, compressors: Sequence[str], app_name: str, timeout: float) -> None:
         metadata = {
             "application": {"name": app_name},
-            "driver": {"name": "mergerouter", "version": version("mergerouter")},
+            "driver": {"name": "mergerouter", "version": _own_version()},
             "os": {"type": platform.system(), "architecture": platform.machine()},
             "platform": f"{platform.python_implementation()} {platform.python_version()}",
         }
@@ -247,6 +248,11 @@ class Connection:
     def _take_frame(self, frame: memoryview) -> bytes:
         whole = bytes(frame)
         return decompress_frame(whole) if is_compressed(whole) else whole
+
+
+@cache
+def _own_version() -> str:
+    return version("mergerouter")
 
 
 def _may_be_compressed(body: bytes) -> bool:
