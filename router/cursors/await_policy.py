@@ -1,15 +1,10 @@
-"""How long a shard's getMore may wait for events (docs/design.md, section 9)."""
+"""How long a shard's getMore may wait while events wait for it (docs/design.md, section 9)."""
 
 from router.cursors.limits import StreamLimits
 
 
 class AwaitPolicy:
-    """One remote's waiting time, pure.
-
-    A no-op wakes no getMore, so the waiting time bounds how soon a new promise is seen. It is short
-    while events wait for this remote, doubling while that is in vain; moderate while events come;
-    longer when the stream has been quiet for a while.
-    """
+    """One remote's waiting time, pure: short while events wait for it, doubling while in vain."""
 
     __slots__ = ("_in_vain", "_limits")
 
@@ -17,16 +12,16 @@ class AwaitPolicy:
         self._limits = limits
         self._in_vain = 0
 
-    def next_await(self, *, lags: bool, quiet_for: float) -> float:
+    def next_await(self, *, lags: bool, usual: float) -> float:
         """Return the seconds that the next getMore may wait.
 
-        ``lags`` tells whether buffered events wait for this remote's promise, ``quiet_for`` the
-        seconds since the stream's last event.
+        ``lags`` tells whether buffered events wait for this remote's promise; ``usual`` is what
+        the stream's pace allows otherwise.
         """
-        limits = self._limits
         if not lags:
             self._in_vain = 0
-            return limits.await_active if quiet_for < limits.active_for else limits.await_quiet
+            return usual
+        limits = self._limits
         seconds = limits.await_gate * (1 << min(self._in_vain, 16))
         self._in_vain += 1
         return min(limits.await_gate_max, seconds)

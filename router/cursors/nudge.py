@@ -22,6 +22,13 @@ log = structlog.get_logger()
 _AFTER_FAILURE = 0.5
 """Seconds without nudges after one that failed."""
 
+_ATTEMPTS = 3
+"""Commands that one nudge takes at most: over a connection that was cut unnoticed, over a new one,
+and the other way if notes are not allowed."""
+
+_MOST_MS = 1000
+"""What a member may take to replicate a note, or to wait for a time."""
+
 _NOT_ALLOWED = frozenset(
     {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
 )
@@ -105,50 +112,69 @@ class _Target:
             self._task = None
 
     async def _nudge(self, past: Timestamp) -> bool:
-        self.made += 1
-        try:
-            if self._connection is None or self._connection.closed:
-                self._connection = await self._dialer.connect(self._limits.connect_timeout)
-            reply = await self._connection.command(
-                "admin", self._command(past), timeout=self._limits.connect_timeout
-            )
-            self._cluster.clock.advance(reply.get("$clusterTime"))
-            return True
-        except CommandError as error:
-            if error.code == ErrorCode.StaleClusterTime:
-                return True
-            if error.code in _NOT_ALLOWED:
+        """Make one nudge, by whichever way the member allows; False if neither worked."""
+        error: CommandError | NetworkError | None = None
+        for _ in range(_ATTEMPTS):
+            kept = self._connection is not None
+            try:
+                await self._ask(past)
+            except CommandError as failure:
+                if failure.code == ErrorCode.StaleClusterTime:
+                    return True
+                error = failure
+                if failure.code not in _NOT_ALLOWED:
+                    self._drop_connection()
+                    break
+                if not self._by_note:
+                    break
+                log.info("member allows no note, reads instead", target=self._name)
                 self._by_note = False
-            self._drop_connection()
-            log.info("nudge failed", target=self._name, error=str(error))
-        except NetworkError as error:
-            self._drop_connection()
-            log.info("nudge failed", target=self._name, error=str(error))
+            except NetworkError as failure:
+                error = failure
+                self._drop_connection()
+                if not kept:
+                    break
+            else:
+                return True
+        log.info("nudge failed", target=self._name, error=str(error))
         return False
 
-    def _command(self, past: Timestamp) -> dict[str, Any]:
+    async def _ask(self, past: Timestamp) -> None:
+        self.made += 1
+        if self._connection is None:
+            self._connection = await self._dialer.connect(self._limits.connect_timeout)
+        database, command = self._note(past) if self._by_note else self._read(past)
         clock = self._cluster.clock
-        if self._by_note:
-            command: dict[str, Any] = {
-                "appendOplogNote": 1,
-                "maxClusterTime": next_tick(past),
-                "data": {"msg": "mergerouter: idle member"},
-                "writeConcern": {"w": "majority", "wtimeout": 1000},
-            }
-        else:
-            concern: dict[str, Any] = {"level": "majority"}
-            if clock.time is not None:
-                concern["afterClusterTime"] = min(clock.time, next_tick(past))
-            command = {
-                "find": "system.version",
-                "limit": 1,
-                "singleBatch": True,
-                "readConcern": concern,
-                "maxTimeMS": 1000,
-            }
         if clock.document is not None:
             command["$clusterTime"] = clock.document
-        return command
+        reply = await self._connection.command(
+            database, command, timeout=self._limits.connect_timeout
+        )
+        clock.advance(reply.get("$clusterTime"))
+
+    @staticmethod
+    def _note(past: Timestamp) -> tuple[str, dict[str, Any]]:
+        return "admin", {
+            "appendOplogNote": 1,
+            "maxClusterTime": next_tick(past),
+            "data": {"msg": "mergerouter"},
+            "writeConcern": {"w": "majority", "wtimeout": _MOST_MS},
+        }
+
+    def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
+        """A read of nothing: who may read any database may make it."""
+        concern: dict[str, Any] = {"level": "majority"}
+        time = self._cluster.clock.time
+        if time is not None:
+            # A time that the member has not heard of would be refused.
+            concern["afterClusterTime"] = min(time, next_tick(past))
+        return "mergerouter", {
+            "find": "nothing",
+            "limit": 1,
+            "singleBatch": True,
+            "readConcern": concern,
+            "maxTimeMS": _MOST_MS,
+        }
 
     def _drop_connection(self) -> None:
         if self._connection is not None:

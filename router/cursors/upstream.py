@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from math import inf
 
 import structlog
@@ -16,8 +15,10 @@ from router.change_stream.position import Position
 from router.change_stream.request import StreamRequest
 from router.cursors.await_policy import AwaitPolicy
 from router.cursors.description import StreamDescription
+from router.cursors.idle_members import IdleMembers
 from router.cursors.limits import StreamLimits
 from router.cursors.nudge import Nudger
+from router.cursors.pace import Pace
 from router.cursors.remote import Remote
 from shard_client.connection import Connection
 from shard_client.cursor_reply import CursorBatch
@@ -26,9 +27,6 @@ from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import Opening, RemoteCursor
 
 log = structlog.get_logger()
-
-_NUDGE_AGAIN = 0.1
-"""Seconds after which a nudge that has not shown in a promise is repeated."""
 
 
 class Upstream:
@@ -48,7 +46,6 @@ class Upstream:
         self.stream = stream
         self._request = request
         self._cluster = cluster
-        self._nudger = nudger
         self._limits = limits
         self._settings = limits.remote_settings()
         self._loop = asyncio.get_running_loop()
@@ -57,10 +54,9 @@ class Upstream:
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._opening: asyncio.Future[None] | None = None
-        self._nudge_timer: asyncio.TimerHandle | None = None
         self._read_until = 0.0
-        self._lingering = False
-        self._last_event = float("-inf")
+        self._pace = Pace(limits)
+        self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
         self._closed = False
         self._taken = 0
         self._mode = read_mode(request)
@@ -73,7 +69,6 @@ class Upstream:
         """
         self._connections = dict(connections)
         self._touch()
-        self._last_event = self._loop.time()
         opening = self._opening = self._loop.create_future()
         self._execute(self.stream.start())
         try:
@@ -151,8 +146,7 @@ class Upstream:
         """Kill all remote cursors; bounded by twice ``close_timeout`` and a connection's time."""
         if not self._closed:
             self._closed = True
-            if self._nudge_timer is not None:
-                self._nudge_timer.cancel()
+            self._idle.close()
             self._drop_connections()
             self.stop_reading()
         while self._closing:
@@ -220,6 +214,7 @@ class Upstream:
             self._end(remote)
 
     def _end(self, remote: Remote) -> None:
+        remote.rouse()
         if remote.cursor is not None:
             task = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
             self._closing.add(task)
@@ -239,8 +234,8 @@ class Upstream:
             self._remote_failed(number, failure, None)
             return
         if batch.events:
-            remote.events += len(batch.events)
-            self._last_event = self._loop.time()
+            self._pace.event(self._loop.time())
+        remote.take_note(batch)
         if actions:
             self._execute(actions)
         if not remote.opened:
@@ -290,12 +285,19 @@ class Upstream:
         waiting = self.stream.waiting_for
         promise = self.stream.promise(number)
         lags = waiting is not None and (promise is None or promise < waiting.sort_key)
-        cursor.set_await(remote.policy.next_await(lags=lags, quiet_for=now - self._last_event))
-        held = waiting is not None or self.stream.leaving
-        if held and self._nudge_timer is None and self._limits.nudge:
-            self._nudge_timer = self._loop.call_later(self._limits.nudge_delay, self._nudge)
+        self._idle.look()
+        seconds = remote.policy.next_await(lags=lags, usual=self._pace.wait(now))
+        if not remote.idle:
+            # Whether it waits or is at work is not to be seen: so it must not wait for long.
+            cursor.set_await(min(seconds, self._limits.await_active))
+        elif (lags and remote.nudged) or (remote.topology and not lags):
+            # What would wake no getMore is waited for here, where the wait can be cut short.
+            cursor.set_await(self._limits.await_gate)
+            self._idle.rest(remote, self._limits.await_gate_max if lags else seconds)
+        else:
+            cursor.set_await(seconds)
         if now > self._read_until and not self._waiters and self._opening is None:
-            self._lingering = True
+            self._idle.lingering = True
             cursor.pause()
         elif not self._may_read(number):
             cursor.pause()
@@ -318,42 +320,18 @@ class Upstream:
     def _touch(self) -> None:
         """Somebody reads: keep the remotes going for a while."""
         self._read_until = self._loop.time() + self._limits.linger
-        if self._lingering:
-            self._lingering = False
+        if self._idle.lingering:
+            self._idle.lingering = False
             self._read_on()
 
     def _read_on(self) -> None:
         """Have the remotes that were paused send on, as far as the budgets allow."""
         for number, remote in self._remotes.items():
-            if remote.cursor is not None and remote.cursor.paused and self._may_read(number):
-                remote.cursor.resume()
-
-    def _nudge(self) -> None:
-        """Nudge the members whose promises events have been waiting for."""
-        self._nudge_timer = None
-        if self._closed or self._lingering:
-            return
-        for waiting in (*self.stream.lagging, *self.stream.leaving):
-            remote = self._remotes.get(waiting.remote)
-            if remote is None or remote.nudged:
+            cursor = remote.cursor
+            if cursor is None or not cursor.paused or remote.rest is not None:
                 continue
-            if waiting.latest <= remote.nudged_past and self._loop.time() < remote.nudge_again:
-                continue
-            if remote.cursor is not None:
-                remote.cursor.set_await(self._limits.await_gate)
-                remote.cursor.hurry(self._limits.hurry_worth)
-            remote.nudged = True
-            remote.nudges += 1
-            remote.nudged_past = waiting.latest
-            done = partial(self._nudged, remote)
-            self._nudger.nudge(remote.target, remote.host, waiting.latest, done)
-
-    def _nudged(self, remote: Remote) -> None:
-        remote.nudged = False
-        remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
-        remote.policy.nudged()
-        if remote.cursor is not None:
-            remote.cursor.set_await(self._limits.await_gate)
+            if self._may_read(number):
+                cursor.resume()
 
     def _drop_connections(self) -> None:
         for connection in self._connections.values():
