@@ -131,9 +131,12 @@ class Network:
                 link.go_on()
 
     def heal_all(self) -> None:
-        """End all of them."""
+        """End all of them; what was lost in silence is noticed now."""
         for port in [*self._hanging, *self._slow]:
             self.heal(port)
+        for link in list(self.links):
+            if link.lost:
+                link.reset(0.0)
 
     def hangs(self, port: int) -> bool:
         """Tell whether nothing comes through to ``port``."""

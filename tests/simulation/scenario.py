@@ -1,6 +1,7 @@
 """One seed: the run of its plan, and all that is found wrong."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
@@ -62,6 +63,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
         mock.patch.object(merged_log, "JOIN_BYTES", plan.block_bytes),
         mock.patch.object(merger, "COALESCE_BYTES", plan.block_bytes),
     ):
+        gc.disable()  # it would run at other times in other processes
         try:
             run(loop, scenario.play())
         except Stuck as error:
@@ -70,6 +72,8 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
             trace.problem(f"crashed: {error!r}")
             if show is not None:
                 raise
+        finally:
+            gc.enable()
     return Result(seed, trace.problems, trace.digest, scenario.events, loop.time() - 1_000)
 
 

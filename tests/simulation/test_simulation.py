@@ -1,0 +1,67 @@
+"""A few hundred seeds, the same ones each time; and that broken rules do not go unnoticed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.repeatable import HASH_SEED
+
+SEEDS = 200
+ROOT = Path(__file__).parents[2]
+
+
+def simulate(*arguments: str, seconds: float = 110.0) -> tuple[int, str]:
+    """Run ``python -m tests.simulation`` and return its exit code and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_seeds_pass() -> None:
+    code, said = simulate("--seeds", str(SEEDS), "--jobs", "2", seconds=280.0)
+    assert code == 0, said
+    assert f"{SEEDS} seeds" in said
+
+
+def test_a_seed_replays_exactly_alone_and_after_others() -> None:
+    _, together = simulate("--first", "20", "--seeds", "5", "--jobs", "1", "--digests")
+    digests = dict(re.findall(r"seed (\d+): digest (\w+)", together))
+    assert len(digests) == 5
+    for seed in ("22", "24"):
+        code, alone = simulate("--seed", seed)
+        assert code == 0
+        assert f"digest {digests[seed]}" in alone
+        assert "router1" in alone, "a replay tells what happened"
+
+
+@pytest.mark.parametrize(
+    ("rule", "seeds"),
+    [
+        ("gate", 10),
+        ("gate-config", 60),
+        ("resume", 10),
+        ("resume-time", 20),
+        ("new-shard", 10),
+        ("new-shard-late", 20),
+        ("reopen", 10),
+        ("mark", 10),
+        ("removed", 20),
+    ],
+)
+def test_a_broken_rule_is_found_within_so_many_seeds(rule: str, seeds: int) -> None:
+    code, said = simulate("--sabotage", rule, "--seeds", str(seeds), "--until-found")
+    assert code == 0, said
+    assert "found by seed" in said
