@@ -109,6 +109,8 @@ async def execute_on_all(
             outcomes[member] = error
 
     for member in members:
+        member.tell()  # a no-op of its own may have put it ahead of the others
+    for member in members:
         member.hear()
     async with asyncio.TaskGroup() as group:
         for member, command in members.items():
