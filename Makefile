@@ -2,10 +2,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-PACKAGES := router shard_client spark_sink embedded
 ARGS ?=
 
-.PHONY: demo test lint typecheck pytest bench clean install
+SEEDS ?= 1000
+
+.PHONY: demo test lint typecheck pytest bench simulate soak driver-tests clean install
 
 test: lint typecheck pytest  ## lint, type-check and test
 
@@ -14,6 +15,15 @@ demo: install  ## start everything, show the merge at work, end with a verdict
 
 bench: install  ## measure; a table and plots under bench/results
 	$(BIN)/python -m bench $(ARGS)
+
+simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+soak: install  ## what takes too long for every run: thousands of connections
+	$(BIN)/python -m tests.soak $(ARGS)
+
+driver-tests: install  ## pymongo's own change stream tests, through the router
+	$(BIN)/python -m tests.drivers $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
