@@ -111,7 +111,12 @@ async def _parts(
     parameters = settings.parameters
     limits = stream_limits(parameters)
     async with AsyncExitStack() as owned:
-        cluster = Cluster(settings.sharding.config_db, limits, replica_set=replica_set)
+        cluster = Cluster(
+            settings.sharding.config_db,
+            limits,
+            replica_set=replica_set,
+            wall=lambda: now().timestamp(),
+        )
         owned.push_async_callback(cluster.close)
         cursors = CursorRegistry(
             cluster, limits, new_id=place.cursor_ids.new_id if place is not None else None

@@ -1,6 +1,6 @@
 """The newest cluster time seen, which is passed on as received (docs/protocol.md, section 8)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any
 
@@ -8,17 +8,21 @@ import bson
 from bson.timestamp import Timestamp
 
 _ordinal = Struct("<Q")
+_MOST_DRIFT = 365 * 24 * 60 * 60.0
 
 
 class ClusterClock:
     """The newest ``$clusterTime`` seen. It is passed on as received, signature and all.
 
-    No I/O and no clock of its own: time comes from servers' replies and clients' commands.
+    No I/O and no clock of its own: time comes from servers' replies and clients' commands. What is
+    more than a year ahead of the wall clock ``wall`` (seconds since 1970), if given, is ignored:
+    servers refuse whoever passes it on, as of MongoDB's maxAcceptableLogicalClockDriftSecs.
     """
 
-    __slots__ = ("_ordinal", "_raw")
+    __slots__ = ("_ordinal", "_raw", "_wall")
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] | None = None) -> None:
+        self._wall = wall
         self._raw: bytes | None = None
         self._ordinal = 0
 
@@ -32,9 +36,12 @@ class ClusterClock:
         if isinstance(cluster_time, Mapping):
             cluster_time = bson.encode(cluster_time)
         ordinal = _ordinal_of(cluster_time)
-        if ordinal > self._ordinal:
+        if ordinal > self._ordinal and not self._absurd(ordinal):
             self._ordinal = ordinal
             self._raw = bytes(cluster_time)
+
+    def _absurd(self, ordinal: int) -> bool:
+        return self._wall is not None and (ordinal >> 32) > self._wall() + _MOST_DRIFT
 
     @property
     def time(self) -> Timestamp | None:

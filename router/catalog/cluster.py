@@ -1,6 +1,7 @@
 """The cluster: config server and shards as replica sets, one clock, connections to each."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,8 @@ class Cluster:
 
     ``replica_set`` makes the monitoring of one replica set from its name and seeds; the default is
     the driver's (Motor). ``clock`` is the cluster time that replies carried; advance it with what
-    clients gossip. Must be made in a running loop. Raises ValueError for a bad ``configdb``.
+    clients gossip. ``wall`` is the wall clock, in seconds since 1970. Must be made in a running
+    loop. Raises ValueError for a bad ``configdb``.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Cluster:
         limits: StreamLimits | None = None,
         *,
         replica_set: ReplicaSetFactory | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits or StreamLimits()
         self._factory: ReplicaSetFactory = replica_set or MotorReplicaSet
-        self.clock = ClusterClock()
+        self.clock = ClusterClock(wall)
         self._sets: dict[str, ReplicaSet] = {}
         self._hosts: dict[str, str] = {}
         self._wire_versions: dict[str, int] = {}

@@ -42,6 +42,13 @@ def test_what_holds_no_time_is_ignored():
     assert clock.time is None
 
 
+def test_a_time_far_ahead_of_the_wall_clock_is_ignored():
+    clock = ClusterClock(lambda: 1_000_000.0)
+    clock.advance(gossip(Timestamp(1_000_010, 1)))
+    clock.advance(gossip(Timestamp(1_000_000 + 366 * 86_400, 1)))
+    assert clock.time == Timestamp(1_000_010, 1)
+
+
 @given(ticks)
 def test_the_next_tick_is_the_next(time: Timestamp):
     if (time.time, time.inc) != (2**32 - 1, 2**32 - 1):
