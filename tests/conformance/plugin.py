@@ -36,9 +36,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if rule not in known:
                 raise pytest.UsageError(f"{item.nodeid}: no such rule: {rule}")
             item.user_properties.append(("rule", rule))
-            file, _, function = item.nodeid.partition("[")[0].rpartition("::")
-            named = f"{Path(file).name}::{function}"
-            config.stash[COLLECTED].tests.setdefault(rule, set()).add(named)
+            config.stash[COLLECTED].tests.setdefault(rule, set()).add(_function(item.nodeid))
+
+
+def _function(nodeid: str) -> str:
+    file, _, function = nodeid.partition("[")[0].rpartition("::")
+    return f"{Path(file).name}::{function}"
 
 
 class _Recorder:
@@ -52,6 +55,7 @@ class _Recorder:
             if name != "rule":
                 continue
             key: Rule = tuple(rule)
+            self._outcomes.tests.setdefault(key, set()).add(_function(report.nodeid))
             if report.failed or (report.skipped and hasattr(report, "wasxfail")):
                 counts = self._outcomes.failed
             elif report.skipped:
