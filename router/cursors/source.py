@@ -7,7 +7,7 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.resume_token import cluster_time_of
 from router.cursors.limits import StreamLimits
-from router.cursors.opening import Placed, abort_all
+from router.cursors.opening import Placed
 from router.cursors.upstream import Upstream
 
 
@@ -148,12 +148,8 @@ class Source:
         finally:
             self.placed.set()
         self._keep()
-        try:
-            left = max(0.0, deadline - self._loop.time())
-            await placed.upstream.open(placed.connections, left)
-        except BaseException:
-            abort_all(placed.connections)
-            raise
+        left = max(0.0, deadline - self._loop.time())
+        await placed.upstream.open(placed.connections, left)
 
     def _has_opened(self, opening: asyncio.Task[None]) -> None:
         # Those who wait get the failure as well; nobody may be waiting.
