@@ -1,6 +1,5 @@
 """Workers: independent streams through one process and through two, and what crossing costs."""
 
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,13 +10,16 @@ from bench.throughput import START
 
 SHARDS = 2
 SIZE = 600
-STREAMS = (1, 2, 4)
+STREAMS = ((1, None), (2, None), (4, None), (4, 1))
+"""How many streams, and how many events their clients ask for at a time, None for all there are."""
 EVENTS = 240_000
 """Events that each stream delivers."""
+_FEWER_ONE_BY_ONE = 24
 
 COLUMNS = (
     Column("workers", "workers"),
     Column("streams", "streams"),
+    Column("events a getMore", "batch", ","),
     Column("events/s", "rate", ",.0f"),
     Column("to one worker", "ratio", ".2f"),
     Column("router CPU µs/event", "cpu", ".2f"),
@@ -41,17 +43,18 @@ def run(options: Options) -> Outcome:
     events = options.scaled(EVENTS, EVENTS // 6)
     rows: list[dict[str, Any]] = []
     with replayed_cluster(SHARDS, events, SIZE) as cluster:
-        for streams in STREAMS:
+        for streams, batch in STREAMS:
             # Run by run in turn, so that the machine's moods meet both.
             taken: dict[int, list[dict[str, float]]] = {1: [], 2: []}
             for _ in range(options.runs):
                 for workers, found in taken.items():
                     options.say(f"{streams} streams, {workers} workers")
-                    found.append(measure(cluster, workers, streams))
+                    found.append(measure(cluster, workers, streams, batch))
             medians = {workers: _medians(found) for workers, found in taken.items()}
             for workers, row in medians.items():
                 ratio = row["rate"] / medians[1]["rate"]
-                rows.append({"workers": workers, "streams": streams, **row, "ratio": ratio})
+                what = {"workers": workers, "streams": streams, "batch": batch}
+                rows.append({**what, **row, "ratio": ratio})
         crossed = _measure_crossed(cluster, options)
     plot = Plot(
         name="workers",
@@ -60,7 +63,9 @@ def run(options: Options) -> Outcome:
         y="events/s",
         series={
             f"{workers} workers": [
-                (row["streams"], row["rate"]) for row in rows if row["workers"] == workers
+                (row["streams"], row["rate"])
+                for row in rows
+                if row["workers"] == workers and row["batch"] is None
             ]
             for workers in (1, 2)
         },
@@ -77,40 +82,33 @@ SUITE = Suite("workers", "What do more workers give?", run)
 
 
 def measure(
-    cluster: ReplayedCluster, workers: int, streams: int, *arguments: str, events: int | None = None
+    cluster: ReplayedCluster, workers: int, streams: int, batch: int | None, *arguments: str
 ) -> dict[str, float]:
     """Drain ``streams`` streams at once through a router of its own with so many workers."""
-    wanted = (events or cluster.events) * streams
+    wanted = streams * (cluster.events // _FEWER_ONE_BY_ONE if batch == 1 else cluster.events)
     with router(cluster.configdb, "--workers", str(workers)) as (port, pid):
         processes = _children(pid) or [pid]
         before = {each: cpu_seconds(each) for each in processes}
-        begun = time.perf_counter()
         result = run_json(
             "-m", "bench.drain", *[str(port)] * streams, "--start", START, "--distinct",
-            "--events", str(wanted), *arguments,
+            "--events", str(wanted), "--batch-size", str(batch or 0), *arguments,
         )  # fmt: skip
-        passed = time.perf_counter() - begun
         used = [cpu_seconds(each) - before[each] for each in processes]
     return {
         "rate": result["events"] / result["seconds"],
         "cpu": sum(used) / result["events"] * 1e6,
-        "cores": sum(used) / passed,
+        "cores": sum(used) / result["seconds"],
         "busiest": max(used) / sum(used),
     }
 
 
 def _measure_crossed(cluster: ReplayedCluster, options: Options) -> list[dict[str, Any]]:
     rows = []
-    for batch, share in ((0, 1), (1, 24)):
+    for batch in (None, 1):
         for where, arguments in (("its worker", ()), ("the other", ("--second-connection",))):
             options.say(f"a stream read at {where}")
-            more = ("--batch-size", str(batch), *arguments)
-            found = [
-                measure(cluster, 2, 1, *more, events=cluster.events // share)
-                for _ in range(options.runs)
-            ]
-            shown = batch or None
-            rows.append({"where": where, "batch": shown, **_medians(found)})
+            found = [measure(cluster, 2, 1, batch, *arguments) for _ in range(options.runs)]
+            rows.append({"where": where, "batch": batch, **_medians(found)})
     return rows
 
 

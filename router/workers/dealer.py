@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -17,6 +18,9 @@ _BACKLOG = 1024
 _LOAD_TIMEOUT = 0.01
 _WAITING = 256
 _PAUSE = 0.1
+_LATELY = 1.0
+"""Seconds in which a new connection is likely to open its stream."""
+_MOST_DEALT = 1024
 
 
 class Dealer:
@@ -33,6 +37,7 @@ class Dealer:
         self._some = asyncio.Event()
         self._ids = count(1)
         self._last = 0
+        self._dealt: deque[tuple[float, int]] = deque(maxlen=_MOST_DEALT)
 
     async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` of all ``hosts``, 0 picks one for all; return the port.
@@ -124,12 +129,12 @@ class Dealer:
     def _place(self, handed: Handed) -> None:
         children = self._children
         loads = {number: child.load for number, child in children.items()}
-        given = {number: child.given for number, child in children.items()}
+        lately = self._lately()
         if handed.port == DRIVER and self._connections() >= self._max_connections:
             log.warning("Too many connections", component="NETWORK", most=self._max_connections)
             return
         while loads:
-            number = choose_worker(loads, given, self._last)
+            number = choose_worker(loads, lately, self._last)
             try:
                 children[number].hand_over(handed)
             except OSError as error:
@@ -142,7 +147,19 @@ class Dealer:
                 del loads[number]
             else:
                 self._last = number
+                self._dealt.append((asyncio.get_running_loop().time(), number))
                 return
+
+    def _lately(self) -> dict[int, int]:
+        """Return how many connections each worker was dealt a moment ago or has not taken yet."""
+        moment = asyncio.get_running_loop().time() - _LATELY
+        while self._dealt and self._dealt[0][0] < moment:
+            self._dealt.popleft()
+        lately = Counter(number for _time, number in self._dealt)
+        return {
+            number: max(lately[number], child.given - child.load.taken)
+            for number, child in self._children.items()
+        }
 
     def _connections(self) -> int:
         return sum(

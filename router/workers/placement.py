@@ -22,26 +22,25 @@ class Load:
     taken: int = 0
 
 
-def choose_worker(loads: Mapping[int, Load], given: Mapping[int, int], last: int) -> int:
+def choose_worker(loads: Mapping[int, Load], lately: Mapping[int, int], last: int) -> int:
     """Return the number of the worker that has the least to do.
 
     First counts the processor, in quarters of a core, since one stream may be more work than a
-    thousand quiet ones; then open streams; then connections, those included that are still on
-    their way. Equals take turns.
+    thousand quiet ones; then open streams, with every new connection taken for one that is about
+    to open; then the other connections. Equals take turns.
 
     Args:
         loads: the workers that take connections; there is at least one.
-        given: how many connections each was handed.
+        lately: how many connections each was handed a moment ago.
         last: the worker that was chosen before.
     """
 
     def burden(number: int) -> tuple[int, int, int, bool, int]:
         load = loads[number]
-        under_way = given.get(number, 0) - load.taken
         return (
             round(load.busy * _BUSY_STEPS),
-            load.streams,
-            load.connections - load.monitors + under_way,
+            load.streams + lately.get(number, 0),
+            load.connections - load.monitors,
             number <= last,
             number,
         )

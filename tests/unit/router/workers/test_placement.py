@@ -15,9 +15,27 @@ def test_streams_opened_one_after_the_other_are_spread_evenly(workers: int, stre
             number: Load(streams=count, connections=count, taken=count)
             for number, count in open_streams.items()
         }
-        last = choose_worker(loads, open_streams, last)
+        last = choose_worker(loads, {}, last)
         open_streams[last] += 1
     assert max(open_streams.values()) - min(open_streams.values()) <= 1
+
+
+@given(opens=st.lists(st.booleans(), min_size=1, max_size=24), workers=st.integers(1, 4))
+def test_connections_that_come_at_once_are_spread_however_soon_streams_open(
+    opens: list[bool], workers: int
+) -> None:
+    lately = dict.fromkeys(range(1, workers + 1), 0)
+    streams = dict(lately)
+    last = 0
+    for opens_at_once in opens:
+        loads = {number: Load(streams=count) for number, count in streams.items()}
+        last = choose_worker(loads, lately, last)
+        lately[last] += 1
+        streams[last] += opens_at_once
+    burdens = [streams[number] + lately[number] for number in lately]
+    assert max(burdens) - min(burdens) <= 2
+    if all(opens) or not any(opens):
+        assert max(lately.values()) - min(lately.values()) <= 1
 
 
 def test_connections_that_are_on_their_way_count() -> None:
@@ -42,7 +60,7 @@ def test_little_work_does_not_outweigh_streams() -> None:
 
 def test_monitors_do_not_count() -> None:
     loads = {1: Load(connections=3, monitors=3, taken=3), 2: Load(connections=1, taken=1)}
-    assert choose_worker(loads, {1: 3, 2: 1}, 2) == 1
+    assert choose_worker(loads, {}, 2) == 1
 
 
 def test_equals_take_turns() -> None:
