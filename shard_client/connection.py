@@ -25,6 +25,7 @@ from shard_client.frames import (
     reply_body,
     with_ids,
 )
+from shard_client.keepalive import probe_peer
 
 Address = tuple[str, int]
 """Host and port; a host that begins with a slash is the path of a Unix socket."""
@@ -107,6 +108,8 @@ class Connection:
                         ssl=tls,
                         server_hostname=host if tls else None,
                     )
+                    assert stream.transport is not None
+                    probe_peer(stream.transport)
         except TimeoutError as error:
             raise NetworkError(f"connecting to {format_address(address)} timed out") from error
         except (OSError, UnicodeError) as error:  # a UnicodeError for what is no host name

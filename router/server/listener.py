@@ -12,8 +12,8 @@ import structlog
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
-from router.server.keepalive import probe_peer
 from shard_client.frame_protocol import FrameStream
+from shard_client.keepalive import probe_peer
 
 log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Probes that find out that a silent client is gone."""
+"""Probes that find out that a silent peer is gone, and keep the path to one that is not."""
 
 import asyncio
 import socket
