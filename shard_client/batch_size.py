@@ -9,7 +9,8 @@ class BatchSize:
     """Adapts ``batchSize`` to the size of the events that come (docs/design.md, section 6).
 
     ``target_bytes`` is the size that a full batch should have. The first batches are small, so that
-    the first events come early.
+    the first events come early; only full ones make the next one larger, twice at most, since a few
+    small events say little of those to come.
     """
 
     __slots__ = ("_average", "_target", "current")
@@ -28,7 +29,8 @@ class BatchSize:
             self._average = max(average, self._average + (average - self._average) * weight)
         else:
             self._average = average
-        self.current = _rounded(min(_MOST, max(1, int(self._target / max(1.0, self._average)))))
+        most = min(_MOST, 2 * self.current) if events >= self.current else self.current
+        self.current = _rounded(min(most, max(1, int(self._target / max(1.0, self._average)))))
 
 
 def _rounded(number: int) -> int:

@@ -1,5 +1,6 @@
 """serverStatus: what mongos counts, as far as it means something here."""
 
+import asyncio
 import os
 import resource
 from collections.abc import Mapping
@@ -84,6 +85,7 @@ def _mergerouter(node: Node) -> dict[str, Any]:
     return {
         "streams": [{**stream.to_document(), **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
+        "tasks": len(asyncio.all_tasks()),
         "nudges": {target: Int64(count) for target, count in nudges.items()},
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
     }

@@ -5,7 +5,7 @@ from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Final
 
-from router.merge.merger import Event
+from router.merge.merger import Event, weight
 
 _KEY: Final = itemgetter(0)
 _BSON: Final = itemgetter(1)
@@ -64,12 +64,15 @@ class MergedLog:
         self.size += size
 
     def trim(self, keep: int) -> None:
-        """Let go of the oldest blocks beyond ``keep`` bytes; the newest block always stays."""
-        if self.size <= keep:
+        """Let go of the oldest blocks beyond ``keep`` bytes of memory; the newest always stays."""
+        held = weight(self.end - self.start, self.size)
+        if held <= keep:
             return
         gone = 0
-        while self.size > keep and gone < len(self._blocks) - 1:
-            self.size -= self._blocks[gone].size
+        while held > keep and gone < len(self._blocks) - 1:
+            block = self._blocks[gone]
+            self.size -= block.size
+            held -= weight(len(block.events), block.size)
             gone += 1
         if gone:
             self.floor = self._blocks[gone - 1].last_key

@@ -19,6 +19,15 @@ COALESCE_BYTES: Final = 256 * 1024
 """Batches smaller than this are joined into one run, so that a backlog of crumbs stays cheap."""
 
 
+EVENT_OVERHEAD: Final = 300
+"""What an event takes in memory on top of its own bytes: its sort key, and Python's objects."""
+
+
+def weight(events: int, size: int) -> int:
+    """Return the bytes of memory that so many events of ``size`` bytes in all take."""
+    return size + EVENT_OVERHEAD * events
+
+
 class MergeOrderError(Exception):
     """A remote broke its promise: a batch out of order, or a promise that went backwards."""
 
@@ -28,7 +37,7 @@ class MergeOrderError(Exception):
 
 
 class Block(NamedTuple):
-    """Merged events in order, their bytes, and how many of these came from each remote."""
+    """Merged events in order, their bytes, and the memory that those of each remote take."""
 
     events: list[Event]
     size: int
@@ -117,8 +126,9 @@ class Merger:
         while state.runs and state.runs[-1].last >= bound:
             run = state.runs[-1]
             end = bisect_left(run.events, bound, lo=run.start, key=_KEY)
-            dropped = sum(map(len, map(_BSON, run.events[end:])))
-            state.buffered -= dropped
+            gone = run.events[end:]
+            dropped = sum(map(len, map(_BSON, gone)))
+            state.buffered -= weight(len(gone), dropped)
             if end == run.start:
                 state.runs.pop()
                 continue
@@ -188,7 +198,7 @@ class Merger:
     def _buffer(state: _Remote, events: list[Event], size: int | None) -> None:
         if size is None:
             size = sum(map(len, map(_BSON, events)))
-        state.buffered += size
+        state.buffered += weight(len(events), size)
         if state.runs:
             last = state.runs[-1]
             # A run that is being used up must come to an end, so that its events are let go.
@@ -260,7 +270,7 @@ class Merger:
         return [remote for _, remote in self._promises.irange((key, -1), (key, sys.maxsize))]
 
     def buffered_bytes(self, remote: int) -> int:
-        """Bytes of the remote's events that no block has released yet."""
+        """Memory that the remote's events take which no block has released yet."""
         return self._remotes[remote].buffered
 
     def next_block(self) -> Block | None:
@@ -275,11 +285,13 @@ class Merger:
             if len(state.runs) > 1 and state.runs[0].last < bound:
                 bound = state.runs[0].last
         merged: list[Event] = []
+        total = 0
         shares: dict[int, int] = {}
         for remote in sorted(self._full):
             part, size = self._cut(self._full[remote], bound)
             if part:
-                shares[remote] = size
+                total += size
+                shares[remote] = weight(len(part), size)
                 if merged:
                     merged.extend(part)
                 else:
@@ -295,7 +307,7 @@ class Merger:
         if len(shares) > 1:
             # Timsort finds the presorted runs and merges them; it is stable, which settles ties.
             merged.sort(key=_KEY)
-        return Block(merged, sum(shares.values()), shares)
+        return Block(merged, total, shares)
 
     @staticmethod
     def _cut(state: _Remote, bound: bytes) -> tuple[list[Event], int]:
@@ -311,5 +323,5 @@ class Merger:
             size = sum(map(len, map(_BSON, part)))
             run.start = end
             run.size -= size
-        state.buffered -= size
+        state.buffered -= weight(len(part), size)
         return part, size

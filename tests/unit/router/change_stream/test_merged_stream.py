@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from router.change_stream.actions import CloseRemote, OpenRemote, ReopenRemote
 from router.change_stream.request import parse_request
 from router.change_stream.resume_token import cluster_time_of, token_of
+from router.merge.merger import weight
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import CommandError
 from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, hwm
@@ -152,7 +153,7 @@ def test_nobody_is_waited_for_when_nothing_is_buffered():
 def test_bytes_are_accounted_for_until_they_are_taken():
     stream = opened()
     arrive(stream, A, 12, 14, 16, upto=20)
-    size = len(at(12, A)[1])
+    size = weight(1, len(at(12, A)[1]))
     assert stream.buffered_bytes(A) == 3 * size
     arrive(stream, B, upto=15)
     arrive(stream, CONFIG, upto=99)

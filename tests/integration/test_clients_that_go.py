@@ -1,0 +1,236 @@
+"""Clients that go, politely or not, silent ones and ones that stop reading."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Int64
+from pymongo.errors import PyMongoError
+
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.raw_client import RawClient
+from tests.harness.routers import RouterProcess, start_router
+from tests.soak import CURSOR_TIMEOUT_MS, Soak
+
+_MIB = 1024 * 1024
+BUDGET = 2 * _MIB
+LIMITS = {
+    "cursorTimeoutMillis": CURSOR_TIMEOUT_MS,
+    "remoteBufferBytes": BUDGET,
+    "streamBufferBytes": BUDGET,
+    "batchTargetBytes": BUDGET // 8,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with start_cluster(2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, cluster.mongos_uri, set_parameter=LIMITS) as running:
+        yield running
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def test_nothing_is_left_of_clients_that_came_and_went(
+    cluster: TestCluster, router: RouterProcess
+) -> None:
+    """10,000 of them: ``python -m tests.soak``."""
+    soak = Soak(cluster, router)
+    asyncio.run(soak.round(60))
+    wait_for(lambda: not soak.holdings().cursors, "idle cursors to end")
+    wait_for(lambda: not soak.holdings().shard_cursors, "their remotes to end")
+    before = soak.holdings()
+    asyncio.run(soak.round(240, seed=1))
+    assert len(soak.made) == 10
+    assert soak.settled(before) == {}
+    soak.close()
+
+
+def test_a_client_that_stops_reading_stops_only_its_own_stream(
+    cluster: TestCluster, router: RouterProcess
+) -> None:
+    client: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as client:
+        client.stopped.create_collection("c")
+    soak = Soak(cluster, router)
+    write_and_watch(router, 0)
+    before = soak.resident_kib
+
+    async def run() -> None:
+        async with await RawClient.connect(router.port) as deaf:
+            # Its socket takes little, so that the router's answers stay with the router.
+            deaf.writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+            )
+            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            watch = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+            async with await RawClient.connect(router.port) as opener:
+                cursor_id = (await opener.command("stopped", watch))["cursor"]["id"]
+            for _ in range(40):
+                deaf.send("stopped", {"getMore": cursor_id, "collection": "c", "batchSize": 50})
+            await asyncio.to_thread(write_and_watch, router, 1500)
+            grown = (soak.resident_kib - before) * 1024
+            # 30 MB went by; the stopped stream holds its budget, and one reply on its way out.
+            assert grown < 10 * _MIB, f"{grown / _MIB:.1f} MiB"
+
+    asyncio.run(run())
+    wait_for(lambda: not soak.holdings().cursors, "the abandoned cursor to end")
+    wait_for(lambda: not soak.holdings().shard_cursors, "its remotes to end")
+    soak.close()
+
+
+def write_and_watch(router: RouterProcess, first: int) -> None:
+    """Write 30 MB through the router, and see that they arrive."""
+    client: Client
+    filler = "x" * 20_000
+    with (
+        pymongo.MongoClient(router.uri) as client,
+        client.stopped.c.watch(max_await_time_ms=500) as stream,
+    ):
+        for start in range(first, first + 1500, 100):
+            numbers = range(start, start + 100)
+            client.stopped.c.insert_many([{"_id": n, "filler": filler} for n in numbers])
+        seen = [stream.next()["documentKey"]["_id"] for _ in range(1500)]
+    assert seen == list(range(first, first + 1500))
+
+
+@pytest.mark.parametrize(("events", "filler"), [(20_000, 0), (3_000, 10_000)])
+def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
+    cluster: TestCluster, router: RouterProcess, events: int, filler: int
+) -> None:
+    """Measured on the process: ten times the budget and more wait on the shard, not here."""
+    client: Client
+    soak = Soak(cluster, router)
+    database = f"ahead{filler}"
+    with pymongo.MongoClient(cluster.mongos_uri) as client:
+        client.admin.command("enableSharding", database, primaryShard="shard0")
+        client[database].create_collection("c")
+    with (
+        pymongo.MongoClient(cluster.mongos_uri) as direct,
+        pymongo.MongoClient(router.uri) as client,
+        client[database].watch(max_await_time_ms=100) as stream,
+    ):
+        direct[database].c.insert_one({"_id": -1})
+        assert stream.next()["documentKey"]["_id"] == -1
+        cluster.hang_member("shard1")
+        try:
+            before = soak.resident_kib
+            most = 0
+            for start in range(0, events, 500):
+                numbers = range(start, start + 500)
+                direct[database].c.insert_many(
+                    [{"_id": n, "filler": "x" * filler} for n in numbers]
+                )
+                stream.try_next()
+                (described,) = [
+                    each
+                    for each in client.admin.command("serverStatus")["mergerouter"]["streams"]
+                    if each["namespace"] == f"{database}.$cmd.aggregate"
+                ]
+                most = max(most, described["bufferedBytes"])
+            assert stream.try_next() is None
+            grown = (soak.resident_kib - before) * 1024
+        finally:
+            cluster.wake_member("shard1")
+        assert described["gateHolder"] == "shard1"
+        assert described["waiting"]
+        assert BUDGET / 2 < most <= BUDGET
+        # The buffer, what the last getMore in flight brought, and what its socket had read.
+        assert grown < 3 * BUDGET, f"{grown / _MIB:.1f} MiB"
+        seen = [stream.next()["documentKey"]["_id"] for _ in range(events)]
+        assert seen == list(range(events))
+    soak.close()
+
+
+async def test_shutdown_is_told_so_that_drivers_resume_elsewhere(cluster: TestCluster) -> None:
+    """A getMore in flight is answered; new commands are refused, with the label on streams."""
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 1000}
+    watch = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
+    router = await asyncio.to_thread(
+        start_router, cluster.configdb, cluster.mongos_uri, set_parameter=drain
+    )
+    async with (
+        await RawClient.connect(router.port) as waiting,
+        await RawClient.connect(router.port) as later,
+        await RawClient.connect(router.port) as longer,
+    ):
+        ids = [(await each.command("ending", watch))["cursor"]["id"] for each in (waiting, longer)]
+        waiting.send("ending", _get_more(ids[0], 500))
+        longer.send("ending", _get_more(ids[1], 60_000))
+        await asyncio.sleep(0.1)
+        os.kill(router.process.pid, signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        refused = await later.command("ending", watch)
+        assert (refused["code"], refused["codeName"]) == (91, "ShutdownInProgress")
+        assert refused["errorLabels"] == ["ResumableChangeStreamError"]
+        assert (await later.command("admin", {"ping": 1}))["code"] == 91
+        answered = await waiting.receive()
+        assert (answered["ok"], answered["cursor"]["nextBatch"]) == (1, [])
+        interrupted = await longer.receive()
+        assert (interrupted["code"], interrupted["ok"]) == (11600, 0)
+        assert interrupted["errorLabels"] == ["ResumableChangeStreamError"]
+        assert await longer.closed()
+    assert await asyncio.to_thread(router.process.wait, 20) == 0
+    direct = [cluster.direct(name) for name in [*cluster.shards, "config"]]
+
+    def open_cursors() -> int:
+        statuses = [client.admin.command("serverStatus") for client in direct]
+        return sum(status["metrics"]["cursor"]["open"]["total"] for status in statuses)
+
+    await asyncio.to_thread(wait_for, lambda: not open_cursors(), "all cursors to be killed")
+    for client in direct:
+        client.close()
+
+
+def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestCluster) -> None:
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
+    client: Client
+    with (
+        start_router(cluster.configdb, cluster.mongos_uri, set_parameter=drain) as router,
+        pymongo.MongoClient(router.uri, serverSelectionTimeoutMS=500) as client,
+    ):
+        stream = client.hanging.watch(max_await_time_ms=60_000)
+        failures: list[PyMongoError] = []
+
+        def wait() -> None:
+            try:
+                stream.next()
+            except PyMongoError as error:
+                failures.append(error)
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        members = [*cluster.shards, "config"]
+        for member in members:
+            cluster.hang_member(member)
+        try:
+            begun = time.monotonic()
+            os.kill(router.process.pid, signal.SIGTERM)
+            assert router.process.wait(20) == 0
+            assert time.monotonic() - begun < 8
+        finally:
+            for member in members:
+                cluster.wake_member(member)
+        waiting.join(10)
+        assert failures, "the driver tried to resume, in vain"
+
+
+def _get_more(cursor_id: Int64, milliseconds: int) -> dict[str, Any]:
+    return {"getMore": cursor_id, "collection": "c", "maxTimeMS": milliseconds}

@@ -1,0 +1,234 @@
+"""Clients that come and go by the thousands, politely or not; then: what has been left behind?
+
+``python -m tests.soak [--connections N]``; a smaller round is part of the test run.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pymongo
+from bson import Binary
+
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.raw_client import RawClient
+from tests.harness.routers import RouterProcess, start_router
+
+CURSOR_TIMEOUT_MS = 2000
+_AT_ONCE = 100
+_SETTLE_SECONDS = 30.0
+_HELLO = {"hello": 1, "helloOk": True}
+_RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a router holds, and what is held for it on the shards."""
+
+    connections: int
+    cursors: int
+    tasks: int
+    files: int
+    threads: int
+    shard_cursors: int
+    shard_connections: int
+
+    def beyond(self, other: "Holdings") -> dict[str, int]:
+        """Return what this has more of than ``other``, by name."""
+        more = {
+            each.name: getattr(self, each.name) - getattr(other, each.name) for each in fields(self)
+        }
+        return {name: count for name, count in more.items() if count > 0}
+
+
+class Soak:
+    """Rounds of clients against one router; close it when done."""
+
+    def __init__(self, cluster: TestCluster, router: RouterProcess) -> None:
+        self._cluster = cluster
+        self._router = router
+        self._client: Client = pymongo.MongoClient(router.uri, maxPoolSize=1)
+        self._shards: list[Client] = [cluster.direct(name) for name in [*cluster.shards, "config"]]
+        self.made: Counter[str] = Counter()
+
+    def close(self) -> None:
+        """Close the connections that looked on."""
+        for client in (self._client, *self._shards):
+            client.close()
+
+    def holdings(self) -> Holdings:
+        """Count what is held now."""
+        status = self._client.admin.command("serverStatus")
+        process = Path(f"/proc/{self._router.process.pid}")
+        shards = [client.admin.command("serverStatus") for client in self._shards]
+        return Holdings(
+            connections=status["connections"]["current"],
+            cursors=_open_cursors(status),
+            tasks=status["mergerouter"]["tasks"],
+            files=len(os.listdir(process / "fd")),
+            threads=len(os.listdir(process / "task")),
+            shard_cursors=sum(map(_open_cursors, shards)),
+            shard_connections=sum(each["connections"]["current"] for each in shards),
+        )
+
+    def settled(self, before: Holdings) -> dict[str, int]:
+        """Wait until no more is held than ``before``; return what is still there at last."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (left := self.holdings().beyond(before)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    @property
+    def resident_kib(self) -> int:
+        """The router's memory."""
+        status = Path(f"/proc/{self._router.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0])
+
+    async def round(self, connections: int, seed: int = 0) -> None:
+        """Have so many clients come and go."""
+        chance = random.Random(seed)
+        left = connections
+        while left:
+            some = min(left, _AT_ONCE)
+            await asyncio.gather(*(self._visit(chance.random()) for _ in range(some)))
+            left -= some
+
+    async def _visit(self, dice: float) -> None:
+        behaviour = _BEHAVIOURS[int(dice * len(_BEHAVIOURS))]
+        self.made[behaviour.__name__] += 1
+        async with await RawClient.connect(self._router.port) as client:
+            await behaviour(client)
+
+
+def _watch() -> dict[str, Any]:
+    """A stream like others, or one that nobody else watches."""
+    pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
+    if random.random() < 0.5:
+        pipeline.append({"$match": {"n": random.random()}})
+    return {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
+
+
+def _open_cursors(status: dict[str, Any]) -> int:
+    return int(status["metrics"]["cursor"]["open"]["total"])
+
+
+def _reset(client: RawClient) -> None:
+    """Have the connection end with a reset, as that of a process that was killed."""
+    connection = client.writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    client.writer.transport.abort()
+
+
+async def _says_nothing(client: RawClient) -> None:
+    """Closed as soon as it is there."""
+
+
+async def _says_hello(client: RawClient) -> None:
+    await client.command("admin", _HELLO)
+
+
+async def _is_reset(client: RawClient) -> None:
+    await client.command("admin", _HELLO)
+    _reset(client)
+
+
+async def _breaks_off(client: RawClient) -> None:
+    client.send_bytes(struct.pack("<iiii", 500, 1, 0, 2013) + b"\0" * 100)
+    await client.writer.drain()
+
+
+async def _is_no_client(client: RawClient) -> None:
+    client.send_bytes(b"GET / HTTP/1.1\r\n\r\n" * 10)
+    await client.closed()
+
+
+async def _watches_and_kills(client: RawClient) -> None:
+    reply = await client.command("soak", _watch())
+    killing = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
+    assert (await client.command("soak", killing))["ok"] == 1
+
+
+async def _watches_in_a_session(client: RawClient) -> None:
+    session = {"id": Binary(random.randbytes(16), 4)}
+    await client.command("soak", {**_watch(), "lsid": session})
+    await client.command("admin", {"endSessions": [session]})
+
+
+async def _watches_and_forgets(client: RawClient) -> None:
+    """Leaves a cursor that only its idle time ends."""
+    await client.command("soak", _watch())
+
+
+async def _goes_in_the_middle_of_an_opening(client: RawClient) -> None:
+    client.send("soak", _watch())
+    await client.writer.drain()
+    await asyncio.sleep(random.random() * 0.05)
+    _reset(client)
+
+
+async def _goes_in_the_middle_of_a_long_wait(client: RawClient) -> None:
+    cursor_id = (await client.command("soak", _watch()))["cursor"]["id"]
+    client.send("soak", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 3_600_000})
+    await client.writer.drain()
+    await asyncio.sleep(random.random() * 0.05)
+    if random.random() < 0.5:
+        _reset(client)
+
+
+_BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
+    *(_says_nothing, _says_hello, _is_reset) * 2,
+    _breaks_off,
+    _is_no_client,
+    _watches_and_kills,
+    _watches_in_a_session,
+    _watches_and_forgets,
+    _goes_in_the_middle_of_an_opening,
+    _goes_in_the_middle_of_a_long_wait,
+)
+
+
+def main() -> int:
+    """Run rounds until all connections were made; tell what is left and how memory went."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    parameters = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS}
+    with (
+        start_cluster(2) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri, set_parameter=parameters) as router,
+    ):
+        soak = Soak(cluster, router)
+        asyncio.run(soak.round(_AT_ONCE))
+        soak.settled(Holdings(*[0] * len(fields(Holdings))))
+        before = soak.holdings()
+        print(f"before: {before}")
+        left: dict[str, int] = {}
+        each_round = options.connections // options.rounds
+        for number in range(1, options.rounds + 1):
+            begun = time.monotonic()
+            asyncio.run(soak.round(each_round, seed=number))
+            took = time.monotonic() - begun
+            left = soak.settled(before)
+            print(
+                f"round {number}: {each_round} connections in {took:.1f} s,"
+                f" {soak.resident_kib / 1024:.1f} MiB resident, left: {left or 'nothing'}",
+                flush=True,
+            )
+        soak.close()
+    print("made:", dict(soak.made))
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
