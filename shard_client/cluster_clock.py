@@ -7,7 +7,11 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
+from shard_client.errors import ProtocolError
+from shard_client.frames import decode
+
 _ordinal = Struct("<Q")
+_ELSEWHERE = 1 << 64
 _MOST_DRIFT = 365 * 24 * 60 * 60.0
 
 
@@ -29,16 +33,19 @@ class ClusterClock:
     def advance(self, cluster_time: bytes | memoryview | Mapping[str, Any] | None) -> None:
         """Take note of a ``$clusterTime`` document, raw or decoded; an older one changes nothing.
 
-        A document without a timestamp in ``clusterTime`` is ignored.
+        A document without a timestamp in ``clusterTime``, or one that is damaged, is ignored.
         """
         if cluster_time is None or cluster_time == self._raw:
             return
         if isinstance(cluster_time, Mapping):
             cluster_time = bson.encode(cluster_time)
-        ordinal = _ordinal_of(cluster_time)
+        elif _seen_at_the_front(cluster_time) <= self._ordinal:
+            return
+        raw = bytes(cluster_time)
+        ordinal = _ordinal_of(raw)
         if ordinal > self._ordinal and not self._absurd(ordinal):
             self._ordinal = ordinal
-            self._raw = bytes(cluster_time)
+            self._raw = raw
 
     def _absurd(self, ordinal: int) -> bool:
         return self._wall is not None and (ordinal >> 32) > self._wall() + _MOST_DRIFT
@@ -62,15 +69,23 @@ class ClusterClock:
 
 
 _FRONT = b"\x11clusterTime\x00"
+_FRONT_SIZE = 4 + len(_FRONT) + _ordinal.size
 
 
-def _ordinal_of(raw: bytes | memoryview) -> int:
+def _seen_at_the_front(raw: bytes | memoryview) -> int:
+    """Return the time where it nearly always is; infinity if it may be elsewhere."""
+    if len(raw) < _FRONT_SIZE or raw[4 : _FRONT_SIZE - _ordinal.size] != _FRONT:
+        return _ELSEWHERE
+    ordinal: int = _ordinal.unpack_from(raw, _FRONT_SIZE - _ordinal.size)[0]
+    return ordinal
+
+
+def _ordinal_of(raw: bytes) -> int:
     """Return the raw document's cluster time as seconds << 32 | increment, 0 if it has none."""
-    if raw[4:17] == _FRONT:
-        ordinal: int = _ordinal.unpack_from(raw, 17)[0]
-        return ordinal
-    document = bson.decode(bytes(raw))
-    time = document.get("clusterTime")
+    try:
+        time = decode(raw).get("clusterTime")
+    except ProtocolError:
+        return 0
     return time.time << 32 | time.inc if isinstance(time, Timestamp) else 0
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import bson
 from bson.timestamp import Timestamp
 
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import ResumeToken
 from router.change_stream.stages import CHANGE_STREAM
+from shard_client.frames import decode
 
 TokenDocument = Mapping[str, Any] | bytes
 """A resume token's document, decoded or raw."""
@@ -78,4 +78,4 @@ def _start(
 
 
 def _document(token: TokenDocument | None) -> Mapping[str, Any] | None:
-    return bson.decode(token) if isinstance(token, bytes) else token
+    return decode(token) if isinstance(token, bytes) else token

@@ -4,8 +4,6 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import Final
 
-import bson
-
 from router.change_stream.bson_text import render
 from router.change_stream.resume_token import (
     AFTER_ANY_DIGIT,
@@ -17,7 +15,8 @@ from router.change_stream.resume_token import (
 )
 from router.merge.merger import Event
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.frames import decode
 
 _KEY: Final = itemgetter(0)
 
@@ -62,10 +61,10 @@ class ResumePoint:
         beyond += events[end:]
         if beyond:
             if not self._found:
-                surpassing = bson.decode(token_of(beyond[0][1]))
                 raise CommandError(
                     ErrorCode.ChangeStreamFatalError,
-                    "cannot resume stream; the resume token was not found. " + render(surpassing),
+                    "cannot resume stream; the resume token was not found. "
+                    + _text(token_of(beyond[0][1])),
                 )
             self.passed = True
         return beyond
@@ -78,3 +77,10 @@ class ResumePoint:
             oldest = min(version, self._token.version)
             key, own = as_version(key, oldest), as_version(own, oldest)
         return (key > own) - (key < own)
+
+
+def _text(token: bytes) -> str:
+    try:
+        return render(decode(token))
+    except ProtocolError as error:
+        return str(error)

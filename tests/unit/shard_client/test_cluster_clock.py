@@ -42,6 +42,17 @@ def test_what_holds_no_time_is_ignored():
     assert clock.time is None
 
 
+def test_a_damaged_document_is_ignored():
+    clock = ClusterClock()
+    good = bson.encode(gossip(Timestamp(5, 6)))
+    clock.advance(good)
+    newer = bytearray(bson.encode(gossip(Timestamp(7, 1))))
+    newer[newer.index(b"hash")] = 0xFF
+    clock.advance(bytes(newer))
+    clock.advance(memoryview(newer)[:9])
+    assert (clock.time, clock.raw) == (Timestamp(5, 6), good)
+
+
 def test_a_time_far_ahead_of_the_wall_clock_is_ignored():
     clock = ClusterClock(lambda: 1_000_000.0)
     clock.advance(gossip(Timestamp(1_000_010, 1)))
