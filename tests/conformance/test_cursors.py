@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import pymongo
 import pytest
 from bson import Binary, Int64, Timestamp
 from pymongo.database import Database
@@ -10,7 +11,7 @@ from pymongo.errors import OperationFailure
 
 from tests.conformance.data import Documents
 from tests.conformance.streams import CLUSTER, PATIENCE, Stream, next_tick, now, time_of
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import until
@@ -256,18 +257,23 @@ def open_on_shards(cluster: TestCluster) -> int:
 
 
 @rule("2", "a closed stream leaves no cursor open on the shards")
-async def test_no_cursor_stays_on_the_shards(
-    cluster: TestCluster, client: Client, db: Data
-) -> None:
-    before = open_on_shards(cluster)
-    db.a.insert_one({})
-    streams = [Stream(client, db.name, "a") for _ in range(3)]
-    assert open_on_shards(cluster) > before
-    streams[0].close()
-    db.a.drop()
-    streams[1].until(lambda stream: not stream.id)
-    client.admin.command("endSessions", [streams[2].session.session_id])
-    await until(lambda: open_on_shards(cluster) <= before, PATIENCE)
+async def test_no_cursor_stays_on_the_shards() -> None:
+    """On a cluster of its own, since other tests' streams may still be on their way out."""
+    client: Client
+    with (
+        start_cluster(2, noop_interval=0.2) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+        pymongo.MongoClient(router.uri) as client,
+    ):
+        client.db.a.insert_one({})
+        before = open_on_shards(cluster)
+        streams = [Stream(client, "db", "a") for _ in range(3)]
+        assert open_on_shards(cluster) > before
+        streams[0].close()
+        client.db.a.drop()
+        streams[1].until(lambda stream: not stream.id)
+        client.admin.command("endSessions", [streams[2].session.session_id])
+        await until(lambda: open_on_shards(cluster) <= before, PATIENCE)
 
 
 @rule("2", "$_passthroughToShard gives one shard's events alone")
