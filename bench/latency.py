@@ -35,7 +35,7 @@ COLUMNS = (
     Column("p90 ms", "p90", ".1f"),
     Column("p99 ms", "p99", ".1f"),
     Column("most ms", "most", ".1f"),
-    Column("nudges", "nudges"),
+    Column("nudges/event", "nudges", ".1f"),
     Column("router CPU ms/event", "cpu_ms", ".2f"),
 )
 NOTE = (
@@ -107,8 +107,8 @@ def measure(cluster: TestCluster, way: Way, first: int, pauses: list[float]) -> 
         late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
     figures = _spread_of(late)
     if pid:
-        figures["cpu_ms"] = (cpu_seconds(pid) - used) / len(pauses) * 1e3
-        figures["nudges"] = _nudges(way) - nudges
+        figures["cpu_ms"] = (cpu_seconds(pid) - used) / watcher.events * 1e3
+        figures["nudges"] = (_nudges(way) - nudges) / watcher.events
     watcher.stop()
     return figures
 

@@ -41,7 +41,8 @@ class Watcher:
     """Reads one change stream in a thread and notes when each document's event has come."""
 
     uri: str
-    arrived: dict[int, float] = field(default_factory=dict)
+    arrived: dict[Any, float] = field(default_factory=dict)
+    events: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _open: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -70,15 +71,12 @@ class Watcher:
 
     def _read(self) -> None:
         client: MongoClient[dict[str, Any]]
-        only_ours = [{"$match": {"fullDocument.timed": True}}]
-        with (
-            MongoClient(self.uri) as client,
-            client[DATABASE][COLLECTION].watch(only_ours) as stream,
-        ):
+        with MongoClient(self.uri) as client, client[DATABASE][COLLECTION].watch() as stream:
             self._open.set()
             while not self._stop.is_set():
                 event = stream.try_next()
                 if event is not None:
+                    self.events += 1
                     self.arrived[event["fullDocument"]["_id"]] = time.perf_counter()
 
 
@@ -87,7 +85,7 @@ def write_paced(documents: Documents, first: int, pauses: list[float]) -> dict[i
     acknowledged = {}
     for number, pause in enumerate(pauses, first):
         time.sleep(pause)
-        documents.insert_one({"_id": number, "s": 0, "timed": True, "pad": "x" * 200})
+        documents.insert_one({"_id": number, "s": 0, "pad": "x" * 200})
         acknowledged[number] = time.perf_counter()
     return acknowledged
 
