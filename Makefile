@@ -6,7 +6,7 @@ ARGS ?=
 
 SEEDS ?= 1000
 
-.PHONY: demo test lint typecheck pytest bench simulate soak driver-tests clean install
+.PHONY: demo test lint typecheck pytest bench simulate soak driver-tests conformance clean install
 
 test: lint typecheck pytest  ## lint, type-check and test
 
@@ -24,6 +24,9 @@ soak: install  ## what takes too long for every run: thousands of connections
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)
+
+conformance: install  ## each rule, the test that holds it: docs/conformance.md
+	$(BIN)/pytest tests/conformance --conformance-report $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
