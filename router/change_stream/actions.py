@@ -53,14 +53,15 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A remote whose promise keeps buffered events back until it reaches ``sort_key``.
+    """A remote whose promise keeps buffered events back.
 
-    ``cluster_time`` is the time of ``sort_key``, the first event kept back; ``latest`` that of the
-    last one: past it, nothing that is buffered now waits any more.
+    ``sort_key`` and ``cluster_time`` are those of the first buffered event, ``latest_key`` and
+    ``latest`` those of the last one: past it, nothing that is buffered now waits any more.
     """
 
     remote: int
     target: str
     sort_key: bytes
     cluster_time: Timestamp
+    latest_key: bytes
     latest: Timestamp

@@ -189,15 +189,15 @@ class MergedStream:
 
     @property
     def lagging(self) -> Sequence[Waiting]:
-        """All remotes that keep back the first buffered event, the gate holder first.
+        """All remotes that keep back any of the buffered events, the gate holder first.
 
         Empty while something is ready. Remotes that have not answered yet, or never will because
         their streams have ended, are not among them.
         """
-        head = self._merger.head
-        if head is None:
+        tail = self._merger.tail
+        if tail is None:
             return []
-        return self._waits([r for r in self._merger.behind(head) if self._may_move(r)])
+        return self._waits([r for r in self._merger.behind(tail) if self._may_move(r)])
 
     @property
     def leaving(self) -> Sequence[Waiting]:
@@ -210,7 +210,8 @@ class MergedStream:
             remote = self._remotes[number]
             if remote.removed_at is not None and self._may_move(number):
                 at = cluster_time_of(remote.removed_at)
-                waits.append(Waiting(number, remote.target, remote.removed_at, at, at))
+                key = remote.removed_at
+                waits.append(Waiting(number, remote.target, key, at, key, at))
         return waits
 
     def _may_move(self, number: int) -> bool:
@@ -218,15 +219,15 @@ class MergedStream:
         return remote.heard and not remote.invalidated
 
     def _waits(self, numbers: Sequence[int]) -> list[Waiting]:
-        """Describe those of the remotes that keep back the first buffered event."""
+        """Describe those of the remotes that keep back a buffered event, when nothing is ready."""
         head, tail = self._merger.head, self._merger.tail
         if head is None or tail is None or self._unread or self.error is not None:
             return []
         at, latest = cluster_time_of(head), cluster_time_of(tail)
         return [
-            Waiting(number, self._remotes[number].target, head, at, latest)
+            Waiting(number, self._remotes[number].target, head, at, tail, latest)
             for number in numbers
-            if (self._merger.promise(number) or b"") < head
+            if (self._merger.promise(number) or b"") < tail
         ]
 
     def buffered_bytes(self, remote: int) -> int:
@@ -234,6 +235,11 @@ class MergedStream:
         if remote not in self._remotes:
             return 0
         return self._merger.buffered_bytes(remote) + self._unread.get(remote, 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of events that are in memory: in buffers and in the log."""
+        return self._merger.buffered + self.log.size
 
     @property
     def remotes(self) -> Mapping[int, str]:
