@@ -285,6 +285,8 @@ class Upstream:
         waiting = self.stream.waiting_for
         promise = self.stream.promise(number)
         lags = waiting is not None and (promise is None or promise < waiting.latest_key)
+        # A removed shard holds the gate, too, until it has promised past its removal.
+        lags = lags or any(each.remote == number for each in self.stream.leaving)
         self._idle.look()
         seconds = remote.policy.next_await(lags=lags, usual=self._pace.wait(now))
         if not remote.idle:
