@@ -13,6 +13,29 @@ _UUID_IN_TOKEN = re.compile("5A1004([0-9A-F]{32})")
 """BinData, 16 bytes, subtype 4, in a token's KeyString."""
 
 
+_WRITTEN_IN_PARALLEL = range(1000, 1150)
+"""Ids of the workload's one unordered bulk: how its shards' writes interleave is chance."""
+
+
+def is_parallel(event: Event) -> bool:
+    """Whether the event is of the unordered bulk, whose cluster times mean nothing."""
+    key = event.get("documentKey", {})
+    # Only the sharded collection's keys have a region; projected events have no ns.
+    return (
+        event.get("operationType") == "insert"
+        and "region" in key
+        and key["_id"] in _WRITTEN_IN_PARALLEL
+    )
+
+
+def settled(events: Iterable[Event]) -> list[Event]:
+    """Return the events, those of the unordered bulk in the order of their ids among themselves."""
+    ordered = list(events)
+    parallel = [event for event in ordered if is_parallel(event)]
+    by_id = iter(sorted(parallel, key=lambda event: event["documentKey"]["_id"]))
+    return [next(by_id) if is_parallel(event) else event for event in ordered]
+
+
 class Normaliser:
     """Replace what differs from cluster to cluster by its rank or order of appearance.
 
@@ -22,7 +45,7 @@ class Normaliser:
 
     def __init__(self, events: Iterable[Event]) -> None:
         ordered = sorted(events, key=lambda event: event["_id"]["_data"])
-        times = sorted({event["clusterTime"] for event in ordered})
+        times = sorted({event["clusterTime"] for event in ordered if not is_parallel(event)})
         self._times = {time: rank for rank, time in enumerate(times)}
         self._uuids: dict[bytes, str] = {}
         self._sessions: dict[bytes, str] = {}

@@ -16,7 +16,7 @@ from tests.harness.clusters import Client, EmbeddedProcess
 from tests.harness.routers import RouterProcess
 from tests.recordings import recorded
 from tests.recordings.draining import Drained, drain
-from tests.recordings.normalised import Normaliser
+from tests.recordings.normalised import Normaliser, settled
 from tests.recordings.workload import STREAMS, setup, workload
 
 SHARDS = ["shard0", "shard1", "shard2", "shard3"]
@@ -79,17 +79,15 @@ def recorded_events(name: str) -> list[dict[str, Any]]:
 
 def test_a_live_watcher_misses_nothing(run: Run, real: Normaliser) -> None:
     expected = recorded_events("cluster-expanded")
-    assert [run.normaliser.text(e) for e in run.live] == [real.text(e) for e in expected]
+    texts = [run.normaliser.text(e) for e in settled(run.live)]
+    assert texts == [real.text(e) for e in settled(expected)]
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_stream_gives_what_mongos_gave(run: Run, real: Normaliser, name: str) -> None:
-    drained = run.drained[name]
-    expected = recorded_events(name)
-    assert [run.normaliser.text(e) for e in drained.events] == [real.text(e) for e in expected]
-    assert [run.normaliser.encoded(e) for e in drained.events] == [
-        real.encoded(e) for e in expected
-    ]
+    events, expected = settled(run.drained[name].events), settled(recorded_events(name))
+    assert [run.normaliser.text(e) for e in events] == [real.text(e) for e in expected]
+    assert [run.normaliser.encoded(e) for e in events] == [real.encoded(e) for e in expected]
 
 
 @pytest.mark.parametrize("name", STREAMS)

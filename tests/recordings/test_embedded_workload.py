@@ -14,7 +14,7 @@ from bson import Timestamp
 from tests.harness.clusters import Client, EmbeddedProcess
 from tests.recordings import recorded
 from tests.recordings.draining import Drained, drain, drain_command
-from tests.recordings.normalised import Normaliser
+from tests.recordings.normalised import Normaliser, settled
 from tests.recordings.workload import STREAMS, setup, workload
 
 SHARDS = ["shard0", "shard1", "shard2", "shard3"]
@@ -113,7 +113,7 @@ def test_events_of_all_shards_interleave_as_recorded(run: Run, real: Normaliser,
 
 def _tokens(normaliser: Normaliser, events: list[dict[str, Any]]) -> list[Any]:
     merged = sorted(events, key=lambda event: event["_id"]["_data"])
-    return [normaliser.event(event)["_id"] for event in merged]
+    return [normaliser.event(event)["_id"] for event in settled(merged)]
 
 
 def test_config_server_shows_the_new_shard(run: Run) -> None:
