@@ -21,7 +21,7 @@ from router.change_stream.resume_token import (
     first_key,
 )
 from router.merge.merged_log import MergedLog
-from router.merge.merger import Event, MergeOrderError, Merger
+from router.merge.merger import Event, MergeOrderError, Merger, weight
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -238,8 +238,8 @@ class MergedStream:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of events that are in memory: in buffers and in the log."""
-        return self._merger.buffered + self.log.size
+        """Bytes of memory that events take here, buffered or in the log."""
+        return self._merger.buffered + weight(self.log.end - self.log.start, self.log.size)
 
     @property
     def remotes(self) -> Mapping[int, str]:

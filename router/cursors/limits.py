@@ -15,6 +15,9 @@ class StreamLimits:
     """Events buffered for one remote before its prefetch pauses."""
     stream_buffer_bytes: int = 64 * _MIB
     """Events buffered for one merged cursor before prefetch pauses everywhere but at the gate."""
+    total_buffer_bytes: int = 1024 * _MIB
+    """Events held for all streams together before a remote may only fetch when none of its own are
+    buffered."""
     batch_target_bytes: int = _MIB
     """Size that a batch from a shard should have; batchSize is adapted to it."""
     reply_bytes: int = 16 * _MIB

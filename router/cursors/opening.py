@@ -10,6 +10,7 @@ from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
+from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
 from router.cursors.upstream import Upstream, read_mode
 from shard_client.cluster_clock import next_tick
@@ -27,7 +28,11 @@ class Placed(NamedTuple):
 
 
 async def place_upstream(
-    request: StreamRequest, cluster: Cluster, nudger: Nudger, limits: StreamLimits
+    request: StreamRequest,
+    cluster: Cluster,
+    nudger: Nudger,
+    limits: StreamLimits,
+    memory: Memory,
 ) -> Placed:
     """Find out which shards ``request`` reads and where it starts.
 
@@ -45,7 +50,7 @@ async def place_upstream(
             # Each hello tells its shard's time: what was written before now is left out.
             start_at = await present_time(request, shards, cluster, deadline, connections)
         stream = MergedStream(request, shards, start_at=start_at, topology_from=read_at)
-        upstream = Upstream(stream, request, cluster, nudger, limits)
+        upstream = Upstream(stream, request, cluster, nudger, limits, memory)
     except BaseException:
         abort_all(connections)
         raise

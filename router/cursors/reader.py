@@ -25,6 +25,9 @@ class Streams(Protocol):
     async def follow(self, request: StreamRequest, position: Position) -> Source:
         """Return a source, entered, to which ``position`` has been attached."""
 
+    def left(self) -> None:
+        """Be told that a reader is closed."""
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task."""
 
@@ -47,6 +50,7 @@ class Reader:
         self._waiter: asyncio.Future[None] | None = None
         self._moving: asyncio.Task[None] | None = None
         self._failure: CommandError | None = None
+        self._closed = False
 
     @property
     def source(self) -> Source | None:
@@ -99,6 +103,9 @@ class Reader:
 
     def close(self) -> None:
         """Read no more. May be repeated."""
+        if not self._closed:
+            self._closed = True
+            self._streams.left()
         if self._moving is not None:
             self._moving.cancel()
         if self._source is not None:

@@ -15,6 +15,7 @@ from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import cluster_time_of, first_key
 from router.change_stream.starting_point import starting_point
 from router.cursors.limits import StreamLimits
+from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
 from router.cursors.opening import place_upstream
 from router.cursors.present import Present
@@ -79,6 +80,8 @@ class SharedStreams:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._present = Present(cluster, limits)
+        self._memory = Memory(limits.total_buffer_bytes)
+        self._readers = 0
         self._channels: dict[bytes | None, _Channel] = {}
         self._of: dict[Source, _Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,6 +94,7 @@ class SharedStreams:
             point = starting_point(request, start_at, self._cluster.token_version)
             if source.covers(point.after):
                 position = Position(source.upstream.stream, point)
+                self._readers += 1
                 return Reader(self, source, request, position)
             # Others have read on while it was being opened.
             source.leave()
@@ -122,9 +126,12 @@ class SharedStreams:
     @property
     def reply_bytes(self) -> int:
         """Bytes of events that one reply may have now."""
-        readers = sum(source.readers for source in self._of)
-        share = self._limits.replies_bytes // max(1, readers)
+        share = self._limits.replies_bytes // max(1, self._readers)
         return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
+
+    def left(self) -> None:
+        """Be told that a reader is closed."""
+        self._readers -= 1
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task that ``close`` waits for."""
@@ -176,7 +183,9 @@ class SharedStreams:
     def _new(self, channel: _Channel, request: StreamRequest, start_at: Timestamp | None) -> Source:
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
-        place = partial(place_upstream, request, self._cluster, self._nudger, self._limits)
+        place = partial(
+            place_upstream, request, self._cluster, self._nudger, self._limits, self._memory
+        )
         source = Source(place, self._limits, self._gone, shared=self._limits.share)
         self._of[source] = channel
         channel.sources.append(source)

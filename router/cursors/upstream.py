@@ -17,6 +17,7 @@ from router.cursors.await_policy import AwaitPolicy
 from router.cursors.description import StreamDescription
 from router.cursors.idle_members import IdleMembers
 from router.cursors.limits import StreamLimits
+from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
 from router.cursors.pace import Pace
 from router.cursors.remote import Remote
@@ -42,8 +43,11 @@ class Upstream:
         cluster: Cluster,
         nudger: Nudger,
         limits: StreamLimits,
+        memory: Memory,
     ) -> None:
         self.stream = stream
+        self._memory = memory
+        self._held = 0
         self._request = request
         self._cluster = cluster
         self._limits = limits
@@ -89,6 +93,7 @@ class Upstream:
         self._touch()
         taken = position.take(max_events, max_bytes)
         self._taken += len(taken.events)
+        self._count()
         self._read_on()
         return taken
 
@@ -149,6 +154,8 @@ class Upstream:
             self._idle.close()
             self._drop_connections()
             self.stop_reading()
+            self._memory.held -= self._held
+            self._held = 0
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -304,6 +311,13 @@ class Upstream:
         elif not self._may_read(number):
             cursor.pause()
 
+    def _count(self) -> None:
+        """Count what is held; what a closed stream still holds goes with its last reader."""
+        if not self._closed:
+            held = self.stream.held_bytes
+            self._memory.held += held - self._held
+            self._held = held
+
     def _may_read(self, number: int) -> bool:
         """Tell whether the byte budgets allow another batch.
 
@@ -313,6 +327,8 @@ class Upstream:
         buffered = self.stream.buffered_bytes(number)
         if not buffered:
             return True
+        if self._memory.short:
+            return False
         ahead = self._limits.batch_target_bytes
         if buffered + ahead > self._limits.remote_buffer_bytes:
             return False

@@ -86,6 +86,8 @@ class Merger:
         self._silent: set[int] = set()
         self._retired: set[int] = set()
         self._promises: SortedList[tuple[bytes, int]] = SortedList()
+        self.buffered = 0
+        """Bytes of memory that all remotes' events take which no block has released yet."""
 
     def add_remote(
         self, remote: int, *, promise: bytes | None = None, topology: bool = False
@@ -128,7 +130,9 @@ class Merger:
             end = bisect_left(run.events, bound, lo=run.start, key=_KEY)
             gone = run.events[end:]
             dropped = sum(map(len, map(_BSON, gone)))
-            state.buffered -= weight(len(gone), dropped)
+            held = weight(len(gone), dropped)
+            state.buffered -= held
+            self.buffered -= held
             if end == run.start:
                 state.runs.pop()
                 continue
@@ -194,11 +198,12 @@ class Merger:
             bool(state.promise_raw) and state.promise is not None and key > state.promise
         )
 
-    @staticmethod
-    def _buffer(state: _Remote, events: list[Event], size: int | None) -> None:
+    def _buffer(self, state: _Remote, events: list[Event], size: int | None) -> None:
         if size is None:
             size = sum(map(len, map(_BSON, events)))
-        state.buffered += weight(len(events), size)
+        held = weight(len(events), size)
+        state.buffered += held
+        self.buffered += held
         if state.runs:
             last = state.runs[-1]
             # A run that is being used up must come to an end, so that its events are let go.
@@ -309,8 +314,7 @@ class Merger:
             merged.sort(key=_KEY)
         return Block(merged, total, shares)
 
-    @staticmethod
-    def _cut(state: _Remote, bound: bytes) -> tuple[list[Event], int]:
+    def _cut(self, state: _Remote, bound: bytes) -> tuple[list[Event], int]:
         """Take what the remote's first run has up to and including ``bound``."""
         run = state.runs[0]
         if run.last <= bound:
@@ -323,5 +327,7 @@ class Merger:
             size = sum(map(len, map(_BSON, part)))
             run.start = end
             run.size -= size
-        state.buffered -= weight(len(part), size)
+        held = weight(len(part), size)
+        state.buffered -= held
+        self.buffered -= held
         return part, size
