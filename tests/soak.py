@@ -106,7 +106,10 @@ class Soak:
     async def _visit(self, dice: float) -> None:
         behaviour = _BEHAVIOURS[int(dice * len(_BEHAVIOURS))]
         self.made[behaviour.__name__] += 1
-        async with await RawClient.connect(self._router.port) as client:
+        port = self._router.port
+        if behaviour is _reads_the_feed and self._router.feed_port is not None:
+            port = self._router.feed_port
+        async with await RawClient.connect(port) as client:
             await behaviour(client)
 
 
@@ -185,6 +188,17 @@ async def _goes_in_the_middle_of_a_long_wait(client: RawClient) -> None:
         _reset(client)
 
 
+async def _reads_the_feed(client: RawClient) -> None:
+    """A client of the feed, which says what it wants or not, and is killed.
+
+    One that closes looks like one that only ended its own side; probes tell after a minute or so.
+    """
+    if random.random() < 0.5:
+        client.send_bytes(b'{"database": "soak"}\n')
+    await asyncio.sleep(random.random() * 0.3)
+    _reset(client)
+
+
 _BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
     *(_says_nothing, _says_hello, _is_reset) * 2,
     _breaks_off,
@@ -194,6 +208,7 @@ _BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
     _watches_and_forgets,
     _goes_in_the_middle_of_an_opening,
     _goes_in_the_middle_of_a_long_wait,
+    _reads_the_feed,
 )
 
 
@@ -206,7 +221,9 @@ def main() -> int:
     parameters = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS}
     with (
         start_cluster(2) as cluster,
-        start_router(cluster.configdb, cluster.mongos_uri, set_parameter=parameters) as router,
+        start_router(
+            cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=parameters
+        ) as router,
     ):
         soak = Soak(cluster, router)
         asyncio.run(soak.round(_AT_ONCE))

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -37,7 +38,9 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="module")
 def router(cluster: TestCluster) -> Iterator[RouterProcess]:
-    with start_router(cluster.configdb, cluster.mongos_uri, set_parameter=LIMITS) as running:
+    with start_router(
+        cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=LIMITS
+    ) as running:
         yield running
 
 
@@ -58,9 +61,30 @@ def test_nothing_is_left_of_clients_that_came_and_went(
     wait_for(lambda: not soak.holdings().shard_cursors, "their remotes to end")
     before = soak.holdings()
     asyncio.run(soak.round(240, seed=1))
-    assert len(soak.made) == 10
+    assert len(soak.made) == 11
     assert soak.settled(before) == {}
     soak.close()
+
+
+def test_silent_clients_are_probed(router: RouterProcess) -> None:
+    """The kernel does it; what is to be seen of it is that the timer runs."""
+    table = Path("/proc/net/tcp")
+    if not table.exists():
+        pytest.skip("needs Linux's table of connections")
+
+    def timer(near: int, far: int) -> str:
+        """The kind of timer that runs on the connection, as the table has it."""
+        for row in table.read_text().splitlines():
+            fields = row.split()
+            if fields[1].endswith(f":{near:04X}") and fields[2].endswith(f":{far:04X}"):
+                return fields[5].partition(":")[0]
+        return ""
+
+    assert router.feed_port is not None
+    for port in (router.port, router.feed_port):
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            own_port = silent.getsockname()[1]
+            wait_for(lambda: timer(port, own_port) == "02", "the timer of probes")  # noqa: B023
 
 
 def test_a_client_that_stops_reading_stops_only_its_own_stream(
