@@ -242,6 +242,7 @@ class Upstream:
             return
         if batch.events:
             self._pace.event(self._loop.time())
+            self._count()
         remote.take_note(batch)
         if actions:
             self._execute(actions)
