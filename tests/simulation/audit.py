@@ -1,7 +1,6 @@
 """After a run: what clients got is compared with what the shards hold, and nothing may be left."""
 
 import asyncio
-from collections.abc import Set
 from random import Random
 from typing import Any
 
@@ -60,15 +59,15 @@ class Audit:
                 for problem in start_problems(segment, shards):
                     self._trace.problem(f"{watcher.name} {problem}")
             # What removed shards had to say may be gone with them.
-            lost = {key_of(event) for event in history}
-            lost -= {key_of(event) for event in await whole_history(present, watcher.watch)}
-            tokens = [token for token in watcher.seen if token["_data"] not in lost]
+            left = await whole_history(present, watcher.watch)
+            gone = {key_of(event) for event in history} - {key_of(event) for event in left}
+            tokens = [token for token in watcher.seen if token["_data"] not in gone]
             for token in self._chance.sample(tokens, min(_RESUMED, len(tokens))):
-                await self._resume(watcher, token, history, lost)
+                await self._resume(watcher, token, history, left)
         await self._check_leaks()
 
     async def _resume(
-        self, watcher: Watcher, token: dict[str, Any], history: list[Event], lost: Set[str]
+        self, watcher: Watcher, token: dict[str, Any], history: list[Event], present: list[Event]
     ) -> None:
         """Resume from a token seen and hold what comes against the rest of the history."""
         watch = watcher.watch
@@ -90,7 +89,7 @@ class Audit:
             return
         finally:
             cursor.vanish()
-        for problem in segment_problems(segment, history, optional=lost):
+        for problem in segment_problems(segment, history, present=present):
             self._trace.problem(f"{watcher.name} ({watch}) resumed at {token}: {problem}")
 
     async def _check_leaks(self) -> None:

@@ -1,6 +1,6 @@
 """The checkers: what clients got, held against what the shards say."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, pairwise
 from typing import Any
 
@@ -24,11 +24,11 @@ def segment_problems(
     history: Sequence[Event],
     *,
     last: bool = False,
-    optional: Set[str] = frozenset(),
+    present: Sequence[Event] | None = None,
 ) -> Iterator[str]:
     """Compare what one cursor gave; ``last`` says that nobody took over from it.
 
-    ``optional`` are the sort keys of events that may be missing.
+    ``present`` are the events without which it is incomplete: by default all of the ``history``.
     """
     got = [event for event in segment.events if event["operationType"] != "invalidate"]
     keys = [key_of(event) for event in got]
@@ -37,16 +37,15 @@ def segment_problems(
         return
     wanted = [event for event in history if segment.start < key_of(event) <= segment.end]
     by_key = _groups(got)
-    expected = _groups(wanted)
-    for key, events in expected.items():
+    needed = _groups(history if present is None else present)
+    for key, events in _groups(wanted).items():
         given = by_key.pop(key, [])
-        # Events of DDL may share a token; whoever resumes from it skips them all.
-        cut = key == segment.end and not last
-        if not given and (key in optional or (cut and len(events) > 1)):
-            continue
-        if not given:
+        least = len(needed.get(key, ()))
+        if key == segment.end and not last and len(events) > 1:
+            least = 0  # events of DDL may share a token; whoever resumes from it skips them all
+        if not given and least:
             yield f"missing: {_short(events[0])}"
-        elif len(given) > len(events) or (len(given) < len(events) and not cut):
+        elif not least <= len(given) <= len(events):
             yield f"given {len(given)} times instead of {len(events)}: {_short(events[0])}"
         elif any(_content(each) not in map(_content, events) for each in given):
             yield f"not as the shard has it: {_short(given[0])}"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ class Link:
         self.port = port
         self.client_port = client_port
         self.lost = False
+        self.garble: Callable[[bytes], bytes] | None = None
+        """What a broken peer makes of the bytes that it sends; for tests of what it breaks."""
         self.near = End(self, client, (HOST, client_port), (HOST, port))
         self.far = End(self, server, (HOST, port), (HOST, client_port))
         self.there = Pipe(self, self.near, self.far)
@@ -120,7 +123,9 @@ class Pipe:
                 self._sink.end_of_file()
             else:
                 self._size -= len(piece)
-                self._sink.feed(piece)
+                garble = self._link.garble
+                spoilt = garble is not None and self is self._link.back
+                self._sink.feed(garble(piece) if garble and spoilt else piece)
         self._source.check_window()
         if not self._sink.paused:
             self.go_on()

@@ -37,6 +37,8 @@ class RouterProcess:
         configdb: str,
         port: int,
         parameters: Mapping[str, Any],
+        *,
+        upstream: str | None = None,
     ) -> None:
         self.port = port
         self._loop = loop
@@ -46,6 +48,7 @@ class RouterProcess:
             {
                 "sharding": {"configDB": configdb},
                 "net": {"port": port},
+                "upstream": upstream,
                 "setParameter": {
                     "mongosShutdownTimeoutMillisForSignaledShutdown": _DRAIN_MS,
                     **parameters,

@@ -1,0 +1,67 @@
+"""A small cluster and a router in virtual time, for tests that bring their own clients."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from embedded.cluster import EmbeddedCluster
+from tests.simulation.loop import SimulatedLoop, run
+from tests.simulation.network import Network, Weather
+from tests.simulation.processes import RouterProcess, in_process
+from tests.simulation.repeatable import repeatable
+from tests.simulation.trace import Trace
+
+_WALL = 1_760_000_000.0 - 1_000.0
+_ROUTER_PORT = 27_020
+
+
+@dataclass(frozen=True)
+class World:
+    """What is there: a cluster of two shards, the router at its port, the network between."""
+
+    loop: SimulatedLoop
+    network: Network
+    trace: Trace
+    cluster: EmbeddedCluster
+    router: RouterProcess
+
+
+def visit(
+    body: Callable[[World], Awaitable[None]], *, seed: int = 0, upstream: bool = False
+) -> list[str]:
+    """Run ``body`` in a world of its own; return all problems, those of the router's end too."""
+    network = Network(Random(seed), Weather(jitter=0.0))
+    loop = SimulatedLoop(network)
+    trace = Trace(loop.time)
+    trace.listen_to_logs(network.is_dead)
+
+    def unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        trace.problem(f"unhandled: {context}")
+
+    async def play() -> None:
+        def wall() -> float:
+            return _WALL + loop.time()
+
+        cluster = EmbeddedCluster(shards=2, noop_interval=0.5, wall=wall, random=Random(seed))
+        await in_process("cluster", cluster.start)
+        mongos = f"mongodb://{cluster.mongos_address}" if upstream else None
+        router = RouterProcess(
+            loop, trace, wall, cluster.configdb, _ROUTER_PORT, {}, upstream=mongos
+        )
+        router.start()
+        await asyncio.sleep(0.5)
+        await body(World(loop, network, trace, cluster, router))
+        await router.terminate()
+        await cluster.stop()
+        await asyncio.sleep(0.1)
+        for link in network.links:
+            trace.problem(f"a connection is left: {link}")
+
+    loop.set_exception_handler(unhandled)
+    with ExitStack() as stack:
+        stack.enter_context(repeatable(seed, lambda: _WALL + loop.time()))
+        run(loop, play())
+    return trace.problems
