@@ -11,6 +11,7 @@ class ErrorCode(IntEnum):
 
     InternalError = 1
     BadValue = 2
+    NoSuchKey = 4
     HostUnreachable = 6
     HostNotFound = 7
     FailedToParse = 9
@@ -37,6 +38,7 @@ class ErrorCode(IntEnum):
     CappedPositionLost = 136
     CursorInUse = 143
     StaleShardVersion = 63
+    MaxStalenessOutOfRange = 160
     FailPointSetFailed = 167
     StaleEpoch = 150
     CommandNotSupportedOnView = 166

@@ -3,12 +3,20 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from shard_client.error_codes import NON_RESUMABLE_CODES, RESUMABLE_CODES
+from shard_client.error_codes import (
+    NON_RESUMABLE_CODES,
+    NOT_PRIMARY_CODES,
+    RESUMABLE_CODES,
+    ErrorCode,
+)
 from shard_client.error_codes import code_name as _official_name
 
 RESUMABLE_LABEL = "ResumableChangeStreamError"
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 
+
+# Old drivers take these words for a change of whoever answers with them.
+_STATE_CHANGES = {"not master": "(NOT_PRIMARY)", "node is recovering": "(NODE_IS_RECOVERING)"}
 
 # What the error itself is made of, and what a member says of itself in any reply.
 _NOT_EXTRA = frozenset(
@@ -105,3 +113,16 @@ class CommandError(Exception):
         return type(self)(
             self.code, self.message, code_name=self.code_name, labels=labels, extra=self.extra
         )
+
+    def without_state_change(self) -> Self:
+        """Return the error as mongos hands it on (docs/protocol.md, section 4).
+
+        That a shard's member is no primary or shuts down becomes HostUnreachable: drivers would
+        take it for a change of the router, and leave it alone for a while.
+        """
+        if self.code not in NOT_PRIMARY_CODES:
+            return self
+        message = self.message
+        for words, harmless in _STATE_CHANGES.items():
+            message = message.replace(words, harmless)
+        return type(self)(ErrorCode.HostUnreachable, message, labels=self.labels, extra=self.extra)

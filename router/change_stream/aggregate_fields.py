@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from router.change_stream.bson_text import type_name
 from router.change_stream.options import not_boolean, unknown_field, wrong_type
+from router.change_stream.read_preference import check_read_preference
 from router.change_stream.stages import check_document, check_shape
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -65,6 +66,8 @@ class AggregateFields:
 
 def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateFields:
     """Check the command's fields in the order in which they come, then what must be there."""
+    if "$readPreference" in command:
+        check_read_preference(command["$readPreference"])
     if database == "local":
         raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
     batch_size: int | None = None
@@ -172,6 +175,8 @@ def _check_field(name: str, value: Any) -> None:
         raise not_boolean(name, value)
     elif name == "maxTimeMS":
         _check_max_time(value)
+    elif name == "hint" and not isinstance(value, str | Mapping):
+        raise CommandError(ErrorCode.FailedToParse, "Hint must be a string or an object")
     elif name == "explain" and not isinstance(value, bool):
         raise CommandError(
             ErrorCode.TypeMismatch,

@@ -9,6 +9,7 @@ from router.change_stream.request import StreamRequest, is_change_stream, parse_
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
+from router.commands.errors import as_mongos_says
 from router.cursors.registry import Owner
 from shard_client.cursor_reply import build_cursor_reply
 from shard_client.error_codes import ErrorCode
@@ -34,7 +35,7 @@ async def aggregate(call: Call) -> AnyAnswer:
             # Without shards there is nothing to watch: mongos gives a cursor that has ended.
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
-        raise error.with_change_stream_label() from error
+        raise as_mongos_says(node, error) from error
     node.api_parameters[cursor] = api_parameters(call.command)
     return RawAnswer(
         build_cursor_reply(

@@ -8,6 +8,7 @@ from bson.int64 import Int64
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer, ToWorker
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
+from router.commands.errors import as_mongos_says
 from router.commands.fields import at_least_zero, check_known, required, text, wrong_type
 from router.cursors.registry import Owner
 from router.workers.peers import Peer, Peers
@@ -52,7 +53,7 @@ async def get_more(call: Call) -> AnyAnswer:
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
             node.cursors.kill((cursor_id,), Owner(call.lsid))  # it has failed for good
-            raise error.with_change_stream_label() from error
+            raise as_mongos_says(call.node, error) from error
     return RawAnswer(
         build_cursor_reply(
             "nextBatch",

@@ -104,10 +104,12 @@ RULES: dict[str, tuple[str, ...]] = {
         "let's variables are known to the user's stages",
         "comment, hint, allowDiskUse, maxTimeMS are taken",
         "readPreference chooses the members that shards are read from",
+        "a read preference that cannot be: 2, 4, 14, 160",
         "collections and databases that do not exist can be watched, and do not exist by that",
         "a cluster without shards: an empty batch and cursor id 0",
         "ResumableChangeStreamError on codes that clients may resume after",
         "NonResumableChangeStreamError on 280 and 286",
+        "a shard's change of state is told as 6 HostUnreachable",
     ),
     "5": (
         "insert",

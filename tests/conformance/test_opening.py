@@ -244,6 +244,26 @@ def test_read_preferences(router: RouterProcess, db: Data, mode: str) -> None:
         assert stream.next()["documentKey"] == {"_id": 1}
 
 
+@rule("4", "a read preference that cannot be: 2, 4, 14, 160")
+@pytest.mark.parametrize(
+    ("preference", "code"),
+    [
+        ("nearest", 14),
+        ({}, 4),
+        ({"mode": "all"}, 2),
+        ({"mode": "primary", "tags": [{"dc": "a"}]}, 2),
+        ({"mode": "nearest", "maxStalenessSeconds": 1}, 160),
+    ],
+    ids=str,
+)
+async def test_impossible_read_preferences(
+    router: RouterProcess, preference: object, code: int
+) -> None:
+    async with await RawClient.connect(router.port) as raw:
+        error = await raw.command("test", opening({}, **{"$readPreference": preference}))
+    assert (error["ok"], error["code"], error.get("errorLabels")) == (0, code, None)
+
+
 @rule("4", "readPreference chooses the members that shards are read from")
 @rule("4", "ResumableChangeStreamError on codes that clients may resume after")
 def test_a_read_preference_that_no_member_satisfies(cluster: TestCluster, db: Data) -> None:
@@ -501,10 +521,12 @@ def test_what_fails_on_an_event(client: Client, db: Data) -> None:
 
 RESUMABLE = [6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602]
 RESUMABLE += [13388, 13435, 13436]
+STATE_CHANGES = [91, 189, 10107, 11600, 11602, 13435, 13436]
 
 
 @rule("4", "ResumableChangeStreamError on codes that clients may resume after")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
+@rule("4", "a shard's change of state is told as 6 HostUnreachable")
 async def test_labels_by_code(router: RouterProcess, db: Data) -> None:
     async with await RawClient.connect(router.port) as raw:
         for code in [*RESUMABLE, 280, 286, 43, 11601]:
@@ -519,5 +541,6 @@ async def test_labels_by_code(router: RouterProcess, db: Data) -> None:
             expected = ["ResumableChangeStreamError"] if code in RESUMABLE else []
             if code in (280, 286):
                 expected = ["NonResumableChangeStreamError"]
-            assert (error["code"], error.get("errorLabels", [])) == (code, expected)
+            told = 6 if code in STATE_CHANGES else code
+            assert (error["code"], error.get("errorLabels", [])) == (told, expected)
             await raw.command(db.name, {"killCursors": "a", "cursors": [cursor_id]})

@@ -1,0 +1,20 @@
+"""Errors as clients are told them."""
+
+import pytest
+
+from shard_client.error_codes import NOT_PRIMARY_CODES
+from shard_client.errors import CommandError
+
+
+@pytest.mark.parametrize("code", sorted(NOT_PRIMARY_CODES))
+def test_a_member_s_change_of_state_is_not_the_router_s(code: int) -> None:
+    error = CommandError(code, "not master and node is recovering", labels=("Kept",))
+    told = error.without_state_change().to_reply()
+    assert (told["code"], told["codeName"]) == (6, "HostUnreachable")
+    assert told["errmsg"] == "(NOT_PRIMARY) and (NODE_IS_RECOVERING)"
+    assert told["errorLabels"] == ["Kept"]
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    error = CommandError(286, "not master")
+    assert error.without_state_change() is error
