@@ -128,7 +128,8 @@ class Dealer:
 
     def _place(self, handed: Handed) -> None:
         children = self._children
-        loads = {number: child.load for number, child in children.items()}
+        taking = {number: child.load for number, child in children.items() if not child.hangs}
+        loads = taking or {number: child.load for number, child in children.items()}
         lately = self._lately()
         if handed.port == DRIVER and self._connections() >= self._max_connections:
             log.warning("Too many connections", component="NETWORK", most=self._max_connections)

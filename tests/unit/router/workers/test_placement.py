@@ -1,5 +1,6 @@
 """Who gets the next connection."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,10 +33,23 @@ def test_connections_that_come_at_once_are_spread_however_soon_streams_open(
         last = choose_worker(loads, lately, last)
         lately[last] += 1
         streams[last] += opens_at_once
-    burdens = [streams[number] + lately[number] for number in lately]
-    assert max(burdens) - min(burdens) <= 2
+    assert max(streams.values()) - min(streams.values()) <= 3
+    assert max(lately.values()) - min(lately.values()) <= 3
     if all(opens) or not any(opens):
         assert max(lately.values()) - min(lately.values()) <= 1
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_a_monitor_and_a_stream_of_each_client_in_turn_are_spread(workers: int) -> None:
+    lately = dict.fromkeys(range(1, workers + 1), 0)
+    streams = dict(lately)
+    last = 0
+    for number in range(8 * workers):
+        loads = {each: Load(streams=count) for each, count in streams.items()}
+        last = choose_worker(loads, lately, last)
+        lately[last] += 1
+        streams[last] += number % 2
+    assert max(streams.values()) - min(streams.values()) <= 2
 
 
 def test_connections_that_are_on_their_way_count() -> None:
@@ -51,6 +65,14 @@ def test_connections_that_are_on_their_way_count() -> None:
 def test_a_busy_worker_gets_none_while_another_is_idle() -> None:
     loads = {1: Load(streams=1, busy=0.95), 2: Load(streams=1000, busy=0.02)}
     assert choose_worker(loads, {}, 0) == 2
+
+
+def test_connections_that_come_at_once_do_not_all_go_where_it_is_quiet() -> None:
+    loads = {1: Load(streams=5, busy=0.4), 2: Load(streams=5, busy=0.1)}
+    lately = {1: 0, 2: 0}
+    for _ in range(8):
+        lately[choose_worker(loads, lately, 0)] += 1
+    assert lately == {1: 3, 2: 5}
 
 
 def test_little_work_does_not_outweigh_streams() -> None:
