@@ -117,6 +117,11 @@ async def test_resuming_and_starting_inside_the_log(cluster: ScriptedCluster):
         wanted = start.get("resumeAfter") or start.get("startAfter")
         assert bson.decode(batch.pbrt) == (wanted or {"_data": mark_token(Timestamp(108, 1))})
         assert await read_until(cursor, len(expected)) == expected
+    request = stream(pipeline=[{"$changeStream": {"resumeAfter": tokens[110]}}])
+    cursor, batch = await registry.open(request, OWNER)
+    assert bson.decode(batch.pbrt) == tokens[110]
+    batch = await cursor.next_batch(None, 0.01)
+    assert bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(111, 1))}
     unknown = tokens[104]["_data"].replace("0000006800000001", "0000006800000002")
     request = stream(pipeline=[{"$changeStream": {"resumeAfter": {"_data": unknown}}}])
     cursor, _ = await registry.open(request, OWNER)
