@@ -1,13 +1,14 @@
 """Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import MergedStream
+from router.change_stream.remotes import Removed
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.memory import Memory
@@ -33,10 +34,12 @@ async def place_upstream(
     nudger: Nudger,
     limits: StreamLimits,
     memory: Memory,
+    removed: Set[Removed] = frozenset(),
 ) -> Placed:
     """Find out which shards ``request`` reads and where it starts.
 
-    Raises CommandError, labelled as mongos would, after ``open_timeout`` at the latest; 70
+    ``removed`` are shards that have left and are to be read as well. Raises CommandError, labelled
+    as mongos would, after ``open_timeout`` at the latest; 70
     ShardNotFound when the cluster has no shards.
     """
     deadline = asyncio.get_running_loop().time() + limits.open_timeout
@@ -49,7 +52,9 @@ async def place_upstream(
         if start_at is None:
             # Each hello tells its shard's time: what was written before now is left out.
             start_at = await present_time(request, shards, cluster, deadline, connections)
-        stream = MergedStream(request, shards, start_at=start_at, topology_from=read_at)
+        stream = MergedStream(
+            request, shards, start_at=start_at, topology_from=read_at, removed=sorted(removed)
+        )
         upstream = Upstream(stream, request, cluster, nudger, limits, memory)
     except BaseException:
         abort_all(connections)

@@ -1,10 +1,11 @@
 """One set of remotes that clients share: being opened, open, lingering, closed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 
 from bson.timestamp import Timestamp
 
+from router.change_stream.remotes import Removed
 from router.change_stream.resume_token import cluster_time_of
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import Placed
@@ -102,9 +103,15 @@ class Source:
         assert self._place is not None
         return self._place.start_at
 
-    def covers(self, after: bytes) -> bool:
-        """Tell whether all events beyond the sort key ``after`` are here or still to come."""
-        return self._place is not None and self._place.upstream.stream.log.floor <= after
+    def covers(self, after: bytes, removed: Set[Removed] = frozenset()) -> bool:
+        """Tell whether all events beyond the sort key ``after`` are here or still to come.
+
+        Those of the shards that are there, and of the ``removed`` ones.
+        """
+        if self._place is None:
+            return False
+        stream = self._place.upstream.stream
+        return stream.log.floor <= after and removed <= stream.removed_beyond(after)
 
     def is_late(self, time: Timestamp) -> bool:
         """Tell whether it would be long before it comes to ``time``, or never."""
