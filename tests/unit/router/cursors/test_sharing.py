@@ -165,6 +165,19 @@ async def test_a_slow_client_holds_up_nobody_and_loses_nothing(cluster: Scripted
     assert await read_until(slow, 1) == await read_until(fast, 1) == [140]
 
 
+async def test_a_client_that_never_waits_goes_on_as_well(cluster: ScriptedCluster):
+    registry = cluster.registry(share_log_bytes=2 * BIG)
+    impatient, fast = await opened(registry, 2)
+    write(cluster, *range(101, 111), size=BIG)
+    assert len(await read_until(fast, 10)) == 10
+    found: list[int] = []
+    async with asyncio.timeout(5):
+        while len(found) < 10:
+            found += numbers(await impatient.next_batch(None, 0))
+            await asyncio.sleep(0.001)
+    assert found == [*range(101, 111)]
+
+
 async def test_a_lone_slow_client_does_not_make_the_shards_be_read_without_bound(
     cluster: ScriptedCluster,
 ):
