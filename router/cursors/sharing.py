@@ -169,7 +169,7 @@ class SharedStreams:
         while True:
             channel = self._channels.get(key) or _Channel(key)
             if (placing := channel.placing()) is not None:
-                await placing.placed.wait()
+                await placing.located()
             elif start_at is None and any(source.healthy for source in channel.sources):
                 start_at = await self._present.time(request)
             else:

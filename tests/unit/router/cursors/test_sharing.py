@@ -277,6 +277,28 @@ async def test_a_refusal_is_the_answer_to_all_who_open(cluster: ScriptedCluster)
     await registry.open(stream(), OWNER)
 
 
+async def test_all_who_open_are_told_in_time_that_the_config_server_is_away(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(open_timeout=0.3)
+    await cluster.config.stop()
+    opening = [registry.open(stream(second), OWNER) for second in range(100, 110)]
+    async with asyncio.timeout(1.5):
+        results = await asyncio.gather(*opening, return_exceptions=True)
+    assert all(isinstance(result, CommandError) for result in results)
+
+
+async def test_closing_tells_those_who_are_still_opening(cluster: ScriptedCluster):
+    registry = cluster.registry(open_timeout=20.0)
+    cluster.shards["s1"].hang.add("aggregate")
+    opening = [asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(3)]
+    await until(lambda: cluster.shards["s1"].commands["aggregate"])
+    await registry.close()
+    for result in await asyncio.gather(*opening, return_exceptions=True):
+        assert isinstance(result, CommandError)
+        assert result.labels == {"ResumableChangeStreamError"}
+
+
 async def test_an_opener_that_goes_away_leaves_the_others_alone(cluster: ScriptedCluster):
     registry = cluster.registry(share_linger=0.01)
     first, second = (asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(2))
