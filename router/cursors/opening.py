@@ -1,7 +1,7 @@
 """Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from bson.timestamp import Timestamp
@@ -74,7 +74,7 @@ async def present_time(
     Raises CommandError, labelled as mongos would, at the loop's time ``deadline`` at the latest.
     """
     only = request.passthrough_to_shard
-    asked = [shard for shard in shards if only in (None, shard)]
+    asked = {shard: host for shard, host in shards.items() if only in (None, shard)}
     left = max(0.0, deadline - asyncio.get_running_loop().time())
     await connect_all(cluster, asked, read_mode(request), left, connections)
     return next_tick(cluster.clock.time or Timestamp(0, 0))
@@ -88,21 +88,24 @@ def abort_all(connections: Mapping[str, Connection]) -> None:
 
 async def connect_all(
     cluster: Cluster,
-    shards: Iterable[str],
+    shards: Mapping[str, str],
     mode: str,
     timeout: float,
     connections: dict[str, Connection],
 ) -> None:
-    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds."""
+    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds.
 
-    async def connect(shard: str) -> None:
-        dialer = cluster.dialer(shard, mode=mode)
+    ``shards`` maps ids to host strings: one may have been removed since the list was read.
+    """
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, mode=mode)
         connections[shard] = await dialer.connect(timeout)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for shard in shards:
-                group.create_task(connect(shard), name=f"connect {shard}")
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
     except ExceptionGroup as failures:
         first = failures.exceptions[0]
         if isinstance(first, CommandError):
