@@ -11,8 +11,8 @@ from typing import Any
 
 import bson
 
-# An event begins with its token; the token here is 112 characters long.
-EVENT_START = b"\x03_id\0\x81\0\0\0\x02_data\0"
+# In each event's token, and once more in the postBatchResumeToken of a reply.
+TOKEN = b"\x02_data\0"
 
 
 def main() -> None:
@@ -54,7 +54,11 @@ def _drain(number: int, port: int, args: argparse.Namespace) -> int:
         if args.batch_size:
             more["batchSize"] = args.batch_size
         while events < share:
-            events += _call(connection, stream, more).count(EVENT_START)
+            reply = _call(connection, stream, more)
+            tokens = reply.count(TOKEN)
+            if not tokens:
+                raise SystemExit(f"the stream failed: {bson.decode(reply)}")
+            events += tokens - 1
     return events
 
 
