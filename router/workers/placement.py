@@ -22,17 +22,17 @@ class Load:
     taken: int = 0
 
 
-def choose_worker(loads: Mapping[int, Load], lately: Mapping[int, int], last: int) -> int:
+def choose_worker(loads: Mapping[int, Load], undecided: Mapping[int, int], last: int) -> int:
     """Return the number of the worker that has the least to do.
 
-    That is reckoned in quarters of a core: those used lately; one for each new connection, which
-    is likely to open a stream; one for each stream more than others have, but never as much as a
-    whole core, since one stream may be more work than a thousand quiet ones. Then open streams
-    count, then the other connections; equals take turns.
+    That is reckoned in quarters of a core: those used lately; one for each connection that may be
+    about to open a stream; one for each stream more than others have, but never as much as a whole
+    core, since one stream may be more work than a thousand quiet ones. Then open streams count,
+    then the other connections; equals take turns.
 
     Args:
         loads: the workers that take connections; there is at least one.
-        lately: how many connections each was handed a moment ago.
+        undecided: of how many new connections each does not know yet what they are for.
         last: the worker that was chosen before.
     """
     least = min(load.streams for load in loads.values())
@@ -41,7 +41,7 @@ def choose_worker(loads: Mapping[int, Load], lately: Mapping[int, int], last: in
         load = loads[number]
         more = min(load.streams - least, _QUARTERS - 1)
         return (
-            round(load.busy * _QUARTERS) + lately.get(number, 0) + more,
+            round(load.busy * _QUARTERS) + undecided.get(number, 0) + more,
             load.streams,
             load.connections - load.monitors,
             number <= last,
