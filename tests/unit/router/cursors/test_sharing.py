@@ -19,6 +19,7 @@ from tests.unit.router.cursors.conftest import (
     stream,
     until,
 )
+from tests.unit.router.cursors.test_registry import invalidate
 
 REMOTES = 4
 """Three shards and the config server."""
@@ -265,6 +266,48 @@ async def test_an_error_reaches_every_client_after_what_came_before(cluster: Scr
             await cursor.next_batch(None, 5)
         assert failure.value.labels == {"NonResumableChangeStreamError"}
     assert await read_until((await registry.open(stream(), OWNER))[0], 1) == [101]
+
+
+async def test_an_invalidate_ends_the_stream_for_each_client_in_its_time(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(share_linger=0.01)
+    first, second = await opened(registry, 2)
+    write(cluster, 101)
+    token = {"_data": invalidate(cluster.shards["s1"], 103)}
+    cluster.shards["s0"].insert(105, 105)
+    cluster.noop(110)
+    assert await read_until(first, 2) == [101, 2]
+    ended = await first.next_batch(None, 1)
+    assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, token)
+    # Who has not got there yet reads on, what starts later starts anew.
+    third, _ = await registry.open(stream(104), OWNER)
+    assert await read_until(third, 1) == [105]
+    assert numbers(await second.next_batch(1, 1)) == [101]
+    assert numbers(await second.next_batch(1, 1)) == [2]
+    assert (await second.next_batch(1, 1)).cursor_id == 0
+
+
+async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    token = {"_data": invalidate(cluster.shards["s0"], 102)}
+    later = {"_data": invalidate(cluster.shards["s1"], 103)}
+    write(cluster, 105, 106, 107)
+    after = [{"$changeStream": {"startAfter": token}}]
+    cursors = await opened(registry, 3, pipeline=after)
+    for cursor in cursors:
+        assert await read_until(cursor, 3) == [105, 106, 107]
+    (latecomer,) = await opened(registry, 1, pipeline=after)
+    assert await read_until(latecomer, 3) == [105, 106, 107]
+    assert cluster.open_cursors == REMOTES
+    # An invalidate that these have passed over ends a stream that starts before it.
+    (other,) = await opened(registry, 1, 103)
+    assert await read_until(other, 1) == [2]
+    ended = await other.next_batch(None, 1)
+    assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, later)
+    write(cluster, 120)
+    for cursor in (*cursors, latecomer):
+        assert await read_until(cursor, 1) == [120]
 
 
 async def test_a_refusal_is_the_answer_to_all_who_open(cluster: ScriptedCluster):
