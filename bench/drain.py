@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _drain(number: int, port: int, args: argparse.Namespace) -> int:
-    events, share = 0, args.events // len(args.ports)
+    share = args.events // len(args.ports)
     stage: dict[str, Any] = {"allChangesForCluster": True}
     if args.start:
         stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
