@@ -45,12 +45,14 @@ def _drain(number: int, port: int, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as owned:
         connection, stream = _connect(port, owned)
         opening = {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
-        reply = bson.decode(_call(connection, stream, {**opening, "$db": "admin"}))
-        if not reply["ok"]:
-            raise SystemExit(f"the stream did not open: {reply}")
+        reply = _call(connection, stream, {**opening, "$db": "admin"})
+        opened = bson.decode(reply)
+        if not opened["ok"]:
+            raise SystemExit(f"the stream did not open: {opened}")
+        events = reply.count(TOKEN) - 1
         if args.second_connection:
             connection, stream = _connect(port, owned)
-        more = {"getMore": reply["cursor"]["id"], "collection": "$cmd.aggregate", "$db": "admin"}
+        more = {"getMore": opened["cursor"]["id"], "collection": "$cmd.aggregate", "$db": "admin"}
         if args.batch_size:
             more["batchSize"] = args.batch_size
         while events < share:
