@@ -11,7 +11,7 @@ from bench.report import RESULTS, circumstances, keep, show
 from bench.suite import Options, Suite
 
 # One module of this package each, which has a SUITE; in the order in which they run.
-SUITES = ("throughput", "small_batches", "latency", "workers", "fanout")
+SUITES = ("throughput", "small_batches", "latency", "workers", "fanout", "real_servers")
 
 
 def main() -> None:

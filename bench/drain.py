@@ -11,8 +11,8 @@ from typing import Any
 
 import bson
 
-# An event begins with its token; the token here is 112 characters long.
-EVENT_START = b"\x03_id\0\x81\0\0\0\x02_data\0"
+# In each event's token, and once more in the postBatchResumeToken of a reply.
+TOKEN = b"\x02_data\0"
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _drain(number: int, port: int, args: argparse.Namespace) -> int:
-    events, share = 0, args.events // len(args.ports)
+    share = args.events // len(args.ports)
     stage: dict[str, Any] = {"allChangesForCluster": True}
     if args.start:
         stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
@@ -45,16 +45,22 @@ def _drain(number: int, port: int, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as owned:
         connection, stream = _connect(port, owned)
         opening = {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
-        reply = bson.decode(_call(connection, stream, {**opening, "$db": "admin"}))
-        if not reply["ok"]:
-            raise SystemExit(f"the stream did not open: {reply}")
+        reply = _call(connection, stream, {**opening, "$db": "admin"})
+        opened = bson.decode(reply)
+        if not opened["ok"]:
+            raise SystemExit(f"the stream did not open: {opened}")
+        events = reply.count(TOKEN) - 1
         if args.second_connection:
             connection, stream = _connect(port, owned)
-        more = {"getMore": reply["cursor"]["id"], "collection": "$cmd.aggregate", "$db": "admin"}
+        more = {"getMore": opened["cursor"]["id"], "collection": "$cmd.aggregate", "$db": "admin"}
         if args.batch_size:
             more["batchSize"] = args.batch_size
         while events < share:
-            events += _call(connection, stream, more).count(EVENT_START)
+            reply = _call(connection, stream, more)
+            tokens = reply.count(TOKEN)
+            if not tokens:
+                raise SystemExit(f"the stream failed: {bson.decode(reply)}")
+            events += tokens - 1
     return events
 
 

@@ -5,12 +5,15 @@ from statistics import median
 from typing import Any
 
 from bench.events import FIRST_SECOND
+from bench.flame import profiled
 from bench.processes import ReplayedCluster, cpu_seconds, replayed_cluster, router, run_json
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 START = f"{FIRST_SECOND}:1"
-SIZES = {600: 240_000, 2048: 120_000}
-"""Bytes of an event, and how many are merged a run."""
+SIZES = {600: (960_000, (1, 2, 4, 8, 16)), 2048: (320_000, (1, 4, 16))}
+"""Bytes of an event: how many are merged a run, over which numbers of shards."""
+APPLICATION_EVENTS = 100_000
+"""The application-level merge is stopped after so many: it takes ten times as long."""
 
 COLUMNS = (
     Column("shards", "shards"),
@@ -26,12 +29,13 @@ COLUMNS = (
 
 def run(options: Options) -> Outcome:
     """Measure over numbers of shards and sizes of events."""
-    shards = (1, 4) if options.quick else (1, 2, 4, 8, 16)
     rows = []
-    for size, events in SIZES.items():
-        for count in shards:
+    for size, (events, numbers) in SIZES.items():
+        for count in (4,) if options.quick else numbers:
             options.say(f"{count} shards, {size}-byte events")
             rows.append(measure(count, size, options.scaled(events, events // 4), options.runs))
+    if options.profile is not None:
+        _profile(options)
     plots = [
         Plot(
             name=f"throughput_{size}",
@@ -56,6 +60,21 @@ def run(options: Options) -> Outcome:
 SUITE = Suite("throughput", "Does throughput grow with the shards?", run)
 
 
+def _profile(options: Options) -> None:
+    """Take flame graphs of both sizes at four shards, in runs of their own."""
+    assert options.profile is not None
+    options.profile.mkdir(exist_ok=True)
+    for size, (events, _) in SIZES.items():
+        path = options.profile / f"flame_{size}.svg"
+        with (
+            replayed_cluster(4, events, size) as cluster,
+            router(cluster.configdb) as (port, pid),
+            profiled(pid, path),
+        ):
+            _drain([str(port)], cluster.events)
+        options.say(f"flame graph: {path}")
+
+
 def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
     """Measure all three ways on the same replaying shards; medians over ``runs``.
 
@@ -68,7 +87,8 @@ def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
     with replayed_cluster(shards, events, size) as cluster:
         direct = _median(runs, lambda: _drain(cluster.ports, cluster.events))
         merged = _median(runs, lambda: _through_router(cluster))
-        application = _median(1, lambda: _application(cluster.ports, cluster.events))
+        some = min(cluster.events, APPLICATION_EVENTS)
+        application = _median(1, lambda: _application(cluster.ports, some))
     return {
         "shards": shards,
         "size": size,

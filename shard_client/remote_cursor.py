@@ -105,6 +105,7 @@ class RemoteCursor:
         self._failing_since: float | None = None
         self._last_address: str | None = None
         self._last_error: CommandError | None = None
+        self._told = False
         self._paused = False
         self._stopping = False
         self._parked = False
@@ -232,7 +233,10 @@ class RemoteCursor:
         if self._failing_since is None:
             self._failing_since = now
         lasted = now - self._failing_since
-        log.warning("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
+        # A long outage is told once.
+        say = log.debug if self._told else log.warning
+        say("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
+        self._told = True
         return lasted < self._settings.failure_timeout
 
     async def _open(self) -> None:
@@ -281,9 +285,14 @@ class RemoteCursor:
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:
-                self._failing_since = None
-                self._backoff.reset()
+                self._is_mended(self._loop.time() - self._failing_since)
             self._deliver(batch)
+
+    def _is_mended(self, lasted: float) -> None:
+        log.info("remote cursor goes on", remote=self.name, lasted=lasted)
+        self._told = False
+        self._failing_since = None
+        self._backoff.reset()
 
     async def _ask(self, connection: Connection, body: bytes, takes: float) -> bytes:
         """Return the reply, for which there is no limit but the watchdog's."""

@@ -10,6 +10,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.dialer import MemberDialer
 from router.cursors.limits import StreamLimits
+from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
 from shard_client.error_codes import ErrorCode
@@ -67,6 +68,8 @@ class Cluster:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._limits.open_timeout if timeout is None else timeout)
+        backoff = Backoff(self._limits.backoff_first, self._limits.backoff_max)
+        failed = False
         async with self._config_turn:
             while True:
                 try:
@@ -75,8 +78,11 @@ class Cluster:
                     error = _retriable(failure)
                     if not is_resumable(error) or loop.time() >= deadline:
                         raise error from failure
-                log.warning("cannot read the shard list", error=str(error))
-                await asyncio.sleep(self._limits.backoff_first)
+                say = log.debug if failed else log.warning
+                say("cannot read the shard list", error=str(error))
+                failed = True
+                pause = min(backoff.next_pause(), max(0.0, deadline - loop.time()))
+                await asyncio.sleep(pause)
 
     def dialer(
         self, target: str, host: str | None = None, *, mode: str = "primary"

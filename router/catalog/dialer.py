@@ -67,8 +67,9 @@ class MemberDialer:
             try:
                 return await self._attempt(max(0.001, deadline - loop.time()), fresh=failed)
             except CommandError as error:
+                say = log.debug if failed else log.warning
+                say("cannot connect", target=self._target, error=str(error))
                 failed = True
-                log.warning("cannot connect", target=self._target, error=str(error))
                 pause = backoff.next_pause()
                 if not is_resumable(error) or loop.time() + pause >= deadline:
                     raise

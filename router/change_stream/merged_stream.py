@@ -1,6 +1,6 @@
 """One change stream over all shards, as a state machine without I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from bson.errors import InvalidBSON
@@ -13,7 +13,7 @@ from router.change_stream.actions import (
     ReopenRemote,
     Waiting,
 )
-from router.change_stream.remotes import Remotes
+from router.change_stream.remotes import Remotes, Removed
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import (
     ResumeToken,
@@ -44,7 +44,7 @@ class MergedStream:
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
     after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
-    token's cluster time).
+    token's cluster time). ``removed`` are shards that have left since, to be read to their ends.
 
     Feed it with ``batch_arrived`` and ``remote_failed``, execute the actions that it returns, and
     read it through any number of positions. ``log`` keeps what has been released, up to
@@ -59,6 +59,7 @@ class MergedStream:
         *,
         start_at: Timestamp,
         topology_from: Timestamp,
+        removed: Iterable[Removed] = (),
         keep_bytes: int = 0,
     ) -> None:
         self.log = MergedLog(first_key(start_at))
@@ -76,10 +77,19 @@ class MergedStream:
             self._openings.append(self._remotes.open(CONFIG, "", topology_from, topology=True))
         else:
             shards = only_shard(shards, only)
-        for shard, host in shards.items():
-            opening = self._remotes.open(shard, host, start_at)
+        # The present shards come last: what the config server tells later is about them.
+        openings = [self._remotes.open_removed(each, start_at) for each in removed]
+        openings += [self._remotes.open(shard, host, start_at) for shard, host in shards.items()]
+        for opening in openings:
             self._remotes[opening.remote].swallows = request.starts_after_invalidate
-            self._openings.append(opening)
+        self._openings += openings
+
+    def removed_beyond(self, key: bytes) -> frozenset[Removed]:
+        """The shards that were seen to leave and may have had events beyond a sort key.
+
+        Whoever goes on elsewhere from there needs a stream that has seen, or sees, them out.
+        """
+        return self._remotes.removed_beyond(key)
 
     def start(self) -> list[Action]:
         """Return the cursors to open: the config server's and one per shard."""

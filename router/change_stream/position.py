@@ -4,6 +4,7 @@ from operator import itemgetter
 from typing import Final, Protocol
 
 from router.change_stream.actions import Taken
+from router.change_stream.remotes import Removed
 from router.change_stream.resume_point import ResumePoint
 from router.change_stream.resume_token import token_of
 from router.change_stream.starting_point import StartingPoint
@@ -45,6 +46,9 @@ class Source(Protocol):
     @property
     def ended(self) -> bool:
         """Whether an invalidate has ended the stream, nothing being left to release."""
+
+    def removed_beyond(self, key: bytes) -> frozenset[Removed]:
+        """The shards that were seen to leave and may have had events beyond a sort key."""
 
     @property
     def swallowed(self) -> list[bytes]:
@@ -108,6 +112,11 @@ class Position:
         """The sort key that everything beyond is needed of, from whatever stream comes next."""
         return self._point.after if self.at_start else self._mark_key
 
+    @property
+    def needs_removed(self) -> frozenset[Removed]:
+        """The shards that have left and of which events are needed, too."""
+        return self._source.removed_beyond(self.needs)
+
     def attach(self, source: Source) -> None:
         """Go on with ``source``, which covers what this position ``needs``."""
         if self._resume is not None and self._point.resume is not None:
@@ -122,6 +131,8 @@ class Position:
             return False
         reached = max(self.needs, own.gate or b"")
         if source.log.floor > reached:
+            return False
+        if not own.removed_beyond(reached) <= source.removed_beyond(reached):
             return False
         self._go_on(source, reached)
         return True
@@ -141,10 +152,11 @@ class Position:
     def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Taken:
         """Hand out the next batch, without waiting; it may be empty.
 
-        ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which fails
-        only if a cursor could not be opened); ``max_bytes`` bounds the batch, save that the first
-        event always goes (docs/protocol.md, section 2). Raises CommandError as mongos would,
-        labels included, once everything that was ready has been handed out.
+        ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which has the
+        starting point's token, and fails only if a cursor could not be opened). ``max_bytes``
+        bounds the batch, save that the first event always goes (docs/protocol.md, section 2).
+        Raises CommandError as mongos would, labels included, once everything that was ready has
+        been handed out.
         """
         events: list[bytes] = []
         size = 0
@@ -171,7 +183,7 @@ class Position:
                     return Taken([], 0, self._mark, closed=True)
             elif max_events != 0 or self._source.refused:
                 raise error.with_change_stream_label()
-        if not more and not self.lost:
+        if not more and max_events != 0 and not self.lost:
             self._raise_mark()
         return Taken(events, size, self._mark, closed=False)
 

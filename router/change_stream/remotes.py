@@ -1,7 +1,9 @@
 """The remotes of one merged stream: who is open, who joins, who leaves."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 
@@ -14,6 +16,9 @@ from router.change_stream.topology import (
     topology_changes,
 )
 from router.merge.merger import Event, Merger
+
+_MOST_REMOVED: Final = 100
+"""Shards whose leaving is remembered: for clients that lie that far behind."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,14 @@ class Remote:
         return self.opening.target
 
 
+class Removed(NamedTuple):
+    """A shard that has left the cluster: where it was, and the sort key that it had to reach."""
+
+    shard: str
+    host: str
+    at: bytes
+
+
 class Remotes:
     """Numbers a stream's remotes and keeps the merger's in step (docs/design.md, section 8)."""
 
@@ -47,6 +60,7 @@ class Remotes:
         self._start_at = start_at
         self._open: dict[int, Remote] = {}
         self._leaving: set[int] = set()
+        self._removed: deque[Removed] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
 
     def __contains__(self, number: int) -> bool:
@@ -83,6 +97,16 @@ class Remotes:
         self._merger.add_remote(opening.remote, promise=promise, topology=topology)
         return opening
 
+    def open_removed(self, removed: Removed, start_at: Timestamp) -> OpenRemote:
+        """Add a remote on a shard that is gone, for what it had to say from ``start_at`` on."""
+        opening = self.open(removed.shard, removed.host, start_at)
+        self._leave(opening.remote, removed.at)
+        return opening
+
+    def removed_beyond(self, key: bytes) -> frozenset[Removed]:
+        """The removed shards, of the latest, that may have had events beyond a sort key."""
+        return frozenset(each for each in self._removed if each.at > key)
+
     def change(self, events: list[Event]) -> list[Action]:
         """Follow the config server's events; shards that joined are opened one tick later.
 
@@ -95,8 +119,7 @@ class Remotes:
             known = self._newest(change.shard)
             if isinstance(change, ShardRemoved):
                 if known is not None and known.removed_at is None:
-                    known.removed_at = first_key(one_tick_after(change.at))
-                    self._leaving.add(known.opening.remote)
+                    self._leave(known.opening.remote, first_key(one_tick_after(change.at)))
             elif known is None or known.removed_at is not None:
                 actions.append(self._join(change))
             else:
@@ -120,6 +143,12 @@ class Remotes:
                 self._merger.retire_remote(number, before=removed_at)
                 gone.append(CloseRemote(number))
         return gone
+
+    def _leave(self, number: int, removed_at: bytes) -> None:
+        remote = self._open[number]
+        remote.removed_at = removed_at
+        self._leaving.add(number)
+        self._removed.append(Removed(remote.target, remote.opening.host, removed_at))
 
     def _join(self, change: ShardAdded) -> OpenRemote:
         start_at = max(one_tick_after(change.at), self._start_at)

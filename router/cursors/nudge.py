@@ -78,6 +78,7 @@ class _Target:
         self._connection: Connection | None = None
         self._last = float("-inf")
         self._by_note = True
+        self._failing = False
         self.made = 0
 
     def ask(self, past: Timestamp, done: Callable[[], None]) -> None:
@@ -135,8 +136,11 @@ class _Target:
                 if not kept:
                     break
             else:
+                self._failing = False
                 return True
-        log.info("nudge failed", target=self._name, error=str(error))
+        say = log.debug if self._failing else log.info
+        say("nudge failed", target=self._name, error=str(error))
+        self._failing = True
         return False
 
     async def _ask(self, past: Timestamp) -> None:

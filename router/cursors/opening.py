@@ -1,13 +1,14 @@
 """Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import MergedStream
+from router.change_stream.remotes import Removed
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.memory import Memory
@@ -33,10 +34,12 @@ async def place_upstream(
     nudger: Nudger,
     limits: StreamLimits,
     memory: Memory,
+    removed: Set[Removed] = frozenset(),
 ) -> Placed:
     """Find out which shards ``request`` reads and where it starts.
 
-    Raises CommandError, labelled as mongos would, after ``open_timeout`` at the latest; 70
+    ``removed`` are shards that have left and are to be read as well. Raises CommandError, labelled
+    as mongos would, after ``open_timeout`` at the latest; 70
     ShardNotFound when the cluster has no shards.
     """
     deadline = asyncio.get_running_loop().time() + limits.open_timeout
@@ -49,7 +52,9 @@ async def place_upstream(
         if start_at is None:
             # Each hello tells its shard's time: what was written before now is left out.
             start_at = await present_time(request, shards, cluster, deadline, connections)
-        stream = MergedStream(request, shards, start_at=start_at, topology_from=read_at)
+        stream = MergedStream(
+            request, shards, start_at=start_at, topology_from=read_at, removed=sorted(removed)
+        )
         upstream = Upstream(stream, request, cluster, nudger, limits, memory)
     except BaseException:
         abort_all(connections)
@@ -69,7 +74,7 @@ async def present_time(
     Raises CommandError, labelled as mongos would, at the loop's time ``deadline`` at the latest.
     """
     only = request.passthrough_to_shard
-    asked = [shard for shard in shards if only in (None, shard)]
+    asked = {shard: host for shard, host in shards.items() if only in (None, shard)}
     left = max(0.0, deadline - asyncio.get_running_loop().time())
     await connect_all(cluster, asked, read_mode(request), left, connections)
     return next_tick(cluster.clock.time or Timestamp(0, 0))
@@ -83,21 +88,24 @@ def abort_all(connections: Mapping[str, Connection]) -> None:
 
 async def connect_all(
     cluster: Cluster,
-    shards: Iterable[str],
+    shards: Mapping[str, str],
     mode: str,
     timeout: float,
     connections: dict[str, Connection],
 ) -> None:
-    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds."""
+    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds.
 
-    async def connect(shard: str) -> None:
-        dialer = cluster.dialer(shard, mode=mode)
+    ``shards`` maps ids to host strings: one may have been removed since the list was read.
+    """
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, mode=mode)
         connections[shard] = await dialer.connect(timeout)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for shard in shards:
-                group.create_task(connect(shard), name=f"connect {shard}")
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
     except ExceptionGroup as failures:
         first = failures.exceptions[0]
         if isinstance(first, CommandError):

@@ -67,7 +67,9 @@ class Reader:
         if self._failure is not None:
             raise self._failure.with_change_stream_label()
         reply_bytes = self._streams.reply_bytes
-        if self._source is None:
+        if self._source is None or self._position.lost:
+            # Also for a client that never waits.
+            self._move()
             return self._position.take(max_events, reply_bytes)
         taken = self._source.upstream.take(self._position, max_events, reply_bytes)
         if taken.closed:
@@ -79,7 +81,7 @@ class Reader:
 
         To be called when nothing is ready.
         """
-        if self._position.lost and self._moving is None:
+        if self._position.lost:
             self._move()
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -123,6 +125,9 @@ class Reader:
         return True
 
     def _move(self) -> None:
+        """Look for a source that has what comes next, unless that is being done."""
+        if self._moving is not None or self._closed:
+            return
         if self._source is not None:
             self._source.leave()
             self._source = None

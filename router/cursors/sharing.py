@@ -1,7 +1,7 @@
 """Identical streams share one set of remotes (docs/design.md, section 10)."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.position import Position
+from router.change_stream.remotes import Removed
 from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import cluster_time_of, first_key
 from router.change_stream.starting_point import starting_point
@@ -60,10 +61,13 @@ class _Channel:
         """Return a source of which it is not known yet where it starts."""
         return next((each for each in self.sources if not each.placed.is_set()), None)
 
-    def find(self, after: bytes, time: Timestamp) -> Source | None:
-        """Return a source that covers what lies beyond ``after`` and is not far from ``time``."""
+    def find(self, after: bytes, time: Timestamp, removed: Set[Removed]) -> Source | None:
+        """Return a source that covers what lies beyond ``after`` and is not far from ``time``.
+
+        One that has seen, or sees, the ``removed`` shards out.
+        """
         for source in sorted(self.sources, key=lambda each: each is not self.main):
-            if source.healthy and source.covers(after) and not source.is_late(time):
+            if source.healthy and source.covers(after, removed) and not source.is_late(time):
                 return source
         return None
 
@@ -108,8 +112,9 @@ class SharedStreams:
             start = AtTime(cluster_time_of(position.needs))
             request = replace(request, start=start)
         while True:
-            source, _ = await self._enter(request, request.start_time, position.needs)
-            if source.covers(position.needs):
+            removed = position.needs_removed
+            source, _ = await self._enter(request, request.start_time, position.needs, removed)
+            if source.covers(position.needs, removed):
                 position.attach(source.upstream.stream)
                 return source
             source.leave()
@@ -149,17 +154,22 @@ class SharedStreams:
             await asyncio.wait(self._tasks)
 
     async def _enter(
-        self, request: StreamRequest, start_at: Timestamp | None, after: bytes | None = None
+        self,
+        request: StreamRequest,
+        start_at: Timestamp | None,
+        after: bytes | None = None,
+        removed: Set[Removed] = frozenset(),
     ) -> tuple[Source, Timestamp]:
         """Return an open source, entered, that covers ``after``, and where the reader starts.
 
-        ``start_at`` None stands for now; ``after`` is where it begins if not given.
+        ``start_at`` None stands for now; ``after`` is where it begins if not given. ``removed`` are
+        shards that have left and are needed as well.
         """
         key = identity(request) if self._limits.share else None
         while True:
             channel = self._channels.get(key) or _Channel(key)
             if (placing := channel.placing()) is not None:
-                await placing.placed.wait()
+                await placing.located()
             elif start_at is None and any(source.healthy for source in channel.sources):
                 start_at = await self._present.time(request)
             else:
@@ -167,11 +177,11 @@ class SharedStreams:
         source = None
         if start_at is not None:
             now = min(start_at, self._cluster.clock.time or start_at)
-            source = channel.find(after or first_key(start_at), now)
+            source = channel.find(after or first_key(start_at), now, removed)
             if channel.main is not None and channel.main.is_late(now):
                 channel.main = source
         if source is None:
-            source = self._new(channel, request, start_at)
+            source = self._new(channel, request, start_at, removed)
         source.enter()
         try:
             await source.opened()
@@ -180,16 +190,24 @@ class SharedStreams:
             raise
         return source, start_at or source.start_at
 
-    def _new(self, channel: _Channel, request: StreamRequest, start_at: Timestamp | None) -> Source:
+    def _new(
+        self,
+        channel: _Channel,
+        request: StreamRequest,
+        start_at: Timestamp | None,
+        removed: Set[Removed],
+    ) -> Source:
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
         place = partial(
-            place_upstream, request, self._cluster, self._nudger, self._limits, self._memory
-        )
+            place_upstream, request, self._cluster, self._nudger, self._limits, self._memory,
+            removed,
+        )  # fmt: skip
         source = Source(place, self._limits, self._gone, shared=self._limits.share)
         self._of[source] = channel
         channel.sources.append(source)
-        channel.main = channel.main or source
+        if channel.main is None or not channel.main.healthy:
+            channel.main = source
         if channel.key is not None:
             self._channels[channel.key] = channel
         return source
@@ -200,7 +218,7 @@ class SharedStreams:
             return
         channel.sources.remove(source)
         if channel.main is source:
-            channel.main = None
+            channel.main = channel.sources[-1] if channel.sources else None
         if not channel.sources:
             self._channels.pop(channel.key, None)
         self.spawn(source.close(), "close remotes")

@@ -1,14 +1,17 @@
 """One set of remotes that clients share: being opened, open, lingering, closed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 
 from bson.timestamp import Timestamp
 
+from router.change_stream.remotes import Removed
 from router.change_stream.resume_token import cluster_time_of
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import Placed
 from router.cursors.upstream import Upstream
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
 
 
 class Source:
@@ -102,9 +105,15 @@ class Source:
         assert self._place is not None
         return self._place.start_at
 
-    def covers(self, after: bytes) -> bool:
-        """Tell whether all events beyond the sort key ``after`` are here or still to come."""
-        return self._place is not None and self._place.upstream.stream.log.floor <= after
+    def covers(self, after: bytes, removed: Set[Removed] = frozenset()) -> bool:
+        """Tell whether all events beyond the sort key ``after`` are here or still to come.
+
+        Those of the shards that are there, and of the ``removed`` ones.
+        """
+        if self._place is None:
+            return False
+        stream = self._place.upstream.stream
+        return stream.log.floor <= after and removed <= stream.removed_beyond(after)
 
     def is_late(self, time: Timestamp) -> bool:
         """Tell whether it would be long before it comes to ``time``, or never."""
@@ -118,9 +127,26 @@ class Source:
 
     # Its life.
 
+    async def located(self) -> None:
+        """Wait until it is known where it starts, or that nobody wants it any more.
+
+        Raises CommandError when that cannot be found out: whoever waited would not either.
+        """
+        await self.placed.wait()
+        if self._place is None and self._opening.done() and not self._opening.cancelled():
+            await self.opened()
+
     async def opened(self) -> None:
         """Wait until each shard has answered. Raises CommandError, the first failure."""
-        await asyncio.shield(self._opening)
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise CommandError(
+                    ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
+                ).with_change_stream_label() from None
+            raise
 
     async def close(self) -> None:
         """Kill the remote cursors; bounded in time. May be repeated."""

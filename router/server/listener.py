@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -91,10 +91,26 @@ class Listener:
         )
         self._servers.append(server)
 
-    async def adopt(self, connection: socket.socket, connection_id: int) -> None:
-        """Serve a client whose connection another process has accepted; raises OSError."""
+    async def adopt(
+        self, connection: socket.socket, connection_id: int, arrived: Callable[[], None]
+    ) -> None:
+        """Serve a client whose connection another process has accepted.
+
+        Args:
+            connection: the client's.
+            connection_id: its number in the whole router.
+            arrived: called when the connection begins to be counted here.
+
+        Raises:
+            OSError: the client has gone meanwhile.
+        """
+
+        def accept(stream: FrameStream) -> None:
+            arrived()
+            self._accept(stream, connection_id)
+
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: _ClientStream(lambda stream: self._accept(stream, connection_id)), connection
+            lambda: _ClientStream(accept), connection
         )
 
     def stop_listening(self) -> None:

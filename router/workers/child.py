@@ -18,7 +18,6 @@ log = structlog.get_logger()
 
 _LEAST_WHEN_SILENT = 0.5
 _SILENT_FOR_LONG = 1.0
-_BUSIER_THAN_ANY = 2.0
 _PROGRAM = "router.workers.worker"
 
 
@@ -96,23 +95,27 @@ class Child:
                         self._answer = None
         self.gone.set()
 
+    @property
+    def hangs(self) -> bool:
+        """Whether it has not answered for long."""
+        silent_since, now = self._silent_since, asyncio.get_running_loop().time()
+        return silent_since is not None and now - silent_since >= _SILENT_FOR_LONG
+
     async def ask_load(self, timeout: float) -> None:
         """Have ``load`` brought up to date.
 
-        Who does not answer in ``timeout`` seconds is busy; who has not for long comes last.
+        Who does not answer in ``timeout`` seconds is busy; who hangs is not waited for.
         """
         loop = asyncio.get_running_loop()
         if self._answer is None:
             self._answer = loop.create_future()
             self._channel.say(load=True)
-        busy = _BUSIER_THAN_ANY
-        if self._silent_since is None or loop.time() - self._silent_since < _SILENT_FOR_LONG:
-            done, _waiting = await asyncio.wait((self._answer,), timeout=timeout)
-            if done:
-                return
-            busy = _LEAST_WHEN_SILENT
+        if self.hangs:
+            return
+        done, _waiting = await asyncio.wait((self._answer,), timeout=timeout)
+        if not done:
             self._silent_since = self._silent_since or loop.time()
-        self.load = replace(self.load, busy=max(self.load.busy, busy))
+            self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
 
     def hand_over(self, handed: Handed) -> None:
         """Give it a client's connection; raises OSError if it cannot take one."""

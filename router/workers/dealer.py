@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -10,7 +10,7 @@ import structlog
 
 from router.workers.channel import DRIVER, Handed
 from router.workers.child import Child
-from router.workers.placement import choose_worker
+from router.workers.placement import Load, choose_worker
 
 log = structlog.get_logger()
 
@@ -19,8 +19,8 @@ _LOAD_TIMEOUT = 0.01
 _WAITING = 256
 _PAUSE = 0.1
 _LATELY = 1.0
-"""Seconds in which a new connection is likely to open its stream."""
-_MOST_DEALT = 1024
+"""Seconds in which a new connection shows what it is for, a stream or a monitor."""
+_MOST_DEALT = 256
 
 
 class Dealer:
@@ -37,7 +37,7 @@ class Dealer:
         self._some = asyncio.Event()
         self._ids = count(1)
         self._last = 0
-        self._dealt: deque[tuple[float, int]] = deque(maxlen=_MOST_DEALT)
+        self._dealt: deque[tuple[float, int, int]] = deque(maxlen=_MOST_DEALT)
 
     async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` of all ``hosts``, 0 picks one for all; return the port.
@@ -128,13 +128,14 @@ class Dealer:
 
     def _place(self, handed: Handed) -> None:
         children = self._children
-        loads = {number: child.load for number, child in children.items()}
-        lately = self._lately()
+        taking = {number: child.load for number, child in children.items() if not child.hangs}
+        loads = taking or {number: child.load for number, child in children.items()}
+        undecided = self._undecided()
         if handed.port == DRIVER and self._connections() >= self._max_connections:
             log.warning("Too many connections", component="NETWORK", most=self._max_connections)
             return
         while loads:
-            number = choose_worker(loads, lately, self._last)
+            number = choose_worker(loads, undecided, self._last)
             try:
                 children[number].hand_over(handed)
             except OSError as error:
@@ -147,22 +148,30 @@ class Dealer:
                 del loads[number]
             else:
                 self._last = number
-                self._dealt.append((asyncio.get_running_loop().time(), number))
+                now, decided = asyncio.get_running_loop().time(), _decided(loads[number])
+                self._dealt.append((now, number, decided))
                 return
 
-    def _lately(self) -> dict[int, int]:
-        """Return how many connections each worker was dealt a moment ago or has not taken yet."""
+    def _undecided(self) -> dict[int, int]:
+        """Return how many new connections of each worker neither stream nor monitor yet."""
         moment = asyncio.get_running_loop().time() - _LATELY
         while self._dealt and self._dealt[0][0] < moment:
             self._dealt.popleft()
-        lately = Counter(number for _time, number in self._dealt)
-        return {
-            number: max(lately[number], child.given - child.load.taken)
-            for number, child in self._children.items()
-        }
+        undecided = {}
+        for number, child in self._children.items():
+            before = [decided for _time, dealt_to, decided in self._dealt if dealt_to == number]
+            since = _decided(child.load) - before[0] if before else 0
+            under_way = child.given - child.load.taken
+            undecided[number] = max(len(before) - since, under_way, 0)
+        return undecided
 
     def _connections(self) -> int:
         return sum(
             child.load.connections + child.given - child.load.taken
             for child in self._children.values()
         )
+
+
+def _decided(load: Load) -> int:
+    """Return on how many connections, about, there is a stream or a monitor."""
+    return load.streams + load.monitors

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import structlog
@@ -42,7 +41,8 @@ class Place:
         self.topology = TopologyVersion(start.process_id)
         self._channel = channel
         self._way = way
-        self._taken = 0
+        self._handed = 0
+        self._arriving: set[int] = set()
         self._busy = _Busy()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -67,14 +67,16 @@ class Place:
         address = private_address(self.start.folder, self.start.number)
         if os.path.exists(address):  # noqa: ASYNC240 (of a worker that has died)
             os.unlink(address)
+        loop = asyncio.get_running_loop()
         async with Listener(node, for_workers=True) as private:
             await private.listen_privately(address)
 
             def take(handed: Handed) -> None:
-                if handed.port == DRIVER:
-                    self._spawn(listener.adopt(handed.connection, handed.connection_id))
-                elif feed is not None:
-                    self._spawn(feed.adopt(handed.connection))
+                self._handed += 1
+                self._arriving.add(handed.connection_id)
+                task = loop.create_task(self._adopt(handed, listener, feed))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
             arrivals = Arrivals(self._way, take)
             try:
@@ -112,22 +114,23 @@ class Place:
             connections=node.counters.connections,
             monitors=node.counters.awaiting_hellos,
             busy=self._busy.share(),
-            taken=self._taken,
+            taken=self._handed - len(self._arriving),
         )
         return {name: getattr(load, name) for name in Load.__slots__}
 
-    async def _adopt(self, adopting: Coroutine[Any, Any, None]) -> None:
+    async def _adopt(self, handed: Handed, listener: Listener, feed: Feed | None) -> None:
+        def arrived() -> None:
+            self._arriving.discard(handed.connection_id)
+
         try:
-            await adopting
+            if handed.port == DRIVER:
+                await listener.adopt(handed.connection, handed.connection_id, arrived)
+            elif feed is not None:
+                await feed.adopt(handed.connection)
         except OSError as error:  # the client has gone meanwhile
             log.info("A connection was lost on its way", component="NETWORK", error=str(error))
         finally:
-            self._taken += 1
-
-    def _spawn(self, adopting: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._adopt(adopting))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            arrived()
 
 
 class _Busy:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_BUSY_STEPS = 4
+_QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +22,27 @@ class Load:
     taken: int = 0
 
 
-def choose_worker(loads: Mapping[int, Load], lately: Mapping[int, int], last: int) -> int:
+def choose_worker(loads: Mapping[int, Load], undecided: Mapping[int, int], last: int) -> int:
     """Return the number of the worker that has the least to do.
 
-    First counts the processor, in quarters of a core, since one stream may be more work than a
-    thousand quiet ones; then open streams, with every new connection taken for one that is about
-    to open; then the other connections. Equals take turns.
+    That is reckoned in quarters of a core: those used lately; one for each connection that may be
+    about to open a stream; one for each stream more than others have, but never as much as a whole
+    core, since one stream may be more work than a thousand quiet ones. Then open streams count,
+    then the other connections; equals take turns.
 
     Args:
         loads: the workers that take connections; there is at least one.
-        lately: how many connections each was handed a moment ago.
+        undecided: of how many new connections each does not know yet what they are for.
         last: the worker that was chosen before.
     """
+    least = min(load.streams for load in loads.values())
 
     def burden(number: int) -> tuple[int, int, int, bool, int]:
         load = loads[number]
+        more = min(load.streams - least, _QUARTERS - 1)
         return (
-            round(load.busy * _BUSY_STEPS),
-            load.streams + lately.get(number, 0),
+            round(load.busy * _QUARTERS) + undecided.get(number, 0) + more,
+            load.streams,
             load.connections - load.monitors,
             number <= last,
             number,

@@ -108,9 +108,12 @@ class Watcher:
 class Faults:
     """What befalls cluster and router, one after the other, under load."""
 
-    def __init__(self, cluster: TestCluster, router: RouterProcess) -> None:
+    def __init__(
+        self, cluster: TestCluster, router: RouterProcess, caught_up: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
         self.router = router
+        self._caught_up = caught_up
         self._added = ""
 
     def run(self) -> None:
@@ -126,8 +129,9 @@ class Faults:
             lambda: self._hang("config", 1.5),
             self._add,
             self._kill_router,
-            lambda: cluster.remove_shard(self._added),
+            self._remove,
             self._add_while_config_is_away,
+            self._remove_and_bring_back,
         ):
             self._befall(fault)
 
@@ -148,6 +152,26 @@ class Faults:
     def _add(self) -> None:
         self._added, _host = self._cluster.add_shard()
         self._move(self._added)
+
+    def _remove(self) -> None:
+        """Drained, taken out, and shut down soon after."""
+        self._drain()
+        self._cluster.remove_shard(self._added)
+        time.sleep(0.5)
+        self._cluster.stop_member(self._added)
+
+    def _remove_and_bring_back(self) -> None:
+        """The same server, under the same name."""
+        self._drain()
+        host = self._cluster.remove_shard(self._added)
+        time.sleep(0.2)
+        self._cluster.join_shard(self._added, host)
+        self._move(self._added)
+
+    def _drain(self) -> None:
+        """Nobody who resumes is to need what only the shard has: then it may be removed."""
+        self._move("shard2")
+        self._caught_up()
 
     def _add_while_config_is_away(self) -> None:
         """Away for the router only: without it, no real mongos could add one."""
@@ -176,9 +200,17 @@ class Faults:
 
 def test_nothing_is_lost_while_everything_fails_in_turn(cluster: TestCluster) -> None:
     router = start_router(cluster.configdb, cluster.mongos_uri, set_parameter=FASTER)
-    faults = Faults(cluster, router)
     writer = Writer(cluster)
     watchers = [Watcher(router), Watcher(router, patience=40)]
+
+    def caught_up() -> None:
+        written = len(writer.written)
+        deadline = time.monotonic() + 60
+        while any(len(watcher.events) <= written for watcher in watchers):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    faults = Faults(cluster, router, caught_up)
     try:
         with ThreadPoolExecutor() as pool:
             running = [pool.submit(watcher.run) for watcher in watchers]

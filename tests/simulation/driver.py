@@ -53,9 +53,13 @@ class DriverCursor:
         self, stage: Mapping[str, Any], pipeline: list[dict[str, Any]], batch_size: int | None
     ) -> Batch:
         """Run the aggregate. Raises CommandError, NetworkError."""
-        connection = await Connection.open(
-            self._address, timeout=_CONNECT_TIMEOUT, app_name="simulation"
-        )
+        try:
+            connection = await Connection.open(
+                self._address, timeout=_CONNECT_TIMEOUT, app_name="simulation"
+            )
+        except CommandError as error:
+            # To a driver a hello that fails is a server that is not there.
+            raise NetworkError(str(error)) from error
         self.connection = connection
         reply = await connection.command(
             self._database,

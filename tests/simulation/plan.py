@@ -82,7 +82,7 @@ def draw(chance: Random) -> Plan:
         token_version=chance.choice((1, 2)),
         weather=_weather(chance),
         parameters=_parameters(chance),
-        limits=_limits(theme, chance),
+        limits=_limits(chance),
         block_bytes=chance.choice((300, 3_000, 1 << 16)),
         span=span,
         writers=[chance.randrange(5, 40) for _ in range(2)],
@@ -163,8 +163,8 @@ def _weather(chance: Random) -> Weather:
     )
 
 
-def _limits(theme: str, chance: Random) -> dict[str, Any]:
-    limits = {
+def _limits(chance: Random) -> dict[str, Any]:
+    return {
         # The shards are asked less often than by default: an idle second costs real time.
         "await_active": 0.06,
         "await_quiet": 0.25,
@@ -182,10 +182,6 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
         "share_behind": chance.choice((0.3, 2.0, 15.0)),
         "share_linger": chance.choice((0.05, 1.0)),
     }
-    if theme == "removal":
-        # A client that is overtaken gets remotes of its own, none on shards that are gone.
-        limits |= {"share_log_bytes": 1 << 24, "share_alone_bytes": 1 << 20}
-    return limits
 
 
 def _parameters(chance: Random) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class RouterProcess:
             self._trace.problem(f"{name} left a task behind: {left.get_name()}")
         for link in self._loop.network.links_of(name):
             end = link.near if link.client == name else link.far
-            if not end.gone:
+            if not end.is_closing():  # what the peer has not taken yet may still be sent
                 self._trace.problem(f"{name} left a connection open: {link}")
 
     async def kill(self) -> None:

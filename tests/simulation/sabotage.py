@@ -124,6 +124,13 @@ def _removed_too_early() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _removed_forgotten() -> Iterator[None]:
+    """Give clients that were left behind no remotes on shards that have left since."""
+    with mock.patch.object(Remotes, "removed_beyond", return_value=frozenset()):
+        yield
+
+
 SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "gate": _gate_by_the_fastest,
     "gate-config": _gate_without_the_config_server,
@@ -134,5 +141,6 @@ SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "reopen": _reopened_from_the_start,
     "mark": _mark_ahead_of_events,
     "removed": _removed_too_early,
+    "removed-behind": _removed_forgotten,
 }
 """What may be broken, by the name that ``--sabotage`` takes."""

@@ -59,6 +59,7 @@ def test_a_seed_replays_exactly_alone_and_after_others() -> None:
         ("reopen", 10),
         ("mark", 10),
         ("removed", 20),
+        ("removed-behind", 30),
     ],
 )
 def test_a_broken_rule_is_found_within_so_many_seeds(rule: str, seeds: int) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import structlog.testing
 from bson import Timestamp
 
 from shard_client.cluster_clock import ClusterClock
@@ -238,7 +239,9 @@ FRAME = 600
 
 async def cut_everywhere(member: ScriptedMember, first: int, last: int) -> None:
     """Cut the connections after each number of bytes; an event is written in between."""
-    reader = Reader(member, replace(SETTINGS, backoff_first=0.001, backoff_max=0.002))
+    # One failure may follow the other before a getMore has been answered.
+    quick = replace(SETTINGS, backoff_first=0.001, backoff_max=0.002, failure_timeout=30.0)
+    reader = Reader(member, quick)
     reader.cursor.start()
     await until(lambda: reader.batches)
     second = 101
@@ -283,3 +286,17 @@ async def test_closing_before_the_start_and_twice(member: ScriptedMember):
     await reader.cursor.close()
     await reader.cursor.close()
     assert member.commands.total() == 0
+
+
+async def test_a_long_outage_is_told_once_and_so_is_its_end(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, backoff_first=0.001, backoff_max=0.002))
+    with structlog.testing.capture_logs() as lines:
+        reader.cursor.start()
+        await until(lambda: reader.batches)
+        member.fail("getMore", 189, times=20)
+        await until(lambda: not member.failures["getMore"])
+        member.insert(101)
+        await until(lambda: reader.has(1))
+    await reader.cursor.close()
+    told = [line["event"] for line in lines if line["log_level"] in ("info", "warning")]
+    assert told == ["remote cursor failed", "remote cursor goes on"]

@@ -19,6 +19,7 @@ from tests.unit.router.cursors.conftest import (
     stream,
     until,
 )
+from tests.unit.router.cursors.test_registry import invalidate
 
 REMOTES = 4
 """Three shards and the config server."""
@@ -117,6 +118,11 @@ async def test_resuming_and_starting_inside_the_log(cluster: ScriptedCluster):
         wanted = start.get("resumeAfter") or start.get("startAfter")
         assert bson.decode(batch.pbrt) == (wanted or {"_data": mark_token(Timestamp(108, 1))})
         assert await read_until(cursor, len(expected)) == expected
+    request = stream(pipeline=[{"$changeStream": {"resumeAfter": tokens[110]}}])
+    cursor, batch = await registry.open(request, OWNER)
+    assert bson.decode(batch.pbrt) == tokens[110]
+    batch = await cursor.next_batch(None, 0.01)
+    assert bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(111, 1))}
     unknown = tokens[104]["_data"].replace("0000006800000001", "0000006800000002")
     request = stream(pipeline=[{"$changeStream": {"resumeAfter": {"_data": unknown}}}])
     cursor, _ = await registry.open(request, OWNER)
@@ -158,6 +164,19 @@ async def test_a_slow_client_holds_up_nobody_and_loses_nothing(cluster: Scripted
     await until(lambda: cluster.open_cursors == REMOTES)
     write(cluster, 140)
     assert await read_until(slow, 1) == await read_until(fast, 1) == [140]
+
+
+async def test_a_client_that_never_waits_goes_on_as_well(cluster: ScriptedCluster):
+    registry = cluster.registry(share_log_bytes=2 * BIG)
+    impatient, fast = await opened(registry, 2)
+    write(cluster, *range(101, 111), size=BIG)
+    assert len(await read_until(fast, 10)) == 10
+    found: list[int] = []
+    async with asyncio.timeout(5):
+        while len(found) < 10:
+            found += numbers(await impatient.next_batch(None, 0))
+            await asyncio.sleep(0.001)
+    assert found == [*range(101, 111)]
 
 
 async def test_a_lone_slow_client_does_not_make_the_shards_be_read_without_bound(
@@ -249,6 +268,48 @@ async def test_an_error_reaches_every_client_after_what_came_before(cluster: Scr
     assert await read_until((await registry.open(stream(), OWNER))[0], 1) == [101]
 
 
+async def test_an_invalidate_ends_the_stream_for_each_client_in_its_time(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(share_linger=0.01)
+    first, second = await opened(registry, 2)
+    write(cluster, 101)
+    token = {"_data": invalidate(cluster.shards["s1"], 103)}
+    cluster.shards["s0"].insert(105, 105)
+    cluster.noop(110)
+    assert await read_until(first, 2) == [101, 2]
+    ended = await first.next_batch(None, 1)
+    assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, token)
+    # Who has not got there yet reads on, what starts later starts anew.
+    third, _ = await registry.open(stream(104), OWNER)
+    assert await read_until(third, 1) == [105]
+    assert numbers(await second.next_batch(1, 1)) == [101]
+    assert numbers(await second.next_batch(1, 1)) == [2]
+    assert (await second.next_batch(1, 1)).cursor_id == 0
+
+
+async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    token = {"_data": invalidate(cluster.shards["s0"], 102)}
+    later = {"_data": invalidate(cluster.shards["s1"], 103)}
+    write(cluster, 105, 106, 107)
+    after = [{"$changeStream": {"startAfter": token}}]
+    cursors = await opened(registry, 3, pipeline=after)
+    for cursor in cursors:
+        assert await read_until(cursor, 3) == [105, 106, 107]
+    (latecomer,) = await opened(registry, 1, pipeline=after)
+    assert await read_until(latecomer, 3) == [105, 106, 107]
+    assert cluster.open_cursors == REMOTES
+    # An invalidate that these have passed over ends a stream that starts before it.
+    (other,) = await opened(registry, 1, 103)
+    assert await read_until(other, 1) == [2]
+    ended = await other.next_batch(None, 1)
+    assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, later)
+    write(cluster, 120)
+    for cursor in (*cursors, latecomer):
+        assert await read_until(cursor, 1) == [120]
+
+
 async def test_a_refusal_is_the_answer_to_all_who_open(cluster: ScriptedCluster):
     registry = cluster.registry()
     cluster.shards["s1"].fail("aggregate", 40324, "Unrecognized pipeline stage name: '$nope'")
@@ -257,6 +318,28 @@ async def test_a_refusal_is_the_answer_to_all_who_open(cluster: ScriptedCluster)
         assert isinstance(result, CommandError)
         assert result.code == 40324
     await registry.open(stream(), OWNER)
+
+
+async def test_all_who_open_are_told_in_time_that_the_config_server_is_away(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(open_timeout=0.3)
+    await cluster.config.stop()
+    opening = [registry.open(stream(second), OWNER) for second in range(100, 110)]
+    async with asyncio.timeout(1.5):
+        results = await asyncio.gather(*opening, return_exceptions=True)
+    assert all(isinstance(result, CommandError) for result in results)
+
+
+async def test_closing_tells_those_who_are_still_opening(cluster: ScriptedCluster):
+    registry = cluster.registry(open_timeout=20.0)
+    cluster.shards["s1"].hang.add("aggregate")
+    opening = [asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(3)]
+    await until(lambda: cluster.shards["s1"].commands["aggregate"])
+    await registry.close()
+    for result in await asyncio.gather(*opening, return_exceptions=True):
+        assert isinstance(result, CommandError)
+        assert result.labels == {"ResumableChangeStreamError"}
 
 
 async def test_an_opener_that_goes_away_leaves_the_others_alone(cluster: ScriptedCluster):

@@ -6,7 +6,9 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.description import RemoteDescription
+from router.cursors.opening import abort_all, connect_all
 from router.cursors.registry import CursorRegistry
+from shard_client.connection import Connection
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.motor_control import MotorReplicaSet
 from shard_client.probed_replica_set import ProbedReplicaSet
@@ -272,3 +274,16 @@ async def test_a_slow_shard_is_waited_for_and_named(cluster: ScriptedCluster):
     cluster.shards["s2"].noop(106)
     assert await read_until(cursor, 1) == [1]
     assert registry.describe()[0].events == 1
+
+
+async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster: ScriptedCluster):
+    """The list that the opening has read is older; others have read the new one meanwhile."""
+    cluster.registry()
+    router = cluster.clusters[0]
+    shards, _ = await router.shards()
+    tell(cluster, 101, "delete", "s1")
+    await router.shards()
+    connections: dict[str, Connection] = {}
+    await connect_all(router, shards, "primary", 2.0, connections)
+    assert connections.keys() == {"s0", "s1", "s2"}
+    abort_all(connections)

@@ -1,0 +1,155 @@
+"""What the router holds in memory is bounded by its settings, whatever shards and clients do."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+from bson import Int64, Timestamp
+
+from bench.events import END, FIRST_SECOND, START, event, token
+from bench.processes import peak_memory, resident_memory
+from tests.harness.raw_client import RawClient
+from tests.harness.replay import ReplayMember, cursor_body
+from tests.harness.routers import RouterProcess, start_router
+
+MIB = 1024 * 1024
+EVENTS, SIZE = 12_000, 8_000
+"""Some 90 MiB, of which the router may hold a small part."""
+
+SETTINGS = {
+    "remoteBufferBytes": 4 * MIB,
+    "streamBufferBytes": 8 * MIB,
+    "shareLogBytes": 4 * MIB,
+    "repliesBytes": 16 * MIB,
+}
+BOUND = 32 * MIB
+"""Buffers, log and replies, and what an allocator needs beside."""
+
+IDS = itertools.count(1)
+
+
+class LongTape:
+    """Plays events that are made when they are asked for; silent until ``open_gate`` if told so."""
+
+    ended = False
+
+    def __init__(self, events: int, gate: asyncio.Event) -> None:
+        self.id = next(IDS)
+        self._events = events
+        self._gate = gate
+        self._at = 0
+
+    def open(self, command: dict[str, object]) -> bytes:
+        return cursor_body(self.id, "admin.$cmd.aggregate", [], START, first=True)
+
+    def more(self, batch_size: int) -> tuple[bytes, bool]:
+        stop = min(self._events, self._at + min(batch_size, 1000))
+        batch = [event(number, SIZE) for number in range(self._at, stop)]
+        self._at = stop
+        if not self._gate.is_set():
+            promise = START
+        else:
+            promise = END if stop == self._events else token(stop - 1)
+        return cursor_body(self.id, "admin.$cmd.aggregate", batch, promise), not batch
+
+
+@dataclass
+class Scene:
+    """A router before a shard that has much, one that promises nothing until told, and config."""
+
+    router: RouterProcess
+    members: list[ReplayMember]
+    gate: asyncio.Event
+    clients: AsyncExitStack
+
+    @property
+    def cursors(self) -> int:
+        """Cursors open on the shard that has much."""
+        return len(self.members[0].tapes)
+
+    @property
+    def pid(self) -> int:
+        return self.router.process.pid
+
+    async def client(self) -> "Client":
+        connection = await RawClient.connect(self.router.port)
+        await self.clients.enter_async_context(connection)
+        stage = {"allChangesForCluster": True, "startAtOperationTime": Timestamp(FIRST_SECOND, 1)}
+        opening = {"aggregate": 1, "pipeline": [{"$changeStream": stage}], "cursor": {}}
+        reply = await connection.command("admin", opening)
+        return Client(connection, reply["cursor"]["id"])
+
+
+@dataclass
+class Client:
+    """A client that keeps the numbers of its events."""
+
+    connection: RawClient
+    cursor: int
+    at: int = 0
+
+    async def read(self, batch_size: int, wait: int = 2000) -> int:
+        more = {"getMore": Int64(self.cursor), "collection": "$cmd.aggregate", "maxTimeMS": wait}
+        reply = await self.connection.command("admin", {**more, "batchSize": batch_size})
+        batch = reply["cursor"]["nextBatch"]
+        numbers = [each["fullDocument"]["n"] for each in batch]
+        assert numbers == [*range(self.at, self.at + len(batch))]
+        self.at += len(batch)
+        return len(batch)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    opened = asyncio.Event()
+    opened.set()
+    gate = asyncio.Event()
+    far = ReplayMember("far", lambda _: LongTape(EVENTS, opened))
+    silent = ReplayMember("silent", lambda _: LongTape(0, gate))
+    config = ReplayMember("cfg", lambda _: LongTape(0, opened))
+    members = [far, silent, config]
+    hosts = [await member.start() for member in members]
+    config.documents["shards"] = [
+        {"_id": name, "host": host, "state": 1, "topologyTime": Timestamp(1, 1)}
+        for name, host in zip(("far", "silent"), hosts, strict=False)
+    ]
+    router = await asyncio.to_thread(start_router, hosts[2], set_parameter=SETTINGS)
+    async with AsyncExitStack() as clients:
+        try:
+            yield Scene(router, members, gate, clients)
+        finally:
+            await asyncio.to_thread(router.stop)
+            for member in members:
+                await member.stop()
+
+
+async def test_one_shard_far_ahead_of_another_that_is_silent(scene: Scene):
+    before = resident_memory(scene.pid)
+    client = await scene.client()
+    for _ in range(5):
+        assert await client.read(100, 100) == 0
+    assert resident_memory(scene.pid) - before < BOUND
+    scene.gate.set()
+    while client.at < EVENTS:
+        await client.read(2000)
+    assert peak_memory(scene.pid) - before < BOUND
+
+
+async def test_slow_clients_beside_a_fast_one(scene: Scene):
+    scene.gate.set()
+    before = resident_memory(scene.pid)
+    slow = [await scene.client() for _ in range(20)]
+    fast = await scene.client()
+    for client in slow:
+        await client.read(50)
+    while fast.at < EVENTS:
+        await fast.read(2000)
+    assert scene.cursors == 1, "none was held up, and none has asked for more yet"
+    assert peak_memory(scene.pid) - before < BOUND
+    for _ in range(4):
+        for client in slow:
+            assert await client.read(50) > 0
+    assert scene.cursors == 2, "those who fell behind together share as well"
+    assert peak_memory(scene.pid) - before < 2 * BOUND

@@ -1,0 +1,152 @@
+"""Nudges: which way, how many, and that none is made for nothing."""
+
+import asyncio
+from dataclasses import replace
+
+from bson import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.cursors.nudge import Nudger
+from shard_client.probed_replica_set import ProbedReplicaSet
+from tests.unit.router.cursors.conftest import (
+    LIMITS,
+    OWNER,
+    ScriptedCluster,
+    read_until,
+    stream,
+    until,
+)
+
+NUDGING = replace(LIMITS, nudge=True, nudge_delay=0.001)
+
+
+class Nudged:
+    """A nudger on the scripted cluster, with attempts that can be awaited."""
+
+    def __init__(self, cluster: ScriptedCluster, **changes: object) -> None:
+        limits = replace(NUDGING, **changes)  # type: ignore[arg-type]
+        self.cluster = Cluster(cluster.config.host, limits, replica_set=ProbedReplicaSet)
+        cluster.clusters.append(self.cluster)
+        self.nudger = Nudger(self.cluster, limits)
+        self.host = cluster.shards["s1"].host
+        self.done = 0
+
+    def ask(self, past: Timestamp) -> None:
+        self.nudger.nudge("s1", self.host, past, self._count)
+
+    async def once(self, past: Timestamp) -> None:
+        wanted = self.done + 1
+        self.ask(past)
+        await until(lambda: self.done >= wanted)
+
+    def _count(self) -> None:
+        self.done += 1
+
+
+async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(200, 5))
+    assert member.commands["appendOplogNote"] == 1
+    assert member.commands["find"] == 0
+    await nudged.once(Timestamp(50, 1))
+    assert member.commands["appendOplogNote"] == 2, "a member that is there already says so"
+    assert nudged.nudger.counts == {"s1": 2}
+    await nudged.nudger.close()
+
+
+async def test_a_member_that_allows_no_note_is_read_from_at_once_and_ever_after(
+    cluster: ScriptedCluster,
+):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    member.notes = False
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(98, 1))
+    assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
+    await nudged.once(Timestamp(98, 2))
+    assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
+    await nudged.nudger.close()
+
+
+async def test_requests_that_come_meanwhile_are_one_nudge(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    for second in range(150, 250):
+        nudged.ask(Timestamp(second, 1))
+    await until(lambda: nudged.done == 100)
+    assert member.commands["appendOplogNote"] <= 2
+    await nudged.nudger.close()
+
+
+async def test_nudges_a_second_are_bounded(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster, nudges_per_second=20.0), cluster.shards["s1"]
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(5):
+        await nudged.once(Timestamp(200 + number, 1))
+    passed = loop.time() - begun
+    assert member.commands["appendOplogNote"] <= 1 + passed * 20
+    await nudged.nudger.close()
+
+
+async def test_a_connection_that_was_cut_while_idle_costs_no_nudge(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    await nudged.once(Timestamp(200, 1))
+    member.cut()
+    await nudged.once(Timestamp(201, 1))
+    assert member.entries[-1][0] > Timestamp(201, 1) or member.commands["appendOplogNote"] >= 2
+    await nudged.nudger.close()
+
+
+async def test_a_member_that_fails_is_left_alone_for_a_while(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    await nudged.once(Timestamp(200, 1))
+    member.fail("appendOplogNote", 91)
+    await nudged.once(Timestamp(201, 1))
+    made = sum(nudged.nudger.counts.values())
+    nudged.ask(Timestamp(202, 1))
+    await asyncio.sleep(0.05)
+    assert sum(nudged.nudger.counts.values()) == made
+    await nudged.nudger.close()
+
+
+async def test_nudging_can_be_turned_off(cluster: ScriptedCluster):
+    registry = cluster.registry(NUDGING, nudge=False)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    batch = await cursor.next_batch(None, 0.1)
+    assert batch.events == []
+    assert registry.nudges == {}
+    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(NUDGING, nudge_delay=0.5)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for second in range(110, 116, 2):
+        cluster.noop(second)
+        cluster.shards["s0"].insert(second - 1, second)
+        cluster.shards["s0"].entries.sort(key=lambda entry: entry[0])
+        assert await read_until(cursor, 1) == [second]
+    assert sum(registry.nudges.values()) == 0
+
+
+async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: ScriptedCluster):
+    """Quiet or not, an event takes one nudge a member; what waits is counted, not timed."""
+    registry = cluster.registry(NUDGING, await_quiet=30.0, active_for=0.05, linger=60.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for number in range(3):
+        await until(lambda: all(member.commands["getMore"] for member in cluster.members))
+        for member in cluster.members:
+            member.commands.clear()
+        await cursor.next_batch(None, 0.2)
+        quiet = sum(member.commands["getMore"] for member in cluster.members)
+        assert quiet <= 8, "a quiet stream hardly asks"
+        cluster.shards["s0"].insert(1000 * (number + 1), number)
+        async with asyncio.timeout(5):
+            assert await read_until(cursor, 1) == [number]
+        notes = [member.commands["appendOplogNote"] for member in cluster.members]
+        assert notes == [1, 0, 1, 1]
