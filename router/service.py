@@ -22,6 +22,7 @@ from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos, parse_upstream
+from router.workers.budgets import limits_of_worker
 from router.workers.place import Place
 from router.workers.supervisor import Supervisor
 from shard_client.errors import CommandError, NetworkError, ProtocolError
@@ -110,6 +111,8 @@ async def _parts(
         raise ValueError("error: no args for --configdb")
     parameters = settings.parameters
     limits = stream_limits(parameters)
+    if place is not None:
+        limits = limits_of_worker(limits, place.start.count)
     async with AsyncExitStack() as owned:
         cluster = Cluster(
             settings.sharding.config_db,

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 from router.change_stream.actions import Taken
 from router.change_stream.remotes import Removed
 from router.change_stream.resume_point import ResumePoint
-from router.change_stream.resume_token import token_of
+from router.change_stream.resume_token import TIME_DIGITS, token_of
 from router.change_stream.starting_point import StartingPoint
 from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
 from router.merge.merger import Event
@@ -100,7 +100,10 @@ class Position:
         source = self._source
         if self._number < source.log.start:
             return True
-        return self._after is not None and source.ended and self._after > (source.gate or b"")
+        if self._after is None or not source.ended:
+            return False
+        # From the end's own time on, a stream of its own would come to the same end.
+        return self._after[:TIME_DIGITS] > (source.gate or b"")[:TIME_DIGITS]
 
     @property
     def at_start(self) -> bool:

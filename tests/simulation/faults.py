@@ -8,6 +8,7 @@ from embedded.mongod import Mongod
 from tests.simulation.network import Network
 from tests.simulation.processes import RouterProcess
 from tests.simulation.trace import Trace
+from tests.simulation.workload import Workload
 
 
 class Faults:
@@ -18,16 +19,17 @@ class Faults:
         cluster: EmbeddedCluster,
         network: Network,
         router: RouterProcess,
+        workload: Workload,
         chance: Random,
         trace: Trace,
     ) -> None:
         self._cluster = cluster
         self._network = network
         self._router = router
+        self._workload = workload
         self._chance = chance
         self._trace = trace
         self._router_turn = asyncio.Lock()
-        self._restarting: set[str] = set()
 
     async def run(self, kinds: list[str], span: float) -> None:
         """Let faults of these kinds happen at random times within ``span`` seconds."""
@@ -90,11 +92,12 @@ class Faults:
         await asyncio.sleep(0.02 + self._chance.random() ** 2 * longest)
 
     async def _restart(self, member: Mongod) -> None:
-        if member.name in self._restarting:
+        restarting = self._workload.restarting
+        if member.name in restarting:
             return
-        self._restarting.add(member.name)
+        restarting.add(member.name)
         await member.restart(self._chance.random() ** 2 * 2.5)
-        self._restarting.discard(member.name)
+        restarting.discard(member.name)
 
     async def _restart_router(self, *, kill: bool) -> None:
         async with self._router_turn:

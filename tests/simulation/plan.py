@@ -99,6 +99,8 @@ def _steps(theme: str, chance: Random) -> list[str]:
         steps += ["add shard"]
     if chance.random() < 0.1:
         steps.append("drop sharded")
+    if theme in ("topology", "all") and chance.random() < 0.4:
+        steps.append("new address")
     chance.shuffle(steps)
     if theme == "removal":
         steps += ["remove shard in haste", "move"]

@@ -136,7 +136,7 @@ class Scenario:
             for number, each in enumerate(plan.watchers)
         ]
         workload.progress = lambda: min(watcher.progress for watcher in watchers)
-        faults = Faults(cluster, self._network, router_process, self._draw(), self._trace)
+        faults = Faults(cluster, self._network, router_process, workload, self._draw(), self._trace)
         watching = [
             self._watch(watcher, each.delay)
             for watcher, each in zip(watchers, plan.watchers, strict=True)

@@ -34,6 +34,8 @@ class Workload:
         self._shard_numbers = iter(range(len(cluster.shards), 1_000))
         self._removed: list[str] = []
         self.shards_ever = {name: cluster.shard(name) for name in cluster.shards}
+        self.restarting: set[str] = set()
+        """Members that somebody is restarting just now."""
         self.progress: Callable[[], str] = str
         """The sort key up to which all clients have everything."""
 
@@ -163,6 +165,8 @@ class Workload:
             await self._add_shard()
         elif step in ("remove shard", "remove shard in haste"):
             await self._remove_shard(shard, in_haste=step != "remove shard")
+        elif step == "new address":
+            await self._move_to_new_address(shard)
         elif step == "add again" and self._removed:
             name = self._removed.pop()
             host = self.shards_ever[name].host_string
@@ -189,6 +193,19 @@ class Workload:
         for _ in range(self._chance.randrange(4)):
             ids = self._ids.setdefault(f"{fresh}.c", [])
             await self.run(fresh, {"insert": "c", "documents": [self._document(ids)]})
+
+    async def _move_to_new_address(self, name: str) -> None:
+        """Have a shard's server start again elsewhere, and its entry in config.shards follow."""
+        mongod = self.shards_ever[name]
+        if name in self.restarting:
+            return
+        self.restarting.add(name)
+        await mongod.stop()
+        await asyncio.sleep(self._chance.random() * 0.5)
+        await mongod.start()
+        self.restarting.discard(name)
+        change = {"q": {"_id": name}, "u": {"$set": {"host": mongod.host_string}}}
+        await self.run("config", {"update": "shards", "updates": [change]})
 
     async def _remove_shard(self, name: str, *, in_haste: bool) -> None:
         """Drain a shard and take it out, once all clients have what it had to say, or in haste."""
@@ -220,6 +237,7 @@ class Workload:
         elif await self._all_have_read(told):
             await asyncio.sleep(self._chance.random())
             self._trace.note(f"stopping {name}")
+            self.restarting.add(name)  # for good
             await mongod.stop()
 
     async def _all_have_read(self, told: str) -> bool:

@@ -1,0 +1,18 @@
+"""The router's memory is divided among its workers."""
+
+import pytest
+
+from router.cursors.limits import StreamLimits
+from router.workers.budgets import limits_of_worker
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 255])
+def test_all_workers_together_keep_to_the_router_s_budgets(workers: int) -> None:
+    whole = StreamLimits(total_buffer_bytes=1000, replies_bytes=500)
+    part = limits_of_worker(whole, workers)
+    assert whole.total_buffer_bytes - workers < part.total_buffer_bytes * workers <= 1000
+    assert 500 - workers < part.replies_bytes * workers <= 500
+    assert part.stream_buffer_bytes == whole.stream_buffer_bytes
+    assert part.max_cursors == whole.max_cursors
+    if workers == 1:
+        assert part == whole
