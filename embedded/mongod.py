@@ -36,7 +36,7 @@ Role = Literal["shardsvr", "configsvr"]
 _MOST_DRIFT = 365 * 86_400
 """Seconds that a gossiped cluster time may be ahead of the wall clock."""
 
-_VERSIONS = {1: ("6.0.15", 17), 2: ("7.0.14", 21)}
+_VERSIONS = {1: ("6.0.15", 17), 2: ("8.2.0", 27)}
 
 
 class Mongod:
@@ -46,7 +46,7 @@ class Mongod:
         name: for logs, and the set's name unless ``set_name`` is given.
         role: of the sharded cluster.
         set_name: the replica set's name.
-        token_version: 1 behaves as 6.0, 2 as 7.0 (docs/protocol.md, section 3).
+        token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md, section 3).
         oplog_size: entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
         clock: the logical clock, to be shared; by default one of its own.
@@ -281,7 +281,9 @@ class Mongod:
     ) -> Collection:
         """Create a collection and log it; raises NamespaceExists."""
         collection = self.catalog.create(database, name, options, uuid)
-        o = {"create": collection.logged_name, **collection.options, "idIndex": dict(ID_INDEX)}
+        o = {"create": collection.logged_name, **collection.options}
+        if "clusteredIndex" not in o:
+            o["idIndex"] = dict(ID_INDEX)
         self.journal.log_command(database, o, uuid=collection.uuid, from_migrate=from_migrate)
         return collection
 

@@ -58,6 +58,7 @@ class _Draft:
     state_before: Mapping[str, Any] | None = None
     to: Mapping[str, Any] | None = None
     from_view: bool = False
+    ns_type: str = "collection"
 
 
 class EventMaker:
@@ -102,6 +103,8 @@ class EventMaker:
         return ChangeEvent(document, token, key, token_document, operation)
 
     def _finish(self, document: dict[str, Any], draft: _Draft) -> None:
+        if draft.operation_type == "create" and self._version >= 2:
+            document["nsType"] = draft.ns_type
         if draft.document_key is not None:
             document["documentKey"] = draft.document_key
         if self._request.expanded and draft.description is not None:
@@ -252,4 +255,7 @@ def _of_view(kind: str, view: Mapping[str, Any]) -> _Draft:
     database, collection = _split(view["_id"])
     description = None if kind == "d" else _without(view, "_id")
     operation_type = {"i": "create", "u": "modify", "d": "drop"}[kind]
-    return _Draft(operation_type, database, collection, description=description, from_view=True)
+    draft = _Draft(operation_type, database, collection, description=description, from_view=True)
+    unpacks = any("$_internalUnpackBucket" in stage for stage in view.get("pipeline", ()))
+    draft.ns_type = "timeseries" if unpacks else "view"
+    return draft

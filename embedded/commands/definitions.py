@@ -3,12 +3,18 @@
 Source: docs/protocol.md, section 5 (the events that these commands make).
 """
 
-from typing import Any
-
 from bson.binary import Binary
 
 from embedded.commands.request import Request, command
-from embedded.errors import bad_value, namespace_exists, namespace_not_found
+from embedded.commands.views import (
+    create_buckets_view,
+    create_view,
+    drop_buckets_view,
+    drop_view,
+    modify_buckets_view,
+    modify_view,
+)
+from embedded.errors import namespace_exists, namespace_not_found
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from shard_client.errors import CommandError
@@ -20,8 +26,10 @@ _OPTIONS = (
 )  # fmt: skip
 _MODIFIABLE = (
     "validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages",
-    "expireAfterSeconds", "cappedSize", "cappedMax",
+    "expireAfterSeconds", "cappedSize", "cappedMax", "timeseries",
 )  # fmt: skip
+_INDEX_MODIFIABLE: tuple[str, ...] = ("expireAfterSeconds", "hidden")
+_VALIDATION = frozenset({"validator", "validationLevel", "validationAction"})
 
 
 @command("create", in_transactions=True)
@@ -29,39 +37,28 @@ async def create(request: Request) -> Document:
     """Create a collection or a view. In-process clients may give its ``uuid``."""
     mongod, given = request.mongod, request.command
     if "viewOn" in given:
-        _create_view(request)
+        create_view(request)
         return {}
     options = {name: given[name] for name in _OPTIONS if given.get(name)}
+    if "clusteredIndex" in options:
+        named = {"v": 2, "key": {"_id": 1}, "name": "_id_", **options["clusteredIndex"]}
+        options["clusteredIndex"] = named
     existing = mongod.catalog.get(request.ns)
     if existing is not None and existing.options == options:
         return {}
     if existing is not None or mongod.catalog.view(request.ns) is not None:
         raise namespace_exists(request.ns)
     uuid: Binary | None = given.get("uuid") if request.client.in_process else None
-    mongod.create_collection(
+    collection = mongod.create_collection(
         request.database,
         request.target,
         options,
         uuid=uuid,
         from_migrate=request.client.from_migrate,
     )
+    if "timeseries" in options:
+        create_buckets_view(request, collection)
     return {}
-
-
-def _create_view(request: Request) -> None:
-    mongod, ns = request.mongod, request.ns
-    if mongod.catalog.get(ns) is not None or mongod.catalog.view(ns) is not None:
-        raise namespace_exists(ns)
-    view: Document = {
-        "_id": ns,
-        "viewOn": request.field("viewOn", str, None),
-        "pipeline": request.field("pipeline", list, []),
-    }
-    collection = mongod.catalog.get(f"{request.database}.system.views")
-    if collection is None:
-        collection = mongod.create_collection(request.database, "system.views")
-    request.unit.insert(collection, view, 0)
-    mongod.catalog.views[ns] = view
 
 
 @command("drop")
@@ -71,12 +68,11 @@ async def drop(request: Request) -> Document:
     collection = mongod.catalog.get(ns)
     if collection is not None:
         count = len(collection.indexes)
+        if "timeseries" in collection.options:
+            drop_buckets_view(request, collection)
         mongod.drop_collection(collection, from_migrate=request.client.from_migrate)
         return {"nIndexesWas": count, "ns": ns}
-    view = mongod.catalog.views.pop(ns, None)
-    if view is not None:
-        views = mongod.catalog.require(f"{request.database}.system.views")
-        request.unit.delete(views, view, 0)
+    if drop_view(request):
         return {"ns": ns}
     if mongod.token_version == 1:
         raise namespace_not_found()
@@ -141,53 +137,52 @@ async def modify(request: Request) -> Document:
     mongod, given = request.mongod, request.command
     collection = mongod.catalog.get(request.ns)
     if collection is None:
-        return _modify_view(request)
+        modify_view(request)
+        return {}
     changes = {name: given[name] for name in _MODIFIABLE if name in given}
+    before = {"collectionOptions_old": {"uuid": collection.uuid, **collection.options}}
     if "index" in given:
         changes["index"] = request.field("index", dict, {})
-        _modify_index(collection, changes["index"])
-    before = {"uuid": collection.uuid, **collection.options}
-    for name, value in changes.items():
-        if name == "index":
-            continue
-        if value in ({}, None, "off"):
-            collection.options.pop(name, None)
-        else:
-            collection.options[name] = value
+        before["indexOptions_old"] = _modify_index(collection, changes["index"])
+    former = dict(collection.options)
+    _modify_options(collection, changes)
     mongod.journal.log_command(
         request.database,
-        {"collMod": collection.name, **changes},
+        {"collMod": collection.logged_name, **changes},
         uuid=collection.uuid,
-        o2={"collectionOptions_old": before},
+        o2=before,
         from_migrate=request.client.from_migrate,
     )
+    if "timeseries" in changes:
+        modify_buckets_view(request, collection, former)
     return {}
 
 
-def _modify_index(collection: Collection, change: Document) -> None:
+def _modify_options(collection: Collection, changes: Document) -> None:
+    options = collection.options
+    for name, value in changes.items():
+        if name == "index":
+            continue
+        if name == "timeseries":
+            options[name] = {**options.get(name, {}), **value}
+        elif value in ({}, None) or (name, value) == ("expireAfterSeconds", "off"):
+            options.pop(name, None)
+        else:
+            options[name] = value
+    if _VALIDATION & changes.keys() and "validator" in options:
+        # Whoever validates does it on a level and with an action, named from then on.
+        options.setdefault("validationLevel", "strict")
+        options.setdefault("validationAction", "error")
+
+
+def _modify_index(collection: Collection, change: Document) -> Document:
+    """Change an index; return its former options of those that change."""
     for specification in collection.indexes.values():
         if specification["name"] == change.get("name") or specification["key"] == change.get(
             "keyPattern"
         ):
-            for option in ("hidden", "expireAfterSeconds"):
-                if option in change:
-                    specification[option] = change[option]
-            return
+            changed = [name for name in _INDEX_MODIFIABLE if name in change]
+            former = {name: specification.get(name, False) for name in changed}
+            specification.update((name, change[name]) for name in changed)
+            return former
     raise CommandError(27, "cannot find index for collMod", code_name="IndexNotFound")
-
-
-def _modify_view(request: Request) -> Document:
-    view = request.mongod.catalog.view(request.ns)
-    if view is None:
-        raise namespace_not_found("ns does not exist")
-    if "viewOn" not in request.command:
-        raise bad_value("Must specify both 'viewOn' and 'pipeline' when modifying a view")
-    changed: dict[str, Any] = {
-        "_id": request.ns,
-        "viewOn": request.command["viewOn"],
-        "pipeline": request.command.get("pipeline", []),
-    }
-    views = request.mongod.catalog.require(f"{request.database}.system.views")
-    request.unit.update(views, view, changed, changed, 0)
-    request.mongod.catalog.views[request.ns] = changed
-    return {}

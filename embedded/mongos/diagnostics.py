@@ -14,8 +14,8 @@ from shard_client.compression import negotiate
 from shard_client.errors import CommandError
 from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
-WIRE_VERSION_BY_TOKEN_VERSION = {1: 17, 2: 21}
-VERSION_BY_TOKEN_VERSION = {1: [6, 0, 15, 0], 2: [7, 0, 14, 0]}
+WIRE_VERSION_BY_TOKEN_VERSION = {1: 17, 2: 27}
+VERSION_BY_TOKEN_VERSION = {1: [6, 0, 15, 0], 2: [8, 2, 0, 0]}
 _LONGEST_WAIT = 60.0
 
 

@@ -67,7 +67,8 @@ async def move_unsharded(donor: Member, to: Member, database: str, keep: Iterabl
     Raises:
         CommandError: what the shards raise.
     """
-    kept = set(keep)
+    views = f"{database}.system.views"
+    kept = {*keep, views}  # those are made anew, each on its own
     for local in donor.mongod.catalog.collections(database):
         if local.ns in kept:
             continue
@@ -80,6 +81,8 @@ async def move_unsharded(donor: Member, to: Member, database: str, keep: Iterabl
             options = {field: value for field, value in view.items() if field != "_id"}
             await to.execute(database, {"create": name, **options}, from_migrate=True)
             await donor.execute(database, {"drop": name}, from_migrate=True)
+    if donor.mongod.catalog.get(views) is not None:
+        await donor.execute(database, {"drop": "system.views"}, from_migrate=True)
 
 
 async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedCollection) -> None:

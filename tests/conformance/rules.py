@@ -160,6 +160,11 @@ RULES: dict[str, tuple[str, ...]] = {
         "matchCollectionUUIDForUpdateLookup",
         "$changeStreamSplitLargeEvent: fragments with splitEvent {fragment, of}, across replies",
         "a time-series collection's writes are not events",
+        "a time-series collection's DDL is that of its view (showExpandedEvents)",
+        "nsType of an expanded create: collection, view, timeseries (8.1+)",
+        "modify tells the options as they were (stateBeforeChange)",
+        "a view's pipeline has no change stream: 167",
+        "a lookup goes by the whole document key, wherever the document is now",
     ),
     "6": (
         "a shard added at time t is part of the stream from t plus one tick",
@@ -170,5 +175,6 @@ RULES: dict[str, tuple[str, ...]] = {
         "idle members do not hold events back",
         "sorted by token, the shards' events are byte for byte the merged stream",
         "the recorded workload gives the recorded events",
+        "a stream goes on while its collection is sharded, split and moved",
     ),
 }

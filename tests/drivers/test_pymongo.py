@@ -18,9 +18,9 @@ from tests.drivers.pymongo_tests import (
 COUNTS = {
     "4.20.0": {
         (SYNCHRONOUS, 1): (103, 52),
-        (SYNCHRONOUS, 2): (105, 50),
+        (SYNCHRONOUS, 2): (106, 49),
         (ASYNCHRONOUS, 1): (94, 61),
-        (ASYNCHRONOUS, 2): (96, 59),
+        (ASYNCHRONOUS, 2): (97, 58),
     }
 }
 # Of the specification's tests for replica sets, two are for servers older than 6.0.

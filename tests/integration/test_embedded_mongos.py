@@ -374,8 +374,11 @@ def test_dropping_the_database_ends_its_streams(
 def test_primary_of_a_database_moves(client: Client, cluster: TestCluster) -> None:
     client.admin.command("enableSharding", "moving", primaryShard="shard0")
     client.moving.c.insert_many([{"_id": i} for i in range(5)])
+    client.moving.create_collection("v", viewOn="c", pipeline=[{"$match": {"_id": 3}}])
+    client.moving.create_collection("t", timeseries={"timeField": "at"})
     client.admin.command("movePrimary", "moving", to="shard2")
     assert client.moving.c.count_documents({}) == 5
+    assert list(client.moving.v.find()) == [{"_id": 3}]
     with cluster.direct("shard2") as direct:
         assert direct.moving.c.count_documents({}) == 5
     with cluster.direct("shard0") as direct:

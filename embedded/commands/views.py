@@ -1,0 +1,108 @@
+"""Views, which are documents of ``system.views``; every time-series collection has one.
+
+Source: docs/protocol.md, section 5 (the events that come of them).
+"""
+
+from typing import Any, Final
+
+from embedded.commands.request import Request
+from embedded.errors import bad_value, namespace_exists, namespace_not_found
+from embedded.storage.bson_values import Document
+from embedded.storage.collection import Collection
+from shard_client.errors import CommandError
+
+_BUCKET_SECONDS: Final = {"seconds": 3600, "minutes": 86_400, "hours": 2_592_000}
+
+
+def create_view(request: Request) -> None:
+    """Create the view that ``create`` describes.
+
+    Raises:
+        CommandError: the name is taken, or the pipeline is none for views.
+    """
+    mongod, ns = request.mongod, request.ns
+    if mongod.catalog.get(ns) is not None or mongod.catalog.view(ns) is not None:
+        raise namespace_exists(ns)
+    view: Document = {
+        "_id": ns,
+        "viewOn": request.field("viewOn", str, None),
+        "pipeline": _pipeline(request),
+    }
+    request.unit.insert(_views(request), view, 0)
+    mongod.catalog.views[ns] = view
+
+
+def modify_view(request: Request) -> None:
+    """Change the view that ``collMod`` names.
+
+    Raises:
+        CommandError: there is none, half of it is missing, or the pipeline is none for views.
+    """
+    view = request.mongod.catalog.view(request.ns)
+    if view is None:
+        raise namespace_not_found("ns does not exist")
+    if "viewOn" not in request.command:
+        raise bad_value("Must specify both 'viewOn' and 'pipeline' when modifying a view")
+    changed: dict[str, Any] = {
+        "_id": request.ns,
+        "viewOn": request.command["viewOn"],
+        "pipeline": _pipeline(request),
+    }
+    request.unit.update(_views(request), view, changed, changed, 0)
+    request.mongod.catalog.views[request.ns] = changed
+
+
+def drop_view(request: Request) -> bool:
+    """Drop the view of this name; tell whether there was one."""
+    view = request.mongod.catalog.views.pop(request.ns, None)
+    if view is not None:
+        request.unit.delete(_views(request), view, 0)
+    return view is not None
+
+
+def create_buckets_view(request: Request, collection: Collection) -> None:
+    """Log the view that clients know a time-series collection by."""
+    request.unit.insert(_views(request), _buckets_view(collection), 0)
+
+
+def modify_buckets_view(request: Request, collection: Collection, before: Document) -> None:
+    """Log that a time-series collection's view changes; ``before`` are its former options."""
+    old, new = _buckets_view(collection, before), _buckets_view(collection)
+    if old != new:
+        request.unit.update(_views(request), old, new, new, 0)
+
+
+def drop_buckets_view(request: Request, collection: Collection) -> None:
+    """Log that a time-series collection's view is gone."""
+    request.unit.delete(_views(request), _buckets_view(collection), 0)
+
+
+def _views(request: Request) -> Collection:
+    found = request.mongod.catalog.get(f"{request.database}.system.views")
+    if found is None:
+        found = request.mongod.create_collection(request.database, "system.views")
+    return found
+
+
+def _pipeline(request: Request) -> list[Any]:
+    pipeline: list[Any] = request.field("pipeline", list, [])
+    if pipeline and "$changeStream" in pipeline[0]:
+        raise CommandError(
+            167,
+            "$changeStream cannot be used in a view definition",
+            code_name="OptionNotSupportedOnView",
+        )
+    return pipeline
+
+
+def _buckets_view(collection: Collection, options: Document | None = None) -> Document:
+    fields = (options or collection.options)["timeseries"]
+    unpack = {name: fields[name] for name in ("timeField", "metaField") if name in fields}
+    unpack["bucketMaxSpanSeconds"] = fields.get(
+        "bucketMaxSpanSeconds", _BUCKET_SECONDS[fields.get("granularity", "seconds")]
+    )
+    return {
+        "_id": collection.ns,
+        "viewOn": collection.logged_name,
+        "pipeline": [{"$_internalUnpackBucket": unpack}],
+    }

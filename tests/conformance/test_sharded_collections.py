@@ -1,0 +1,209 @@
+"""Collections that are sharded in all ways, and that change their shards (sections 5 and 6)."""
+
+from typing import Any
+
+import pytest
+from pymongo.database import Database
+
+from tests.conformance.data import Documents, shard_over_three
+from tests.conformance.streams import Event, Stream, kinds, next_tick, now
+from tests.harness.clusters import Client, TestCluster
+
+rule = pytest.mark.rule
+Data = Database[dict[str, Any]]
+
+LOOKUP = {"fullDocument": "updateLookup"}
+LOOKUPS = "a lookup goes by the whole document key, wherever the document is now"
+MOVES = "a stream goes on while its collection is sharded, split and moved"
+REQUIRED = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
+
+
+def updates(events: list[Event]) -> list[Event]:
+    return [event for event in events if event["operationType"] == "update"]
+
+
+@rule("5", LOOKUPS)
+@rule("5", "documentKey has the shard key first")
+@pytest.mark.parametrize(
+    ("key", "document_key"),
+    [
+        ({"k": "hashed"}, ["k", "_id"]),
+        ({"_id": "hashed"}, ["_id"]),
+        ({"_id": 1}, ["_id"]),
+        ({"_id": 1, "k": 1}, ["_id", "k"]),
+        ({"k": 1, "l": 1}, ["k", "l", "_id"]),
+        ({"n.k": 1}, ["n.k", "_id"]),
+    ],
+    ids=str,
+)
+def test_shard_keys_of_all_kinds(
+    client: Client, db: Data, key: dict[str, Any], document_key: list[str]
+) -> None:
+    client.admin.command("enableSharding", db.name)
+    client.admin.command("shardCollection", f"{db.name}.a", key=key)
+    with Stream(client, db.name, "a", LOOKUP) as stream:
+        for number in range(10):
+            db.a.insert_one({"_id": number, "k": number, "l": -number, "n": {"k": number}})
+        for number in range(10):
+            one = {"_id": number, "k": number, "l": -number, "n.k": number}
+            db.a.update_one(one, {"$set": {"v": number}})
+        events = stream.read(20)
+    assert all(list(event["documentKey"]) == document_key for event in events)
+    found = [event["fullDocument"] for event in updates(events)]
+    assert [(each["_id"], each["v"]) for each in found] == [(n, n) for n in range(10)]
+
+
+@rule("5", LOOKUPS)
+def test_equal_ids_on_several_shards(client: Client, sharded: Documents) -> None:
+    with Stream(client, sharded.database.name, sharded.name, LOOKUP) as stream:
+        for k in (1, 11, 21):
+            sharded.insert_one({"_id": 5, "k": k})
+        for k in (1, 11, 21):
+            sharded.update_one({"_id": 5, "k": k}, {"$set": {"v": k}})
+        events = stream.read(6)
+    assert [event["fullDocument"]["v"] for event in updates(events)] == [1, 11, 21]
+
+
+@rule("5", LOOKUPS)
+@rule("4", "collation applies to the user's stages")
+def test_a_collection_with_a_collation(client: Client, cluster: TestCluster, db: Data) -> None:
+    """Its lookups tell apart what its own collation does not; its streams do not inherit it."""
+    simple = {"locale": "simple"}
+    db.create_collection("a", collation={"locale": "en_US", "strength": 2})
+    first, second = list(cluster.shards)[:2]
+    name = f"{db.name}.a"
+    client.admin.command("shardCollection", name, key={"k": 1}, collation=simple)
+    client.admin.command("split", name, middle={"k": "aBC"})
+    client.admin.command("moveChunk", name, find={"k": "ABC"}, to=first)
+    client.admin.command("moveChunk", name, find={"k": "abc"}, to=second)
+    match = {"$match": {"documentKey.k": "ABC"}}
+    with (
+        Stream(client, db.name, "a", LOOKUP) as stream,
+        Stream(client, db.name, "a", {}, [match]) as matching,
+    ):
+        for k in ("ABC", "abc"):
+            db.a.insert_one({"_id": "x", "k": k})
+            db.a.update_one({"_id": "x", "k": k}, {"$set": {"v": k}}, collation=simple)
+        end = now(client)
+        events = stream.past(end)
+        keys = {event["documentKey"]["k"] for event in matching.past(end)}
+    assert [event["fullDocument"] for event in updates(events)] == [
+        {"_id": "x", "k": k, "v": k} for k in ("ABC", "abc")
+    ]
+    assert keys == {"ABC"}
+
+
+@rule("5", LOOKUPS)
+def test_lookups_after_migrations(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+    shards = list(cluster.shards)[:3]
+    start = next_tick(now(client))
+    for k in (1, 11, 21):
+        sharded.insert_one({"_id": k, "k": k})
+        sharded.update_one({"_id": k, "k": k}, {"$set": {"v": k}})
+    for k, shard in ((1, shards[2]), (21, shards[1])):
+        client.admin.command("moveChunk", sharded.full_name, find={"k": k, "_id": 1}, to=shard)
+    options = {**LOOKUP, "startAtOperationTime": start}
+    with Stream(client, sharded.database.name, sharded.name, options) as stream:
+        events = stream.read(6)
+    assert [event["fullDocument"] for event in updates(events)] == [
+        {"_id": k, "k": k, "v": k} for k in (1, 11, 21)
+    ]
+
+
+@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+def test_images_stay_where_they_were_made(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
+    db, shards = sharded.database, list(cluster.shards)[:3]
+    db.command("collMod", sharded.name, changeStreamPreAndPostImages={"enabled": True})
+    with Stream(client, db.name, sharded.name, REQUIRED) as stream:
+        sharded.insert_one({"_id": 1, "k": 1, "v": 0})
+        sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 1}})
+        chunk = {"k": 1, "_id": 1}
+        client.admin.command("moveChunk", sharded.full_name, find=chunk, to=shards[1])
+        sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
+        sharded.delete_one({"_id": 1, "k": 1})
+        events = stream.read(4)
+    before = [event.get("fullDocumentBeforeChange", {}).get("v") for event in events]
+    assert before == [None, 0, 1, 2]
+    assert [event.get("fullDocument", {}).get("v") for event in events] == [0, 1, 2, None]
+
+
+@rule("6", MOVES)
+def test_an_unsharded_collection_becomes_sharded(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
+    first, second = list(cluster.shards)[:2]
+    client.admin.command("enableSharding", db.name, primaryShard=first)
+    db.a.insert_one({"_id": 0})
+    name = f"{db.name}.a"
+    with Stream(client, db.name, "a", LOOKUP) as stream:
+        db.a.insert_one({"_id": 1})
+        client.admin.command("shardCollection", name, key={"_id": 1})
+        client.admin.command("split", name, middle={"_id": 10})
+        client.admin.command("moveChunk", name, find={"_id": 10}, to=second)
+        db.a.insert_one({"_id": 20})
+        db.a.update_one({"_id": 20}, {"$set": {"v": 1}})
+        db.a.insert_one({"_id": 2})
+        events = stream.past(now(client))
+        assert stream.id
+    assert [event["documentKey"] for event in events] == [{"_id": n} for n in (1, 20, 20, 2)]
+    for number, event in enumerate(events):
+        with Stream(client, db.name, "a", {**LOOKUP, "resumeAfter": event["_id"]}) as stream:
+            rest = stream.read(3 - number)
+            assert [e["_id"] for e in rest] == [e["_id"] for e in events[number + 1 :]]
+
+
+@rule("6", MOVES)
+def test_documents_of_before_the_key(client: Client, db: Data) -> None:
+    """Each event has the key of its time, and is found again by it."""
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_one({"_id": 0, "k": 0, "l": 0})
+        db.a.create_index("k")
+        client.admin.command("enableSharding", db.name)
+        client.admin.command("shardCollection", f"{db.name}.a", key={"k": 1})
+        db.a.insert_one({"_id": 1, "k": 1, "l": 1})
+        db.a.create_index([("k", 1), ("l", 1)])
+        key = {"k": 1, "l": 1}
+        client.admin.command("refineCollectionShardKey", f"{db.name}.a", key=key)
+        db.a.insert_one({"_id": 2, "k": 2, "l": 2})
+        events = stream.past(now(client))
+    keys = [list(event["documentKey"].items()) for event in events]
+    assert keys == [[("_id", 0)], [("k", 1), ("_id", 1)], [("k", 2), ("l", 2), ("_id", 2)]]
+    for number, event in enumerate(events):
+        with Stream(client, db.name, "a", {"resumeAfter": event["_id"]}) as stream:
+            assert stream.read(2 - number) == events[number + 1 :]
+
+
+@rule("6", MOVES)
+def test_a_database_gets_another_primary_shard(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
+    first, second = list(cluster.shards)[:2]
+    client.admin.command("enableSharding", db.name, primaryShard=first)
+    with Stream(client, db.name) as stream, Stream(client, db.name, "a") as collection:
+        db.a.insert_one({"_id": 1})
+        db.create_collection("v", viewOn="a", pipeline=[])
+        client.admin.command("movePrimary", db.name, to=second)
+        db.a.insert_one({"_id": 2})
+        db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
+        end = now(client)
+        events = stream.past(end)
+        assert stream.id
+        assert collection.past(end) == events
+    assert kinds(events) == ["insert", "insert", "update"]
+    assert [found["_id"] for found in db.v.find()] == [1, 2]
+
+
+@rule("6", MOVES)
+def test_some_shards_without_the_collection(client: Client, cluster: TestCluster, db: Data) -> None:
+    spread = shard_over_three(db, "spread", list(cluster.shards)[:3])
+    third = list(cluster.shards)[2]
+    client.admin.command("moveChunk", spread.full_name, find={"k": 11, "_id": 1}, to=third)
+    with Stream(client, db.name, "spread") as stream:
+        spread.insert_many([{"_id": k, "k": k} for k in (21, 1)])
+        spread.insert_one({"_id": 11, "k": 11})
+        events = stream.read(3)
+    assert {event["documentKey"]["k"] for event in events} == {1, 11, 21}
+    with Stream(client, db.name, "spread", {"resumeAfter": events[0]["_id"]}) as stream:
+        assert stream.read(2) == events[1:]
