@@ -246,10 +246,10 @@ class RemoteCursor:
             self._connection = connection
         self._last_address = format_address(connection.address)
         if self._left_behind is not None:
-            self.reopened += 1
             if self._left_behind.address == connection.address:
                 await self._left_behind.kill_over(connection, self._settings.close_timeout)
-            self._left_behind = None
+            if not connection.closed:  # else the next attempt kills it
+                self._left_behind = None
         database, command = self._opening(self._pbrt)
         command = {**command, "$db": database}
         if self._clock.raw is not None:
@@ -290,6 +290,7 @@ class RemoteCursor:
 
     def _is_mended(self, lasted: float) -> None:
         log.info("remote cursor goes on", remote=self.name, lasted=lasted)
+        self.reopened += 1
         self._told = False
         self._failing_since = None
         self._backoff.reset()

@@ -22,7 +22,7 @@ class StreamLimits:
     """Size that a batch from a shard should have; batchSize is adapted to it."""
     reply_bytes: int = 16 * _MIB
     """Events in one reply to a client."""
-    replies_bytes: int = 256 * _MIB
+    replies_bytes: int = 128 * _MIB
     """Events in all clients' replies together: who shares a stream gets its share at a time."""
     share: bool = True
     """Whether clients of identical streams share remotes and what these send

@@ -157,7 +157,7 @@ def _watch(scope: tuple[str, str | int], chance: Random) -> Watch:
 
 def _weather(chance: Random) -> Weather:
     return Weather(
-        latency=chance.choice((0.0002, 0.001, 0.005)),
+        latency=chance.choice((0.0002, 0.001, 0.005, 0.03)),
         jitter=chance.choice((0.0, 0.003, 0.02)),
         chop=chance.choice((0.0, 0.05, 0.3)),
         window=chance.choice((2_000, 64_000)),
