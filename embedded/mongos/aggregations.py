@@ -21,6 +21,11 @@ _FIELDS = frozenset(
         "apiVersion", "apiStrict", "apiDeprecationErrors", "collectionUUID", "maxTimeMSOpOnly",
     ]
 )  # fmt: skip
+_INNER_CHANGE_STREAM = {
+    "$lookup": (51047, "within a $lookup's sub-pipeline"),
+    "$facet": (40600, "to be used within a $facet stage"),
+    "$unionWith": (31441, "within a $unionWith's sub-pipeline"),
+}
 _PER_SHARD_STAGES = frozenset({"$collStats", "$indexStats", "$planCacheStats"})
 
 
@@ -125,7 +130,21 @@ def _checked_pipeline(request: Request) -> Pipeline:
             _NOT_SUPPORTED, "this endpoint serves everything but change streams: open them through "
             "mergerouter, or on a shard", code_name="CommandNotSupported",
         )  # fmt: skip
+    _refuse_inner_change_streams(pipeline)
     return pipeline
+
+
+def _refuse_inner_change_streams(pipeline: Iterable[Any]) -> None:
+    for stage in pipeline:
+        for name, argument in stage.items() if isinstance(stage, Mapping) else ():
+            if name not in _INNER_CHANGE_STREAM or not isinstance(argument, Mapping):
+                continue
+            branches = argument.values() if name == "$facet" else [argument.get("pipeline")]
+            for branch in map(_as_pipeline, branches):
+                if any(isinstance(inner, Mapping) and "$changeStream" in inner for inner in branch):
+                    code, where = _INNER_CHANGE_STREAM[name]
+                    raise CommandError(code, f"$changeStream is not allowed {where}")
+                _refuse_inner_change_streams(branch)
 
 
 def _foreign_collections(pipeline: Iterable[Mapping[str, Any]]) -> Iterator[str]:

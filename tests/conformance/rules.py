@@ -86,6 +86,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "in a transaction: 263",
         "$changeStreamSplitLargeEvent not last, not empty, twice, alone: 7182802, 7182800, 20",
         "on a view: 166",
+        "inside another stage's pipeline: 51047, 40600, 31441",
         "on a time-series collection: 166",
         "pipeline changed an event's _id: 280",
         "what is wrong inside a stage fails the opening; what fails on an event fails the getMore",

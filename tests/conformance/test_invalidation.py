@@ -6,7 +6,7 @@ import pytest
 from pymongo.database import Database
 
 from tests.conformance.data import Documents
-from tests.conformance.streams import Event, Stream, kinds, now
+from tests.conformance.streams import CLUSTER, Event, Stream, kinds, now
 from tests.harness.clusters import Client
 
 rule = pytest.mark.rule
@@ -166,3 +166,59 @@ def test_a_pipeline_may_hide_the_invalidate_but_not_the_end(client: Client, db: 
     db.a.insert_one({"_id": 2})
     with Stream(client, db.name, "a", {"startAfter": stream.pbrt}, only_inserts) as stream:
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
+
+
+@rule("5", ENDS)
+@rule("3, resuming", SWALLOWED)
+def test_one_end_after_the_other(client: Client, db: Data) -> None:
+    """From each end the stream goes on to the next one, also when that is in the past."""
+    start = now(client)
+    for number in range(3):
+        db.create_collection("a")
+        db.a.insert_one({"_id": number})
+        if number == 1:
+            db.a.rename(f"former{number}")
+        else:
+            db.a.drop()
+    options: dict[str, Any] = {"startAtOperationTime": start, "showExpandedEvents": True}
+    for number in range(3):
+        with Stream(client, db.name, "a", options) as stream:
+            events = to_the_end(stream)
+        cause = "rename" if number == 1 else "drop"
+        assert kinds(events) == ["create", "insert", cause, "invalidate"]
+        assert events[1]["documentKey"] == {"_id": number}
+        options = {"startAfter": events[-1]["_id"], "showExpandedEvents": True}
+
+
+@rule("5", ENDS)
+@pytest.mark.parametrize("collation", [None, {"locale": "simple"}])
+def test_resuming_on_what_is_dropped(
+    client: Client, db: Data, collation: dict[str, Any] | None
+) -> None:
+    """The rest and the end come again, with and without the collection."""
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_many([{"_id": 1}, {"_id": 2}])
+        first = stream.read(1)[0]
+    db.a.drop()
+    fields = {} if collation is None else {"collation": collation}
+    for _ in range(2):
+        resume = {"resumeAfter": first["_id"]}
+        with Stream(client, db.name, "a", resume, **fields) as stream:
+            assert kinds(to_the_end(stream)) == ["insert", "drop", "invalidate"]
+        db.a.insert_one({"made": "anew"})
+
+
+@rule("5", "a sharded collection's DDL comes once per shard that has it")
+@rule("5", "cluster streams never end")
+def test_cluster_stream_of_a_sharded_database(client: Client, sharded: Documents) -> None:
+    name = sharded.database.name
+    with Stream(client, "admin", 1, CLUSTER) as stream:
+        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
+        client.drop_database(name)
+        sharded.database.a.insert_one({"_id": "again"})
+        events = [event for event in stream.past(now(client)) if event["ns"]["db"] == name]
+        assert stream.id
+    assert kinds(events)[:3] == ["insert"] * 3
+    assert kinds(events)[-1] == "insert"
+    assert {*kinds(events)[3:-1]} == {"drop", "dropDatabase"}
+    assert kinds(events).count("drop") == 3

@@ -544,3 +544,41 @@ async def test_labels_by_code(router: RouterProcess, db: Data) -> None:
             told = 6 if code in STATE_CHANGES else code
             assert (error["code"], error.get("errorLabels", [])) == (told, expected)
             await raw.command(db.name, {"killCursors": "a", "cursors": [cursor_id]})
+
+
+@rule("4", "inside another stage's pipeline: 51047, 40600, 31441")
+@pytest.mark.parametrize(
+    ("stage", "code"),
+    [
+        ({"$lookup": {"from": "b", "as": "x", "pipeline": [{"$changeStream": {}}]}}, 51047),
+        ({"$facet": {"x": [{"$changeStream": {}}]}}, 40600),
+        ({"$unionWith": {"coll": "b", "pipeline": [{"$changeStream": {}}]}}, 31441),
+        (
+            {
+                "$lookup": {
+                    "from": "b",
+                    "as": "x",
+                    "pipeline": [
+                        {"$match": {}},
+                        {"$lookup": {"from": "c", "as": "y", "pipeline": [{"$changeStream": {}}]}},
+                    ],
+                }
+            },
+            51047,
+        ),
+    ],
+    ids=["$lookup", "$facet", "$unionWith", "$lookup in $lookup"],
+)
+def test_inside_other_stages(client: Client, db: Data, stage: dict[str, Any], code: int) -> None:
+    db.a.insert_one({"_id": 1})
+    error = refused(client, db.name, {"aggregate": "a", "pipeline": [stage], "cursor": {}})
+    assert error["code"] == code
+
+
+@rule("4", "on a system. collection: 73")
+def test_names_that_look_internal(client: Client, db: Data) -> None:
+    """Only names that begin with ``system.`` are the system's."""
+    for name in ("systemindexes", "system_users", "a.system.users"):
+        with Stream(client, db.name, name) as stream:
+            db[name].insert_one({"_id": name})
+            assert kinds(stream.read(1)) == ["insert"]

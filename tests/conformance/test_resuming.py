@@ -1,10 +1,11 @@
 """Resuming: whatever the cut, before plus after is the history (section 3)."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pymongo
 import pytest
-from bson import Timestamp
+from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pymongo.database import Database
@@ -322,6 +323,55 @@ def test_a_token_of_a_wider_stream(client: Client, db: Data) -> None:
         first, second = stream.read(2)[:2]
     with Stream(client, db.name, "a", {"resumeAfter": first["_id"]}) as stream:
         assert stream.read(1) == [second]
+
+
+@rule(RESUMING, "resuming after any PBRT gives the rest of the history")
+def test_marks_of_other_streams(client: Client, db: Data) -> None:
+    """A high water mark is a time and nothing else: any stream takes it, of whatever exists."""
+    marks = []
+    for database, target, options in (
+        (db.name, "a", {}),
+        (db.name, 1, {}),
+        ("admin", 1, CLUSTER),
+        (db.name, "elsewhere", {}),
+    ):
+        with Stream(client, database, target, options) as stream:
+            marks.append(stream.pbrt)
+    db.a.insert_one({"_id": 1})
+    for mark in marks:
+        for target in ("a", 1):
+            for option in ("resumeAfter", "startAfter"):
+                with Stream(client, db.name, target, {option: mark}) as stream:
+                    assert stream.pbrt == mark
+                    assert [e["documentKey"] for e in stream.read(1)] == [{"_id": 1}]
+
+
+@rule(RESUMING, "a changed pipeline that drops the token's event: 280 once the stream surpasses it")
+def test_a_changed_pipeline_without_ids(client: Client, db: Data) -> None:
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_many([{"_id": 1}, {"_id": 2}])
+        first = stream.read(1)[0]
+    match = {"$match": {"fullDocument._id": {"$gt": 1}}}
+    resume = {"resumeAfter": first["_id"]}
+    with Stream(client, db.name, "a", resume, [match, {"$project": {"_id": 0}}]) as stream:
+        assert stream.failure()["code"] == 280
+
+
+@rule(RESUMING, "resuming after any event's token gives the rest of the history")
+def test_ids_of_all_types(client: Client, db: Data) -> None:
+    """A token names its document, whatever its id is made of."""
+    ids: list[Any] = [
+        *(1, 2.5, Int64(2**40), Decimal128("3.25"), -7, 1e300, "a\0b", "ü", "", None, True),
+        *(ObjectId(), Binary(b"x", 0), Binary(b"u" * 16, 4), Timestamp(1, 2), MinKey(), MaxKey()),
+        *({"a": [1, {"b": None}]}, {}, datetime(2020, 1, 1, tzinfo=UTC), Int64(5), 6.0),
+    ]
+    with Stream(client, db.name, "a") as stream:
+        for each in ids:
+            db.a.insert_one({"_id": each})
+        events = stream.read(len(ids))
+    for number, event in enumerate(events[:-1]):
+        with Stream(client, db.name, "a", {"resumeAfter": event["_id"]}) as stream:
+            assert stream.read(1, batchSize=1) == [events[number + 1]]
 
 
 def test_router_is_used(router: RouterProcess, client: Client) -> None:

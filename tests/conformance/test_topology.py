@@ -6,6 +6,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from bson import Timestamp
 
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import CLUSTER, PATIENCE, Stream, now
@@ -71,6 +72,23 @@ def test_resuming_from_before_a_shard_was_added(growing: tuple[Client, TestClust
     with Stream(client, "admin", 1, {**CLUSTER, "resumeAfter": start}) as stream:
         events = stream.past(now(client))
     assert [e["ns"]["db"] for e in events] == ["later", "onnew"]
+
+
+@rule("6", "a shard added at time t is part of the stream from t plus one tick")
+@rule("3, resuming", "startAtOperationTime in the future gives no event before it")
+def test_a_shard_joins_before_the_start(growing: tuple[Client, TestCluster]) -> None:
+    client, cluster = growing
+    soon = Timestamp(now(client).time + 4, 1)
+    with Stream(client, "admin", 1, {**CLUSTER, "startAtOperationTime": soon}) as stream:
+        new, _ = cluster.add_shard()
+        client.admin.command("enableSharding", "early", primaryShard=new)
+        client.early.a.insert_one({"_id": "too early"})
+        assert now(client) < soon
+        stream.until(lambda stream: now(client) > soon)
+        client.early.a.insert_one({"_id": "late enough"})
+        events = stream.past(now(client))
+    assert [event["documentKey"]["_id"] for event in events] == ["late enough"]
+    assert stream.pbrts == sorted(stream.pbrts)
 
 
 @rule("6", "idle members do not hold events back")

@@ -140,3 +140,87 @@ def test_a_large_transaction(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name, 1, resume) as stream:
         expected = events[events.index(large[1]) + 1 :]
         assert stream.read(len(expected)) == expected
+
+
+@rule("5", "a write that changes nothing is no event")
+@rule("5", "a transaction's events on several shards interleave by token")
+def test_a_shard_on_which_nothing_changed(client: Client, sharded: Documents) -> None:
+    """It takes part in the commit, with no operation."""
+    sharded.insert_many([{"_id": k, "k": k} for k in (1, 11)])
+    with Stream(client, sharded.database.name, sharded.name) as stream:
+        with client.start_session() as session, session.start_transaction():
+            for k, change in ((1, {"$setOnInsert": {"a": 1}}), (11, {"$set": {"a": 1}})):
+                sharded.find_one_and_update({"_id": k, "k": k}, change, session=session)
+        events = stream.past(now(client))
+    assert [(e["operationType"], e["documentKey"]["k"]) for e in events] == [("update", 11)]
+
+
+@rule("5", "documentKey has the shard key first")
+def test_deletes_have_the_whole_key(client: Client, sharded: Documents) -> None:
+    sharded.insert_many([{"_id": k, "k": k} for k in (1, 2, 11)])
+    with Stream(client, sharded.database.name, sharded.name) as stream:
+        with client.start_session() as session, session.start_transaction():
+            for k in (1, 2, 11):
+                sharded.delete_one({"_id": k, "k": k}, session=session)
+            sharded.insert_one({"_id": 1, "k": 1}, session=session)
+        events = stream.read(4)
+    assert sorted(kinds(events)) == ["delete", "delete", "delete", "insert"]
+    assert all(list(event["documentKey"]) == ["k", "_id"] for event in events)
+    [*_, last] = by_shard(events)[1]
+    assert last["operationType"] == "insert"
+
+
+@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+def test_images(client: Client, db: Data) -> None:
+    """Each operation has its own, also several on one document."""
+    db.create_collection("a", changeStreamPreAndPostImages={"enabled": True})
+    db.a.insert_one({"_id": 1, "v": 0})
+    images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
+    with Stream(client, db.name, "a", images) as stream:
+        with client.start_session() as session, session.start_transaction():
+            db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, session=session)
+            db.a.update_one({"_id": 1}, {"$set": {"v": 2}}, session=session)
+            db.a.replace_one({"_id": 1}, {"v": 3}, session=session)
+            db.a.delete_one({"_id": 1}, session=session)
+        events = stream.read(4)
+    assert [event["fullDocumentBeforeChange"]["v"] for event in events] == [0, 1, 2, 3]
+    assert [event.get("fullDocument", {}).get("v") for event in events] == [1, 2, 3, None]
+
+
+@rule("5", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
+def test_only_what_is_watched(client: Client, db: Data) -> None:
+    """Operations elsewhere keep their places: a wider stream goes on from the same token."""
+    for name in ("a", "b"):
+        db.create_collection(name)
+    with Stream(client, db.name, "a") as stream:
+        with client.start_session() as session:
+            with session.start_transaction():
+                db.b.insert_one({"_id": "elsewhere"}, session=session)
+            with session.start_transaction():
+                db.b.insert_one({"_id": 1}, session=session)
+                db.a.insert_one({"_id": 1}, session=session)
+                db.b.update_one({"_id": 1}, {"$set": {"v": 1}}, session=session)
+                db.a.delete_one({"_id": 1}, session=session)
+        events = stream.past(now(client))
+    assert kinds(events) == ["insert", "delete"]
+    with Stream(client, db.name, 1, {"resumeAfter": events[0]["_id"]}) as stream:
+        rest = stream.read(2)
+    assert [(event["operationType"], event["ns"]["coll"]) for event in rest] == [
+        ("update", "b"),
+        ("delete", "a"),
+    ]
+
+
+@rule("5", "a transaction's events on several shards interleave by token")
+def test_streams_that_begin_inside(client: Client, sharded: Documents) -> None:
+    """What is committed after the start belongs to the stream, whenever it was written."""
+    with client.start_session() as session:
+        session.start_transaction()
+        for k in (1, 11, 21):
+            sharded.insert_one({"_id": k, "k": k}, session=session)
+        with Stream(client, sharded.database.name, sharded.name) as stream:
+            sharded.insert_one({"_id": 2, "k": 2})
+            session.commit_transaction()
+            events = stream.past(now(client))
+    assert sorted(event["documentKey"]["_id"] for event in events) == [1, 2, 11, 21]
+    assert events[0]["documentKey"]["_id"] == 2
