@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from embedded.change_streams.shell_text import type_name
+from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 Fold = Callable[[Any], Any]

@@ -9,14 +9,14 @@ import anyio.lowlevel
 from bson.raw_bson import RawBSONDocument
 
 from embedded.change_streams.collation import folding
-from embedded.change_streams.expressions import Expression
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
 from embedded.change_streams.resume_token import ResumeToken
-from embedded.change_streams.shell_text import type_name
 from embedded.change_streams.stream import ChangeStream
 from embedded.change_streams.user_stages import SPLIT, UserStages, check_stages
 from embedded.logical_clock import as_ordinal, as_timestamp
+from embedded.storage.expressions import Expression
+from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 DEFAULT_FIRST_BATCH: Final = 101

@@ -47,37 +47,3 @@ def _scalar(value: Any) -> str:
     if isinstance(value, Binary) and value.subtype == 4:
         return f'UUID("{value.as_uuid()}")'
     return str(value)
-
-
-TYPE_NAMES: dict[str, str] = {
-    "float": "double",
-    "str": "string",
-    "bytes": "binData",
-    "Binary": "binData",
-    "UUID": "binData",
-    "ObjectId": "objectId",
-    "bool": "bool",
-    "datetime": "date",
-    "DatetimeMS": "date",
-    "NoneType": "null",
-    "Regex": "regex",
-    "Code": "javascript",
-    "Int64": "long",
-    "int": "int",
-    "Timestamp": "timestamp",
-    "Decimal128": "decimal",
-    "MinKey": "minKey",
-    "MaxKey": "maxKey",
-    "list": "array",
-    "tuple": "array",
-}
-
-
-def type_name(value: Any) -> str:
-    """Return the server's name for ``value``'s BSON type."""
-    if isinstance(value, Mapping):
-        return "object"
-    name = type(value).__name__
-    if name == "int" and not -(1 << 31) <= value < 1 << 31:
-        return "long"
-    return TYPE_NAMES.get(name, name)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from embedded.change_streams.collation import Fold
-from embedded.change_streams.expressions import EMPTY, Expression
-from embedded.change_streams.projection import add_fields, project, unset
-from embedded.change_streams.shell_text import document_text, type_name
+from embedded.change_streams.shell_text import document_text
 from embedded.storage.bson_values import MISSING
+from embedded.storage.expressions import EMPTY, Expression
+from embedded.storage.projection import add_fields, project, unset
 from embedded.storage.queries import Matcher
+from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 Stage = Callable[[dict[str, Any]], dict[str, Any] | None]

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from embedded.change_streams.expressions import Expression
-from embedded.change_streams.projection import Transformation, add_fields, project, unset
 from embedded.storage.bson_values import MISSING, Document, copied
+from embedded.storage.expressions import Expression
 from embedded.storage.mongomock_rules import ReadableCollection, library_errors, run_stage
+from embedded.storage.projection import Transformation, add_fields, project, unset
 from embedded.storage.queries import Matcher, sort_documents
 from shard_client.errors import CommandError
 

@@ -1,5 +1,6 @@
 """BSON's type names and numbers, as ``$type`` and error messages use them."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -36,11 +37,12 @@ _NUMBERS = {
 }
 
 _CLASSES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (Code, "javascript"),  # a kind of string
     (str, "string"),
     (float, "double"),
     (bool, "bool"),
-    (dict, "object"),
-    (list, "array"),
+    (Mapping, "object"),
+    ((list, tuple), "array"),
     (ObjectId, "objectId"),
     (bytes, "binData"),
     ((datetime, DatetimeMS), "date"),
@@ -50,7 +52,6 @@ _CLASSES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (Decimal128, "decimal"),
     (MinKey, "minKey"),
     (MaxKey, "maxKey"),
-    (Code, "javascript"),
 )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from embedded.change_streams.expressions import EMPTY, Expression
 from embedded.storage.bson_values import MISSING
+from embedded.storage.expressions import EMPTY, Expression
 from shard_client.errors import CommandError
 
 Transformation = Callable[[dict[str, Any]], dict[str, Any]]

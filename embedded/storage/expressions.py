@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from mongomock import aggregate as mongomock_aggregate
 
-from embedded.change_streams.shell_text import type_name
 from embedded.storage.bson_values import MISSING
 from embedded.storage.mongomock_rules import library_errors
 from embedded.storage.ordering import sort_key
+from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 EMPTY: Final[Mapping[str, Any]] = {}

@@ -1,0 +1,31 @@
+"""Put the latest tables into docs/performance.md: `python -m bench.document [suite...]`.
+
+Each goes between the marks `<!-- figures: NAME -->` and `<!-- end -->`.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from bench.report import RESULTS
+
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    marked = re.findall(r"<!-- figures: (\w+) -->", page)
+    for name in sys.argv[1:] or marked:
+        found = RESULTS / f"{name}.md"
+        if name not in marked or not found.exists():
+            raise SystemExit(f"no place or no figures for {name!r}")
+        tables = found.read_text().partition("\n\n")[2].strip()
+        between = rf"(<!-- figures: {name} -->\n).*?(<!-- end -->)"
+        page = re.sub(
+            between, lambda m, new=tables: f"{m[1]}\n{new}\n\n{m[2]}", page, flags=re.DOTALL
+        )
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
