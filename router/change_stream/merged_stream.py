@@ -13,7 +13,7 @@ from router.change_stream.actions import (
     ReopenRemote,
     Waiting,
 )
-from router.change_stream.remotes import Remotes, Removed
+from router.change_stream.remotes import Part, Remotes
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import (
     ResumeToken,
@@ -59,7 +59,7 @@ class MergedStream:
         *,
         start_at: Timestamp,
         topology_from: Timestamp,
-        removed: Iterable[Removed] = (),
+        removed: Iterable[Part] = (),
         keep_bytes: int = 0,
     ) -> None:
         self.log = MergedLog(first_key(start_at))
@@ -84,12 +84,12 @@ class MergedStream:
             self._remotes[opening.remote].swallows = request.starts_after_invalidate
         self._openings += openings
 
-    def removed_beyond(self, key: bytes) -> frozenset[Removed]:
-        """The shards that were seen to leave and may have had events beyond a sort key.
+    def parts_beyond(self, key: bytes) -> frozenset[Part]:
+        """The shards, those that have left included, that may have events beyond a sort key.
 
-        Whoever goes on elsewhere from there needs a stream that has seen, or sees, them out.
+        Whoever goes on elsewhere from there needs a stream that serves them all.
         """
-        return self._remotes.removed_beyond(key)
+        return self._remotes.parts_beyond(key)
 
     def start(self) -> list[Action]:
         """Return the cursors to open: the config server's and one per shard."""

@@ -4,7 +4,7 @@ from operator import itemgetter
 from typing import Final, Protocol
 
 from router.change_stream.actions import Taken
-from router.change_stream.remotes import Removed
+from router.change_stream.remotes import Part, serve
 from router.change_stream.resume_point import ResumePoint
 from router.change_stream.resume_token import TIME_DIGITS, token_of
 from router.change_stream.starting_point import StartingPoint
@@ -47,8 +47,8 @@ class Source(Protocol):
     def ended(self) -> bool:
         """Whether an invalidate has ended the stream, nothing being left to release."""
 
-    def removed_beyond(self, key: bytes) -> frozenset[Removed]:
-        """The shards that were seen to leave and may have had events beyond a sort key."""
+    def parts_beyond(self, key: bytes) -> frozenset[Part]:
+        """The shards, those that have left included, that may have events beyond a sort key."""
 
     @property
     def swallowed(self) -> list[bytes]:
@@ -116,9 +116,9 @@ class Position:
         return self._point.after if self.at_start else self._mark_key
 
     @property
-    def needs_removed(self) -> frozenset[Removed]:
-        """The shards that have left and of which events are needed, too."""
-        return self._source.removed_beyond(self.needs)
+    def needs_parts(self) -> frozenset[Part]:
+        """The shards of which these events are needed, those that have left included."""
+        return self._source.parts_beyond(self.needs)
 
     def attach(self, source: Source) -> None:
         """Go on with ``source``, which covers what this position ``needs``."""
@@ -135,7 +135,7 @@ class Position:
         reached = max(self.needs, own.gate or b"")
         if source.log.floor > reached:
             return False
-        if not own.removed_beyond(reached) <= source.removed_beyond(reached):
+        if not serve(source.parts_beyond(reached), own.parts_beyond(reached), reached):
             return False
         self._go_on(source, reached)
         return True

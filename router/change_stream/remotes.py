@@ -43,12 +43,29 @@ class Remote:
         return self.opening.target
 
 
-class Removed(NamedTuple):
-    """A shard that has left the cluster: where it was, and the sort key that it had to reach."""
+class Part(NamedTuple):
+    """A shard that a stream reads, or has read, from ``since`` on.
+
+    ``until`` is the sort key that it had to reach when it left; None while it is not seen to leave.
+    """
 
     shard: str
     host: str
-    at: bytes
+    since: Timestamp
+    until: bytes | None
+
+    def serves(self, other: "Part", key: bytes) -> bool:
+        """Tell whether it gives all of ``other``'s events that lie beyond a sort key."""
+        return (
+            self.shard == other.shard
+            and first_key(self.since) <= max(key, first_key(other.since))
+            and (self.until is None or other.until is None or self.until == other.until)
+        )
+
+
+def serve(parts: Set[Part], others: Set[Part], key: bytes) -> bool:
+    """Tell whether ``parts`` give all events of the ``others`` that lie beyond a sort key."""
+    return all(any(part.serves(other, key) for part in parts) for other in others)
 
 
 class Remotes:
@@ -60,7 +77,7 @@ class Remotes:
         self._start_at = start_at
         self._open: dict[int, Remote] = {}
         self._leaving: set[int] = set()
-        self._removed: deque[Removed] = deque(maxlen=_MOST_REMOVED)
+        self._removed: deque[Part] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
 
     def __contains__(self, number: int) -> bool:
@@ -97,15 +114,22 @@ class Remotes:
         self._merger.add_remote(opening.remote, promise=promise, topology=topology)
         return opening
 
-    def open_removed(self, removed: Removed, start_at: Timestamp) -> OpenRemote:
+    def open_removed(self, part: Part, start_at: Timestamp) -> OpenRemote:
         """Add a remote on a shard that is gone, for what it had to say from ``start_at`` on."""
-        opening = self.open(removed.shard, removed.host, start_at)
-        self._leave(opening.remote, removed.at)
+        assert part.until is not None
+        opening = self.open(part.shard, part.host, max(start_at, part.since))
+        self._leave(opening.remote, part.until)
         return opening
 
-    def removed_beyond(self, key: bytes) -> frozenset[Removed]:
-        """The removed shards, of the latest, that may have had events beyond a sort key."""
-        return frozenset(each for each in self._removed if each.at > key)
+    def parts_beyond(self, key: bytes) -> frozenset[Part]:
+        """The shards, of the removed ones the latest, that may have events beyond a sort key."""
+        removed = [each for each in self._removed if each.until is None or each.until > key]
+        present = [
+            Part(remote.target, remote.opening.host, remote.opening.start_at, None)
+            for remote in self._open.values()
+            if remote.removed_at is None and not remote.opening.topology
+        ]
+        return frozenset(removed + present)
 
     def change(self, events: list[Event]) -> list[Action]:
         """Follow the config server's events; shards that joined are opened one tick later.
@@ -148,7 +172,8 @@ class Remotes:
         remote = self._open[number]
         remote.removed_at = removed_at
         self._leaving.add(number)
-        self._removed.append(Removed(remote.target, remote.opening.host, removed_at))
+        opening = remote.opening
+        self._removed.append(Part(opening.target, opening.host, opening.start_at, removed_at))
 
     def _join(self, change: ShardAdded) -> OpenRemote:
         start_at = max(one_tick_after(change.at), self._start_at)

@@ -8,8 +8,9 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.remotes import Removed
+from router.change_stream.remotes import Part
 from router.change_stream.request import StreamRequest
+from router.change_stream.resume_token import first_key
 from router.cursors.limits import StreamLimits
 from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
@@ -34,12 +35,12 @@ async def place_upstream(
     nudger: Nudger,
     limits: StreamLimits,
     memory: Memory,
-    removed: Set[Removed] = frozenset(),
+    parts: Set[Part] = frozenset(),
 ) -> Placed:
     """Find out which shards ``request`` reads and where it starts.
 
-    ``removed`` are shards that have left and are to be read as well. Raises CommandError, labelled
-    as mongos would, after ``open_timeout`` at the latest; 70
+    ``parts`` are shards to be read also if they have left. Raises CommandError, labelled as mongos
+    would, after ``open_timeout`` at the latest; 70
     ShardNotFound when the cluster has no shards.
     """
     deadline = asyncio.get_running_loop().time() + limits.open_timeout
@@ -52,8 +53,12 @@ async def place_upstream(
         if start_at is None:
             # Each hello tells its shard's time: what was written before now is left out.
             start_at = await present_time(request, shards, cluster, deadline, connections)
+        # Those whose leaving is not known left before the list was read.
+        known = (each for each in parts if each.until is not None or each.shard not in shards)
+        left_by = first_key(next_tick(read_at))
+        removed = sorted(each._replace(until=each.until or left_by) for each in known)
         stream = MergedStream(
-            request, shards, start_at=start_at, topology_from=read_at, removed=sorted(removed)
+            request, shards, start_at=start_at, topology_from=read_at, removed=removed
         )
         upstream = Upstream(stream, request, cluster, nudger, limits, memory)
     except BaseException:

@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.position import Position
-from router.change_stream.remotes import Removed
+from router.change_stream.remotes import Part
 from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import cluster_time_of, first_key
 from router.change_stream.starting_point import starting_point
@@ -61,13 +61,13 @@ class _Channel:
         """Return a source of which it is not known yet where it starts."""
         return next((each for each in self.sources if not each.placed.is_set()), None)
 
-    def find(self, after: bytes, time: Timestamp, removed: Set[Removed]) -> Source | None:
+    def find(self, after: bytes, time: Timestamp, parts: Set[Part]) -> Source | None:
         """Return a source that covers what lies beyond ``after`` and is not far from ``time``.
 
-        One that has seen, or sees, the ``removed`` shards out.
+        One that serves all the ``parts``.
         """
         for source in sorted(self.sources, key=lambda each: each is not self.main):
-            if source.healthy and source.covers(after, removed) and not source.is_late(time):
+            if source.healthy and source.covers(after, parts) and not source.is_late(time):
                 return source
         return None
 
@@ -112,9 +112,9 @@ class SharedStreams:
             start = AtTime(cluster_time_of(position.needs))
             request = replace(request, start=start)
         while True:
-            removed = position.needs_removed
-            source, _ = await self._enter(request, request.start_time, position.needs, removed)
-            if source.covers(position.needs, removed):
+            parts = position.needs_parts
+            source, _ = await self._enter(request, request.start_time, position.needs, parts)
+            if source.covers(position.needs, parts):
                 position.attach(source.upstream.stream)
                 return source
             source.leave()
@@ -158,12 +158,12 @@ class SharedStreams:
         request: StreamRequest,
         start_at: Timestamp | None,
         after: bytes | None = None,
-        removed: Set[Removed] = frozenset(),
+        parts: Set[Part] = frozenset(),
     ) -> tuple[Source, Timestamp]:
         """Return an open source, entered, that covers ``after``, and where the reader starts.
 
-        ``start_at`` None stands for now; ``after`` is where it begins if not given. ``removed`` are
-        shards that have left and are needed as well.
+        ``start_at`` None stands for now; ``after`` is where it begins if not given. ``parts`` are
+        the shards that are needed, whether they have left or not.
         """
         key = identity(request) if self._limits.share else None
         while True:
@@ -177,11 +177,11 @@ class SharedStreams:
         source = None
         if start_at is not None:
             now = min(start_at, self._cluster.clock.time or start_at)
-            source = channel.find(after or first_key(start_at), now, removed)
+            source = channel.find(after or first_key(start_at), now, parts)
             if channel.main is not None and channel.main.is_late(now):
                 channel.main = source
         if source is None:
-            source = self._new(channel, request, start_at, removed)
+            source = self._new(channel, request, start_at, parts)
         source.enter()
         try:
             await source.opened()
@@ -195,13 +195,13 @@ class SharedStreams:
         channel: _Channel,
         request: StreamRequest,
         start_at: Timestamp | None,
-        removed: Set[Removed],
+        parts: Set[Part],
     ) -> Source:
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
         place = partial(
             place_upstream, request, self._cluster, self._nudger, self._limits, self._memory,
-            removed,
+            parts,
         )  # fmt: skip
         source = Source(place, self._limits, self._gone, shared=self._limits.share)
         self._of[source] = channel

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Set
 
 from bson.timestamp import Timestamp
 
-from router.change_stream.remotes import Removed
+from router.change_stream.remotes import Part, serve
 from router.change_stream.resume_token import cluster_time_of
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import Placed
@@ -105,15 +105,15 @@ class Source:
         assert self._place is not None
         return self._place.start_at
 
-    def covers(self, after: bytes, removed: Set[Removed] = frozenset()) -> bool:
+    def covers(self, after: bytes, parts: Set[Part] = frozenset()) -> bool:
         """Tell whether all events beyond the sort key ``after`` are here or still to come.
 
-        Those of the shards that are there, and of the ``removed`` ones.
+        Those of the shards that are there, and of the ``parts`` given.
         """
         if self._place is None:
             return False
         stream = self._place.upstream.stream
-        return stream.log.floor <= after and removed <= stream.removed_beyond(after)
+        return stream.log.floor <= after and serve(stream.parts_beyond(after), parts, after)
 
     def is_late(self, time: Timestamp) -> bool:
         """Tell whether it would be long before it comes to ``time``, or never."""

@@ -7,6 +7,7 @@ from typing import Any
 from shard_client.errors import CommandError, NetworkError
 from tests.simulation.checks import problems_of, segment_problems, start_problems
 from tests.simulation.driver import DriverCursor, ask
+from tests.simulation.feed_client import FeedClient
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.processes import RouterProcess
 from tests.simulation.trace import Trace
@@ -15,6 +16,7 @@ from tests.simulation.watcher import Segment, Watcher
 from tests.simulation.workload import Workload
 
 _TIME_TO_RESUME = 30.0
+_TIME_FOR_THE_FEED = 60.0
 _TIME_TO_FORGET = 9.0
 """Longer than idle cursors live."""
 _RESUMED = 2
@@ -65,6 +67,25 @@ class Audit:
             for token in self._chance.sample(tokens, min(_RESUMED, len(tokens))):
                 await self._resume(watcher, token, history, left)
         await self._check_leaks()
+
+    async def check_feed(self, client: FeedClient, reading: asyncio.Task[None]) -> None:
+        """Wait until the feed's client has all, and check that; then end it."""
+        history = await whole_history(self._workload.shards_ever.values(), client.watch)
+        last = key_of(history[-1]) if history else ""
+        try:
+            async with asyncio.timeout(_TIME_FOR_THE_FEED):
+                while client.key < last:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            self._trace.problem(f"the feed ({client.watch}) came to {client.key}, not to {last}")
+        reading.cancel()
+        await asyncio.wait({reading})
+        if client.segments:
+            client.segments[-1].end = client.key
+        for number, segment in enumerate(client.segments):
+            final = number == len(client.segments) - 1
+            for problem in segment_problems(segment, history, last=final):
+                self._trace.problem(f"feed ({client.watch}), connection {number}: {problem}")
 
     async def _resume(
         self, watcher: Watcher, token: dict[str, Any], history: list[Event], present: list[Event]

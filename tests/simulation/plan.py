@@ -63,6 +63,10 @@ class Plan:
     """Of the administrator."""
     faults: list[str]
     watchers: list[WatcherPlan] = field(default_factory=list)
+    feed: Watch | None = None
+    """What a client of the feed reads, if there is one."""
+    feed_slow: float = 0.0
+    """How likely it takes a rest after a line."""
 
     @property
     def calm(self) -> bool:
@@ -82,13 +86,15 @@ def draw(chance: Random) -> Plan:
         token_version=chance.choice((1, 2)),
         weather=_weather(chance),
         parameters=_parameters(chance),
-        limits=_limits(chance),
-        block_bytes=chance.choice((300, 3_000, 1 << 16)),
+        limits=_limits(theme, chance),
+        block_bytes=300 if theme == "removal" else chance.choice((300, 3_000, 1 << 16)),
         span=span,
         writers=[chance.randrange(5, 40) for _ in range(2)],
         steps=_steps(theme, chance),
         faults=faults,
         watchers=_watchers(theme, span, chance),
+        feed=_feed(chance) if chance.random() < 0.25 else None,
+        feed_slow=chance.choice((0.0, 0.1)),
     )
 
 
@@ -112,7 +118,7 @@ def _steps(theme: str, chance: Random) -> list[str]:
 
 def _watchers(theme: str, span: float, chance: Random) -> list[WatcherPlan]:
     plans = [_watcher(theme, span, chance) for _ in range(chance.choice((1, 2, 3, 4)))]
-    if chance.random() < 0.5:
+    if theme == "removal" or chance.random() < 0.5:
         # All want the same, and may share what the shards send.
         first = plans[0].watch
         plans = [
@@ -124,7 +130,7 @@ def _watchers(theme: str, span: float, chance: Random) -> list[WatcherPlan]:
 def _watcher(theme: str, span: float, chance: Random) -> WatcherPlan:
     if theme == "removal":
         # Whoever resumes after a hasty removal finds less, on a real cluster too: these never do.
-        mood = Mood(slow=chance.choice((0.0, 0.2)), longest_pause=2.0)
+        mood = Mood(slow=chance.choice((0.0, 0.2, 0.6)), longest_pause=3.0)
         return WatcherPlan(_watch(("admin", 1), chance), mood, 0.0, from_the_start=False)
     mood = Mood(restless=chance.choice((0.0, 0.0, 0.05, 0.2)), slow=chance.choice((0.0, 0.0, 0.1)))
     return WatcherPlan(
@@ -133,6 +139,12 @@ def _watcher(theme: str, span: float, chance: Random) -> WatcherPlan:
         delay=chance.random() ** 2 * span,
         from_the_start=chance.random() < 0.2,
     )
+
+
+def _feed(chance: Random) -> Watch:
+    watch = _watch(chance.choice(_SCOPES), chance)
+    # Who filters invalidates out of a feed has no token to start after.
+    return watch if watch.database == "admin" else replace(watch, pipeline=())
 
 
 def _watch(scope: tuple[str, str | int], chance: Random) -> Watch:
@@ -165,8 +177,8 @@ def _weather(chance: Random) -> Weather:
     )
 
 
-def _limits(chance: Random) -> dict[str, Any]:
-    return {
+def _limits(theme: str, chance: Random) -> dict[str, Any]:
+    limits = {
         # The shards are asked less often than by default: an idle second costs real time.
         "await_active": 0.06,
         "await_quiet": 0.25,
@@ -184,6 +196,10 @@ def _limits(chance: Random) -> dict[str, Any]:
         "share_behind": chance.choice((0.3, 2.0, 15.0)),
         "share_linger": chance.choice((0.05, 1.0)),
     }
+    if theme == "removal":
+        # Some of the clients are left behind by what is kept for all.
+        limits |= {"share": True, "share_log_bytes": 800, "share_alone_bytes": 400}
+    return limits
 
 
 def _parameters(chance: Random) -> dict[str, Any]:

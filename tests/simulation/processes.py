@@ -39,8 +39,10 @@ class RouterProcess:
         parameters: Mapping[str, Any],
         *,
         upstream: str | None = None,
+        feed_port: int | None = None,
     ) -> None:
         self.port = port
+        self._feed_port = feed_port
         self._loop = loop
         self._trace = trace
         self._wall = wall
@@ -49,6 +51,7 @@ class RouterProcess:
                 "sharding": {"configDB": configdb},
                 "net": {"port": port},
                 "upstream": upstream,
+                "feed": {"port": feed_port},
                 "setParameter": {
                     "mongosShutdownTimeoutMillisForSignaledShutdown": _DRAIN_MS,
                     **parameters,
@@ -67,6 +70,11 @@ class RouterProcess:
     @property
     def address(self) -> Address:
         return "127.0.0.1", self.port
+
+    @property
+    def feed(self) -> Address:
+        assert self._feed_port is not None
+        return "127.0.0.1", self._feed_port
 
     @property
     def running(self) -> bool:

@@ -16,6 +16,7 @@ from router.cursors.limits import StreamLimits
 from router.merge import merged_log, merger
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
+from tests.simulation.feed_client import FeedClient
 from tests.simulation.loop import SimulatedLoop, Stuck, run
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, WatcherPlan, draw
@@ -27,6 +28,7 @@ from tests.simulation.workload import Workload
 
 _WALL = 1_760_000_000.0 - 1_000.0
 _ROUTER_PORT = 27_020
+_FEED_PORT = 27_021
 _NOOP_INTERVAL = 0.8
 _TIME_TO_END = 120.0
 
@@ -113,7 +115,7 @@ class Scenario:
         await workload.prepare()
         router_process = RouterProcess(
             self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,
-            self._plan.parameters,
+            self._plan.parameters, feed_port=_FEED_PORT,
         )  # fmt: skip
         router_process.start()
         await self._while_it_happens(cluster, workload, router_process)
@@ -135,12 +137,14 @@ class Scenario:
             self._watcher(f"watcher{number}", each, cluster, router_process)
             for number, each in enumerate(plan.watchers)
         ]
-        workload.progress = lambda: min(watcher.progress for watcher in watchers)
         faults = Faults(cluster, self._network, router_process, workload, self._draw(), self._trace)
         watching = [
             self._watch(watcher, each.delay)
             for watcher, each in zip(watchers, plan.watchers, strict=True)
         ]
+        feed = self._feed(cluster, router_process)
+        clients: list[Watcher | FeedClient] = [*watchers, *([feed[0]] if feed else [])]
+        workload.progress = lambda: min(client.progress for client in clients)
         async with asyncio.TaskGroup() as group:
             for steps in plan.writers:
                 group.create_task(workload.write(steps, plan.span / 25))
@@ -160,6 +164,8 @@ class Scenario:
         audit = Audit(
             self._loop, self._trace, self._chance, workload, router_process, end, calm=plan.calm
         )
+        if feed is not None:
+            await audit.check_feed(*feed)
         await audit.check(watchers)
         self.events = audit.events
 
@@ -184,6 +190,18 @@ class Scenario:
             mood=plan.mood,
             start_at=cluster.config_server.oplog.last_ts if plan.from_the_start else None,
         )
+
+    def _feed(
+        self, cluster: EmbeddedCluster, router_process: RouterProcess
+    ) -> tuple[FeedClient, asyncio.Task[None]] | None:
+        plan, now = self._plan, cluster.config_server.oplog.last_ts
+        # A client of the feed may resume at any time: not where shards leave in haste.
+        if plan.feed is None or now is None or plan.theme == "removal":
+            return None
+        client = FeedClient(
+            plan.feed, router_process.feed, now, self._draw(), self._trace, plan.feed_slow
+        )
+        return client, in_process("feed client", client.run)
 
     def _watch(self, watcher: Watcher, delay: float) -> asyncio.Task[None]:
         async def begin() -> None:

@@ -50,16 +50,16 @@ def test_a_seed_replays_exactly_alone_and_after_others() -> None:
 @pytest.mark.parametrize(
     ("rule", "seeds"),
     [
-        ("gate", 10),
-        ("gate-config", 60),
-        ("resume", 10),
-        ("resume-time", 20),
-        ("new-shard", 10),
-        ("new-shard-late", 20),
-        ("reopen", 10),
-        ("mark", 10),
-        ("removed", 20),
-        ("removed-behind", 30),
+        ("gate", 20),
+        ("gate-config", 100),
+        ("resume", 20),
+        ("resume-time", 40),
+        ("new-shard", 20),
+        ("new-shard-late", 40),
+        ("reopen", 20),
+        ("mark", 20),
+        ("removed", 40),
+        ("removed-behind", 150),
     ],
 )
 def test_a_broken_rule_is_found_within_so_many_seeds(rule: str, seeds: int) -> None:
