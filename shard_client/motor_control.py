@@ -15,9 +15,11 @@ from pymongo.monitoring import (
     TopologyListener,
     TopologyOpenedEvent,
 )
+from pymongo.topology_description import TopologyDescription
 
 from shard_client.connection import Address, format_address
-from shard_client.replica_set import choose, no_member
+from shard_client.read_preference import PRIMARY, Member, ReadPreference
+from shard_client.replica_set import no_member
 
 log = structlog.get_logger()
 
@@ -38,7 +40,7 @@ class MotorReplicaSet:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._hosts = tuple(seeds)
-        self._roles: dict[Address, str] = {}
+        self._members: dict[Address, Member] = {}
         self._changed = asyncio.Event()
         self._check: asyncio.Task[None] | None = None
         self._distrusted: Address | None = None
@@ -68,17 +70,17 @@ class MotorReplicaSet:
 
     async def primary(self, timeout: float) -> Address:
         """Return the primary's address, waiting up to ``timeout`` seconds until there is one."""
-        return await self.select("primary", timeout)
+        return await self.select(PRIMARY, timeout)
 
-    async def select(self, mode: str, timeout: float) -> Address:
-        """Return a member for the read preference ``mode``, waiting up to ``timeout`` seconds.
+    async def select(self, preference: ReadPreference, timeout: float) -> Address:
+        """Return a member for the read preference, waiting up to ``timeout`` seconds.
 
         Raises CommandError (133, labelled resumable); at once after ``close``.
         """
         try:
             async with asyncio.timeout(timeout):
                 while not self._closed:
-                    found = choose(mode, self._roles)
+                    found = preference.choose(self._members)
                     if found is not None and found != self._distrusted:
                         return found
                     if self._check is None or self._check.done():
@@ -89,7 +91,7 @@ class MotorReplicaSet:
                     await self._changed.wait()
         except TimeoutError:
             pass
-        raise no_member(mode, self._name)
+        raise no_member(preference, self._name)
 
     def invalidate(self, address: Address) -> None:
         """Have the driver look again before ``address`` is named once more."""
@@ -134,27 +136,25 @@ class MotorReplicaSet:
             self._changed.set()
 
     def _take_over(self) -> None:
-        client: Any = self._client  # Motor's types call these properties methods
-        roles = dict.fromkeys(client.secondaries, "secondary")
-        if client.primary is not None:
-            roles[client.primary] = "primary"
-        self.topology_changed(roles, tuple(client.nodes))
+        client: Any = self._client.delegate  # Motor's types call its properties methods
+        self.topology_changed(*_members_of(client.topology_description))
 
-    def topology_changed(self, roles: dict[Address, str], hosts: tuple[Address, ...]) -> None:
+    def topology_changed(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
         """Take over what the driver found, in the loop's thread."""
-        if roles != self._roles:
-            log.info("members", set=self._name, roles={format_address(a): roles[a] for a in roles})
-        self._roles = roles
+        if members != self._members:
+            roles = {format_address(address): one.role for address, one in members.items()}
+            log.info("members", set=self._name, roles=roles)
+        self._members = members
         if hosts:
             self._hosts = hosts
-        if self._distrusted not in roles:
+        if self._distrusted not in members:
             self._distrusted = None
         self._changed.set()
 
-    def report(self, roles: dict[Address, str], hosts: tuple[Address, ...]) -> None:
+    def report(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
         """Bring what the driver found from its threads to the loop."""
         if not self._closed and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.topology_changed, roles, hosts)
+            self._loop.call_soon_threadsafe(self.topology_changed, members, hosts)
 
 
 class _Listener(TopologyListener):
@@ -165,16 +165,19 @@ class _Listener(TopologyListener):
         """Nothing is known yet."""
 
     def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
-        """Report the members' roles."""
-        servers = event.new_description.server_descriptions()
-        roles: dict[Address, str] = {}
-        hosts: list[Address] = []
-        for (host, port), server in servers.items():
-            address = (host, port or 27017)
-            hosts.append(address)
-            if server.server_type_name in _ROLES:
-                roles[address] = _ROLES[server.server_type_name]
-        self._replica_set.report(roles, tuple(hosts))
+        """Report the members."""
+        self._replica_set.report(*_members_of(event.new_description))
 
     def closed(self, event: TopologyClosedEvent) -> None:
         """Nothing is known any more."""
+
+
+def _members_of(topology: TopologyDescription) -> tuple[dict[Address, Member], tuple[Address, ...]]:
+    members: dict[Address, Member] = {}
+    hosts: list[Address] = []
+    for (host, port), server in topology.server_descriptions().items():
+        address = (host, port or 27017)
+        hosts.append(address)
+        if server.server_type_name in _ROLES:
+            members[address] = Member(_ROLES[server.server_type_name], server.tags)
+    return members, tuple(hosts)

@@ -9,7 +9,8 @@ import structlog
 from shard_client.backoff import Backoff
 from shard_client.connection import Address, Connection, parse_address
 from shard_client.errors import CommandError, NetworkError
-from shard_client.replica_set import choose, no_member
+from shard_client.read_preference import PRIMARY, Member, ReadPreference
+from shard_client.replica_set import no_member
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ class ProbedReplicaSet:
         self._name = name
         self._hosts = tuple(seeds)
         self._probe_timeout = probe_timeout
-        self._roles: dict[Address, str] = {}
+        self._members: dict[Address, Member] = {}
 
     @property
     def name(self) -> str:
@@ -39,30 +40,30 @@ class ProbedReplicaSet:
 
     async def primary(self, timeout: float) -> Address:
         """Return the primary's address, probing for up to ``timeout`` seconds."""
-        return await self.select("primary", timeout)
+        return await self.select(PRIMARY, timeout)
 
-    async def select(self, mode: str, timeout: float) -> Address:
-        """Return a member for the read preference ``mode``, probing for up to ``timeout`` seconds.
+    async def select(self, preference: ReadPreference, timeout: float) -> Address:
+        """Return a member for the read preference, probing for up to ``timeout`` seconds.
 
         Raises CommandError (133, labelled resumable).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         backoff = Backoff(0.02, 1.0)
-        while (found := choose(mode, self._roles)) is None:
+        while (found := preference.choose(self._members)) is None:
             for address in self._hosts:
                 await self._probe(address)
-            if (found := choose(mode, self._roles)) is not None:
+            if (found := preference.choose(self._members)) is not None:
                 break
             pause = backoff.next_pause()
             if loop.time() + pause >= deadline:
-                raise no_member(mode, self._name)
+                raise no_member(preference, self._name)
             await asyncio.sleep(pause)
         return found
 
     def invalidate(self, address: Address) -> None:
         """Forget what the member is, so that it is asked again."""
-        self._roles.pop(address, None)
+        self._members.pop(address, None)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -72,7 +73,7 @@ class ProbedReplicaSet:
             connection = await Connection.open(address, timeout=self._probe_timeout)
         except (NetworkError, CommandError) as error:
             log.info("member does not answer", set=self._name, member=address, error=str(error))
-            self._roles.pop(address, None)
+            self._members.pop(address, None)
             return
         hello = connection.hello
         connection.abort()
@@ -80,17 +81,17 @@ class ProbedReplicaSet:
 
     def _note(self, address: Address, hello: Mapping[str, Any]) -> None:
         if hello.get("setName") != self._name:
-            self._roles.pop(address, None)
+            self._members.pop(address, None)
         elif hello.get("isWritablePrimary") or hello.get("ismaster"):
-            self._roles = {each: role for each, role in self._roles.items() if role != "primary"}
-            self._roles[address] = "primary"
+            self._members = {at: one for at, one in self._members.items() if one.role != "primary"}
+            self._members[address] = Member("primary", hello.get("tags", {}))
             self._hosts = _hosts(hello) or (address,)
         elif hello.get("secondary"):
-            self._roles[address] = "secondary"
+            self._members[address] = Member("secondary", hello.get("tags", {}))
             # Only a primary says who is no member any more.
             self._hosts = tuple(dict.fromkeys((*self._hosts, *_hosts(hello))))
         else:
-            self._roles.pop(address, None)
+            self._members.pop(address, None)
 
 
 def _hosts(hello: Mapping[str, Any]) -> tuple[Address, ...]:

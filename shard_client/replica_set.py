@@ -1,11 +1,12 @@
 """What the router needs to know of a replica set: its name, its members, its primary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shard_client.connection import Address, format_address, parse_address
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.read_preference import ReadPreference
 
 
 class ReplicaSet(Protocol):
@@ -32,8 +33,8 @@ class ReplicaSet(Protocol):
         """
         ...
 
-    async def select(self, mode: str, timeout: float) -> Address:
-        """Return a member for a read preference mode (``primary``, ``secondaryPreferred``, …).
+    async def select(self, preference: ReadPreference, timeout: float) -> Address:
+        """Return a member for a read preference.
 
         Waits and raises as ``primary``.
         """
@@ -64,32 +65,18 @@ def host_string(name: str, hosts: Sequence[Address]) -> str:
     return f"{name}/" + ",".join(map(format_address, hosts))
 
 
-def no_member(mode: str, name: str) -> CommandError:
+def no_member(preference: ReadPreference, name: str) -> CommandError:
     """Return what mongos answers when a replica set has no member to talk to."""
+    tags = ", ".join(map(_shown, preference.tag_sets))
+    tags = f", tags: [ {tags} ]" if tags else ""
     return CommandError(
         ErrorCode.FailedToSatisfyReadPreference,
-        f'Could not find host matching read preference {{ mode: "{mode}" }} for set {name}',
+        f'Could not find host matching read preference {{ mode: "{preference.mode}"{tags} }} '
+        f"for set {name}",
         labels=(RESUMABLE_LABEL,),
     )
 
 
-def choose(mode: str, roles: Mapping[Address, str]) -> Address | None:
-    """Return a member for a read preference mode, None if none serves it.
-
-    ``roles`` tells "primary" or "secondary" of the members that are up. Raises KeyError for a mode
-    that is none.
-    """
-    for wanted in _ROLES_OF[mode]:
-        for address, role in roles.items():
-            if role == wanted:
-                return address
-    return None
-
-
-_ROLES_OF = {
-    "primary": ("primary",),
-    "primaryPreferred": ("primary", "secondary"),
-    "secondary": ("secondary",),
-    "secondaryPreferred": ("secondary", "primary"),
-    "nearest": ("primary", "secondary"),
-}
+def _shown(tags: Iterable[tuple[str, str]]) -> str:
+    shown = ", ".join(f'{name}: "{value}"' for name, value in sorted(tags))
+    return f"{{ {shown} }}" if shown else "{}"

@@ -16,6 +16,7 @@ from shard_client.connection import Address, Connection
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
 from shard_client.motor_control import MotorReplicaSet
+from shard_client.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set import ReplicaSet, parse_hosts
 from shard_client.retry_policy import from_network, is_resumable
 
@@ -85,14 +86,18 @@ class Cluster:
                 await asyncio.sleep(pause)
 
     def dialer(
-        self, target: str, host: str | None = None, *, mode: str = "primary"
+        self, target: str, host: str | None = None, *, preference: ReadPreference = PRIMARY
     ) -> MemberDialer:
         """Return what connects to ``target``: a shard id or ``"config"``.
 
-        ``host`` is the shard's host string where the caller knows it; ``mode`` a read preference's.
+        ``host`` is the shard's host string where the caller knows it.
         """
         return MemberDialer(
-            self, target, host, mode=mode, attempt_timeout=self._limits.connect_timeout
+            self,
+            target,
+            host,
+            preference=preference,
+            attempt_timeout=self._limits.connect_timeout,
         )
 
     async def connect(self, target: str, host: str | None = None) -> Connection:

@@ -9,6 +9,7 @@ from shard_client.backoff import Backoff
 from shard_client.connection import Address, Connection, format_address
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set import ReplicaSet
 from shard_client.retry_policy import from_network, is_resumable
 
@@ -35,7 +36,7 @@ class MemberDialer:
     """Connects to the members of the replica set behind ``target`` (docs/design.md, section 6).
 
     Where the target is, is looked up each time, so that a shard that has moved to other hosts is
-    found there. ``mode`` is the read preference's.
+    found there.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class MemberDialer:
         target: str,
         host: str | None,
         *,
-        mode: str,
+        preference: ReadPreference,
         attempt_timeout: float,
     ) -> None:
         self._directory = directory
         self._target = target
         self._host = host
-        self._mode = mode
+        self._preference = preference
         self._attempt_timeout = attempt_timeout
         self._replica_set: ReplicaSet | None = None
 
@@ -89,16 +90,17 @@ class MemberDialer:
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
         replica_set = await self._directory.locate(self._target, self._host, fresh=fresh)
         self._replica_set = replica_set
-        address = await replica_set.select(self._mode, timeout)
+        address = await replica_set.select(self._preference, timeout)
         try:
             connection = await self.connect_to(address, min(timeout, self._attempt_timeout))
         except NetworkError as error:
             replica_set.invalidate(address)
             raise from_network(error, format_address(address)) from error
         hello = connection.hello
+        is_primary = hello.get("isWritablePrimary", hello.get("ismaster"))
         if hello.get("setName") != replica_set.name:
             problem = f"is not a member of {replica_set.name}"
-        elif self._mode == "primary" and not hello.get("isWritablePrimary", hello.get("ismaster")):
+        elif self._preference == PRIMARY and not is_primary:
             problem = "is not primary"
         else:
             return connection

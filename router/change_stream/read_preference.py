@@ -9,7 +9,7 @@ from shard_client.errors import CommandError
 
 _MODES: Final = ("primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest")
 _LEAST_STALENESS: Final = 90
-_BSON_TYPES: Final = {"maxStalenessSeconds": "long", "tags": "array", "mode": "string"}
+_BSON_TYPES: Final = {"maxStalenessSeconds": "long", "tags": "array", "tags.0": "object"}
 
 
 def check_read_preference(value: Any) -> None:
@@ -45,6 +45,12 @@ def _check_tags(mode: str, value: Mapping[str, Any]) -> None:
     tags = value.get("tags", [])
     if not isinstance(tags, list):
         raise _wrong_type("tags", tags)
+    for each in tags:
+        if not isinstance(each, Mapping):
+            raise _wrong_type("tags.0", each)
+        for name, tag in each.items():
+            if not isinstance(tag, str):
+                raise _wrong_type(name, tag)
     if mode == "primary" and tags not in ([], [{}]):
         raise CommandError(
             ErrorCode.BadValue, "Only empty tags are allowed with primary read preference"
@@ -69,7 +75,8 @@ def _check_staleness(mode: str, value: Mapping[str, Any]) -> None:
 
 
 def _wrong_type(name: str, value: Any) -> CommandError:
+    expected = _BSON_TYPES.get(name, "string")
     return CommandError(
         ErrorCode.TypeMismatch,
-        f'"{name}" had the wrong type. Expected {_BSON_TYPES[name]}, found {type_name(value)}',
+        f'"{name}" had the wrong type. Expected {expected}, found {type_name(value)}',
     )

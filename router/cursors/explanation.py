@@ -10,9 +10,9 @@ from router.change_stream.plan import shard_command
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import connect_all
-from router.cursors.upstream import read_mode
 from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection
+from shard_client.read_preference import ReadPreference
 
 
 async def explain_stream(
@@ -28,7 +28,8 @@ async def explain_stream(
         shards = only_shard(shards, request.passthrough_to_shard)
     connections: dict[str, Connection] = {}
     try:
-        await connect_all(cluster, shards, read_mode(request), limits.open_timeout, connections)
+        preference = ReadPreference.of(request.read_preference)
+        await connect_all(cluster, shards, preference, limits.open_timeout, connections)
         start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
         database, command = shard_command(request, start_at=start_at)
         # How far back the majority has read says nothing about a plan.

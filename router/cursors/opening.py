@@ -14,11 +14,12 @@ from router.change_stream.resume_token import first_key
 from router.cursors.limits import StreamLimits
 from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
-from router.cursors.upstream import Upstream, read_mode
+from router.cursors.upstream import Upstream
 from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.read_preference import ReadPreference
 
 
 class Placed(NamedTuple):
@@ -81,7 +82,7 @@ async def present_time(
     only = request.passthrough_to_shard
     asked = {shard: host for shard, host in shards.items() if only in (None, shard)}
     left = max(0.0, deadline - asyncio.get_running_loop().time())
-    await connect_all(cluster, asked, read_mode(request), left, connections)
+    await connect_all(cluster, asked, ReadPreference.of(request.read_preference), left, connections)
     return next_tick(cluster.clock.time or Timestamp(0, 0))
 
 
@@ -94,7 +95,7 @@ def abort_all(connections: Mapping[str, Connection]) -> None:
 async def connect_all(
     cluster: Cluster,
     shards: Mapping[str, str],
-    mode: str,
+    preference: ReadPreference,
     timeout: float,
     connections: dict[str, Connection],
 ) -> None:
@@ -104,7 +105,7 @@ async def connect_all(
     """
 
     async def connect(shard: str, host: str) -> None:
-        dialer = cluster.dialer(shard, host, mode=mode)
+        dialer = cluster.dialer(shard, host, preference=preference)
         connections[shard] = await dialer.connect(timeout)
 
     try:

@@ -11,9 +11,10 @@ from router.cursors.limits import StreamLimits
 from router.cursors.opening import abort_all, present_time
 from shard_client.connection import Connection, format_address
 from shard_client.errors import CommandError, NetworkError
+from shard_client.read_preference import ReadPreference
 from shard_client.retry_policy import from_network
 
-_Asked = tuple[str, str | None]
+_Asked = tuple[ReadPreference, str | None]
 
 
 class Present:
@@ -33,8 +34,7 @@ class Present:
         What they write after this has returned is at that time or later. Raises CommandError,
         labelled as mongos would.
         """
-        preference = request.read_preference or {}
-        key = (str(preference.get("mode")), request.passthrough_to_shard)
+        key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
         running = self._asking.get(key)
         if running is not None:
             # Its answer may come from before we asked.

@@ -25,6 +25,7 @@ from shard_client.connection import Connection
 from shard_client.cursor_reply import CursorBatch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
+from shard_client.read_preference import PRIMARY, ReadPreference
 from shard_client.remote_cursor import Opening, RemoteCursor
 
 log = structlog.get_logger()
@@ -63,7 +64,7 @@ class Upstream:
         self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
         self._closed = False
         self._taken = 0
-        self._mode = read_mode(request)
+        self._preference = ReadPreference.of(request.read_preference)
 
     async def open(self, connections: Mapping[str, Connection], timeout: float) -> None:
         """Open the remotes and wait, ``timeout`` seconds, until each has answered its opening.
@@ -197,14 +198,14 @@ class Upstream:
         self._start(action.remote, remote, opening)
 
     def _start(self, number: int, remote: Remote, opening: Opening) -> None:
-        mode = "primary" if remote.topology else self._mode
+        preference = PRIMARY if remote.topology else self._preference
         settings = self._settings
         if remote.topology:
             # Nothing is lost while the gate stands still; whoever resumed would be refused.
             settings = replace(settings, failure_timeout=inf)
         remote.cursor = RemoteCursor(
             remote.target,
-            dialer=self._cluster.dialer(remote.target, remote.host or None, mode=mode),
+            dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
             opening=opening,
             on_batch=lambda batch: self._batch_arrived(number, batch),
             on_failure=lambda error, address: self._remote_failed(number, error, address),
@@ -362,8 +363,3 @@ def release(waiter: asyncio.Future[None]) -> None:
     """Let who awaits ``waiter`` go on."""
     if not waiter.done():
         waiter.set_result(None)
-
-
-def read_mode(request: StreamRequest) -> str:
-    """Return the request's read preference mode."""
-    return str((request.read_preference or {}).get("mode", "primary"))

@@ -43,8 +43,8 @@ class _Cursor:
 class ScriptedMember:
     """One member. ``entries`` is its oplog: (cluster time, event or None for a no-op).
 
-    ``hosts`` are the replica set's members if there are more; ``cut_after`` is how many bytes more
-    it sends before all its connections are cut.
+    ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
+    is how many bytes more it sends before all its connections are cut.
     """
 
     set_name: str
@@ -62,6 +62,7 @@ class ScriptedMember:
     failures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     hang: set[str] = field(default_factory=set)
     hosts: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
     _ids: int = 1000
     _server: asyncio.Server | None = None
@@ -185,6 +186,7 @@ class ScriptedMember:
             "hosts": self.hosts or [me],
             "me": me,
             **({"primary": me} if self.primary else {}),
+            **({"tags": self.tags} if self.tags else {}),
             "maxBsonObjectSize": 16777216,
             "maxMessageSizeBytes": 48000000,
             "maxWriteBatchSize": 100000,

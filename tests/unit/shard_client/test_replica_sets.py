@@ -9,7 +9,8 @@ from shard_client.connection import Address
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.motor_control import MotorReplicaSet
 from shard_client.probed_replica_set import ProbedReplicaSet
-from shard_client.replica_set import ReplicaSet, choose, host_string, parse_hosts
+from shard_client.read_preference import Member, ReadPreference
+from shard_client.replica_set import ReplicaSet, host_string, parse_hosts
 from tests.harness.scripted_member import ScriptedMember
 
 Factory = Callable[[str, Iterable[Address]], ReplicaSet]
@@ -37,7 +38,8 @@ async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
         assert await replica_set.primary(5) == ("127.0.0.1", member.port)
         assert replica_set.name == "rs"
         assert replica_set.hosts == seeds(member)
-        assert await replica_set.select("secondaryPreferred", 5) == ("127.0.0.1", member.port)
+        preference = ReadPreference("secondaryPreferred")
+        assert await replica_set.select(preference, 5) == ("127.0.0.1", member.port)
     finally:
         await replica_set.close()
 
@@ -53,7 +55,8 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
         assert failure.value.code == 133
         assert RESUMABLE_LABEL in failure.value.labels
         assert "for set rs" in failure.value.message
-        assert await replica_set.select("secondary", 5) == ("127.0.0.1", member.port)
+        preference = ReadPreference("secondary")
+        assert await replica_set.select(preference, 5) == ("127.0.0.1", member.port)
     finally:
         await replica_set.close()
 
@@ -118,11 +121,56 @@ def test_host_strings():
             parse_hosts(bad)
 
 
+ONE, TWO, THREE = ("a", 1), ("b", 2), ("c", 3)
+
+
 def test_read_preferences():
-    one, two = ("a", 1), ("b", 2)
-    roles = {one: "secondary", two: "primary"}
-    assert choose("primary", roles) == two
-    assert choose("secondary", roles) == one
-    assert choose("nearest", roles) in roles
-    assert choose("secondaryPreferred", {two: "primary"}) == two
-    assert choose("secondary", {two: "primary"}) is None
+    members = {ONE: Member("secondary"), TWO: Member("primary")}
+    assert ReadPreference("primary").choose(members) == TWO
+    assert ReadPreference("secondary").choose(members) == ONE
+    assert ReadPreference("nearest").choose(members) in members
+    assert ReadPreference("secondaryPreferred").choose({TWO: Member("primary")}) == TWO
+    assert ReadPreference("secondary").choose({TWO: Member("primary")}) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "tags", "chosen"),
+    [
+        ("secondary", [{"dc": "east"}], ONE),
+        ("secondary", [{"dc": "west"}], THREE),
+        ("secondary", [{"dc": "west", "use": "reports"}], None),
+        ("secondary", [{"dc": "north"}, {"dc": "west"}], THREE),
+        ("secondary", [{"dc": "north"}, {}], ONE),
+        ("secondary", [{"dc": "north"}], None),
+        ("nearest", [{"use": "writes"}], TWO),
+        ("nearest", [{"dc": "west"}], THREE),
+        # Tags are no reason to leave the primary that is preferred, or the last resort.
+        ("primaryPreferred", [{"dc": "west"}], TWO),
+        ("secondaryPreferred", [{"dc": "north"}], TWO),
+    ],
+)
+def test_tags(mode, tags, chosen):
+    members = {
+        ONE: Member("secondary", {"dc": "east"}),
+        TWO: Member("primary", {"dc": "east", "use": "writes"}),
+        THREE: Member("secondary", {"dc": "west"}),
+    }
+    assert ReadPreference.of({"mode": mode, "tags": tags}).choose(members) == chosen
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_members_are_known_by_their_tags(make: Factory, member: ScriptedMember):
+    member.tags = {"dc": "east"}
+    replica_set = make("rs", seeds(member))
+    try:
+        here = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "east"}]})
+        assert await replica_set.select(here, 5) == ("127.0.0.1", member.port)
+        elsewhere = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "west"}]})
+        with pytest.raises(CommandError) as failure:
+            await replica_set.select(elsewhere, 0.3)
+        assert failure.value.message == (
+            'Could not find host matching read preference { mode: "nearest", '
+            'tags: [ { dc: "west" } ] } for set rs'
+        )
+    finally:
+        await replica_set.close()

@@ -65,6 +65,8 @@ def stream(*stages, **options):
         ),
         ({"$readPreference": {"mode": "nearest", "maxStalenessSeconds": -1}}, 2, "non-negative"),
         ({"$readPreference": {"mode": "nearest", "tags": "a"}}, 14, '"tags" had the wrong type'),
+        ({"$readPreference": {"mode": "nearest", "tags": ["a"]}}, 14, "had the wrong type"),
+        ({"$readPreference": {"mode": "nearest", "tags": [{"a": 1}]}}, 14, '"a" had the wrong'),
         ({"startTransaction": True}, 263, "cannot run within a multi-document transaction"),
         (stream(allChangesForCluster=1), 14, "'allChangesForCluster' should be a boolean value"),
         (stream(fullDocument=5), 14, "'$changeStream.fullDocument' is the wrong type 'int'"),
