@@ -12,6 +12,7 @@ from shard_client.connection import Connection
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.motor_control import MotorReplicaSet
 from shard_client.probed_replica_set import ProbedReplicaSet
+from shard_client.read_preference import PRIMARY
 from shard_client.replica_set import ReplicaSet
 from tests.harness.scripted_member import ScriptedMember
 from tests.unit.router.cursors.conftest import (
@@ -284,6 +285,6 @@ async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster
     tell(cluster, 101, "delete", "s1")
     await router.shards()
     connections: dict[str, Connection] = {}
-    await connect_all(router, shards, "primary", 2.0, connections)
+    await connect_all(router, shards, PRIMARY, 2.0, connections)
     assert connections.keys() == {"s0", "s1", "s2"}
     abort_all(connections)
