@@ -13,11 +13,11 @@ test: lint typecheck pytest  ## lint, type-check and test
 demo: install  ## start everything, show the merge at work, end with a verdict
 	$(BIN)/mergerouter demo $(ARGS)
 
-bench: install  ## measure; a table and plots under bench/results
+bench: $(VENV)/.bench-installed  ## measure; a table and plots under bench/results
 	$(BIN)/python -m bench $(ARGS)
 
 simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 soak: install  ## what takes too long for every run: thousands of connections
 	$(BIN)/python -m tests.soak $(ARGS)
@@ -45,6 +45,10 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[spark,dev]'
+	touch $@
+
+$(VENV)/.bench-installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[spark,dev,bench]'
 	touch $@
 
 clean:
