@@ -39,7 +39,7 @@ class ErrorCode(IntEnum):
     CursorInUse = 143
     StaleShardVersion = 63
     MaxStalenessOutOfRange = 160
-    FailPointSetFailed = 167
+    FailPointSetFailed = 266
     StaleEpoch = 150
     CommandNotSupportedOnView = 166
     ClientMetadataCannotBeMutated = 186

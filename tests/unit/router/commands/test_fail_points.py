@@ -186,5 +186,5 @@ async def test_wrong_settings_are_refused_as_mongos_refuses_them(
 async def test_a_fail_point_that_nobody_has() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         reply = await client.command("admin", fail("off", "hangSomewhere"))
-        assert (reply["code"], reply["codeName"]) == (167, "FailPointSetFailed")
+        assert (reply["code"], reply["codeName"]) == (266, "FailPointSetFailed")
         assert reply["errmsg"] == "hangSomewhere not found"
