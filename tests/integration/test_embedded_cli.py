@@ -52,7 +52,7 @@ def test_chosen_port_and_number_of_shards() -> None:
 PROGRAM = "import typer; from embedded.cli import embedded; typer.run(embedded)"
 
 
-@pytest.mark.parametrize(("version", "wire", "token"), [(1, 17, "2B02"), (2, 21, "2B04")])
+@pytest.mark.parametrize(("version", "wire", "token"), [(1, 17, "2B02"), (2, 27, "2B04")])
 def test_token_version_goes_with_the_server_version(version: int, wire: int, token: str) -> None:
     with EmbeddedProcess(1, {"token_version": version}) as cluster:
         client: Client
