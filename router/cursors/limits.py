@@ -71,7 +71,7 @@ class StreamLimits:
     """Whether idle members are nudged at all (docs/design.md, section 9)."""
     nudge_delay: float = 0.001
     """How long events wait for an idle member before it is nudged (idleShardNudgeMs)."""
-    nudges_per_second: float = 50.0
+    nudges_per_second: float = 200.0
     """Most nudges a second that one member gets, over all streams."""
     cursor_timeout: float = 600.0
     """How long an idle cursor outside a session lives (cursorTimeoutMillis)."""
