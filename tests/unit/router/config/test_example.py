@@ -1,0 +1,14 @@
+"""The example configuration is one that the router takes."""
+
+from pathlib import Path
+
+from router.config.settings import load_settings
+
+EXAMPLE = Path(__file__).parents[4] / "deploy" / "mergerouter.yaml"
+
+
+def test_the_example_is_understood() -> None:
+    settings = load_settings({}, EXAMPLE)
+    assert settings.sharding.config_db is not None
+    assert settings.sharding.config_db.startswith("cfgRS/")
+    assert (settings.net.port, settings.feed.port) == (27020, 27021)
