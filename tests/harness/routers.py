@@ -1,6 +1,8 @@
 """Routers as processes of their own, started and stopped by tests."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from embedded.demo.processes import Program
@@ -76,3 +78,14 @@ def start_router(
         if value is not True:
             arguments.append(str(value))
     return RouterProcess(arguments)
+
+
+def run_router(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``mergerouter serve`` to an end that it comes to by itself; return what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "router.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_START_TIMEOUT,
+        check=False,
+    )

@@ -17,7 +17,7 @@ import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tests.harness.clusters import TestCluster, start_cluster
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import RouterProcess, run_router, start_router
 
 _TIMEOUT = 30.0
 
@@ -218,20 +218,10 @@ def test_a_cluster_that_is_not_there_is_a_retriable_error_until_it_is(
             )
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "router.cli", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT,
-        check=False,
-    )
-
-
 def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        finished = serve("--configdb", cluster.configdb, "--port", str(port))
+        finished = run_router("--configdb", cluster.configdb, "--port", str(port))
     assert finished.returncode == 48
     assert "in use" in finished.stdout
     assert "Traceback" not in finished.stderr

@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.raw_client import RawClient, Reply
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import RouterProcess, run_router, start_router
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 _TIMEOUT = 30.0
@@ -356,20 +354,10 @@ def test_fail_points_are_the_router_s_not_a_worker_s(cluster: TestCluster) -> No
             client.close()
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "router.cli", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT,
-        check=False,
-    )
-
-
 def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        finished = serve("--configdb", cluster.configdb, "--port", port, "--workers", "2")
+        finished = run_router("--configdb", cluster.configdb, "--port", port, "--workers", "2")
     assert finished.returncode == 48
     assert "in use" in finished.stdout
     assert "Traceback" not in finished.stderr
