@@ -57,21 +57,21 @@ def run_json(*arguments: str, timeout: float = 120.0) -> dict[str, Any]:
 
 
 class ReplayedCluster:
-    """Replaying shards and a config server, each in its own process."""
+    """Replaying shards and a config server, in a process of their own."""
 
     def __init__(self, shards: int, events: int, size: int) -> None:
         self.events = events - events % shards
-        arguments = ["--shards", str(shards), "--events", str(self.events), "--size", str(size)]
-        self._processes = [
-            spawn("-m", "bench.replaying_shard", "--name", f"s{n}", "--shard", str(n), *arguments)
-            for n in range(shards)
-        ]
-        self.hosts = {f"s{n}": _line(process) for n, process in enumerate(self._processes)}
-        members = json.dumps(self.hosts)
-        self._processes.append(
-            spawn("-m", "bench.replaying_shard", "--name", "cfg", "--config", members)
-        )
-        self.configdb = _line(self._processes[-1])
+        self._process = spawn(
+            "-m", "bench.replaying_cluster",
+            "--shards", str(shards), "--events", str(self.events), "--size", str(size),
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the replaying cluster did not start")
+        started = json.loads(line)
+        self.hosts: dict[str, str] = started["shards"]
+        self.configdb: str = started["configdb"]
 
     @property
     def ports(self) -> list[str]:
@@ -84,11 +84,9 @@ class ReplayedCluster:
         return [*self.ports, self.configdb.rpartition(":")[2]]
 
     def stop(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait()
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -116,11 +114,3 @@ def router(configdb: str, *arguments: str) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        raise RuntimeError("a replaying member did not start")
-    return line

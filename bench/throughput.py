@@ -6,11 +6,11 @@ from typing import Any
 
 from bench.events import FIRST_SECOND
 from bench.flame import profiled
-from bench.processes import ReplayedCluster, cpu_seconds, replayed_cluster, router, run_json
+from bench.processes import ReplayedCluster, replayed_cluster, router, run_json
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 START = f"{FIRST_SECOND}:1"
-SIZES = {600: (960_000, (1, 2, 4, 8, 16)), 2048: (320_000, (1, 4, 16))}
+SIZES = {600: (1_920_000, (1, 2, 4, 8, 16)), 2048: (640_000, (1, 4, 16))}
 """Bytes of an event: how many are merged a run, over which numbers of shards."""
 APPLICATION_EVENTS = 100_000
 """The application-level merge is stopped after so many: it takes ten times as long."""
@@ -20,6 +20,7 @@ COLUMNS = (
     Column("event bytes", "size"),
     Column("router events/s", "router_rate", ",.0f"),
     Column("router CPU µs/event", "router_cpu", ".2f"),
+    Column("opening ms", "opening", ".0f"),
     Column("direct drain events/s", "direct_rate", ",.0f"),
     Column("pymongo + heapq events/s", "application_rate", ",.0f"),
     Column("its CPU µs/event", "application_cpu", ".1f"),
@@ -94,6 +95,7 @@ def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
         "size": size,
         "router_rate": merged["rate"],
         "router_cpu": merged["cpu"],
+        "opening": merged["opening"],
         "direct_rate": direct["rate"],
         "application_rate": application["rate"],
         "application_cpu": application["cpu"],
@@ -106,17 +108,19 @@ def _median(runs: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:
     return {name: median(result[name] for result in results) for name in results[0]}
 
 
-def _drain(ports: list[str], events: int) -> dict[str, float]:
-    result = run_json("-m", "bench.drain", *ports, "--events", str(events), "--start", START)
-    return {"rate": result["events"] / result["seconds"]}
+def _drain(ports: list[str], events: int, *arguments: str) -> dict[str, float]:
+    wanted = ("--events", str(events), "--start", START, *arguments)
+    result = run_json("-m", "bench.drain", *ports, *wanted)
+    return {
+        "rate": result["events"] / result["seconds"],
+        "cpu": result["cpu"] / result["events"] * 1e6,
+        "opening": result["opening"] * 1e3,
+    }
 
 
 def _through_router(cluster: ReplayedCluster) -> dict[str, float]:
     with router(cluster.configdb) as (port, pid):
-        before = cpu_seconds(pid)
-        result = _drain([str(port)], cluster.events)
-        used = cpu_seconds(pid) - before
-    return {**result, "cpu": used / cluster.events * 1e6}
+        return _drain([str(port)], cluster.events, "--cpu-of", str(pid))
 
 
 def _application(ports: list[str], events: int) -> dict[str, float]:

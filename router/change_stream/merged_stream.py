@@ -18,6 +18,7 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import (
     ResumeToken,
     cluster_time_of,
+    event_key,
     first_key,
 )
 from router.merge.merged_log import MergedLog
@@ -62,7 +63,7 @@ class MergedStream:
         removed: Iterable[Part] = (),
         keep_bytes: int = 0,
     ) -> None:
-        self.log = MergedLog(first_key(start_at))
+        self.log = MergedLog(first_key(start_at), event_key)
         self.keep_bytes = keep_bytes
         self.error: CommandError | None = None
         self.refused = False
@@ -70,6 +71,7 @@ class MergedStream:
         self._merger = Merger()
         # What the last release has brought of each remote, until somebody has read it all.
         self._unread: Mapping[int, int] = {}
+        self._all_unread = 0
         self._remotes = Remotes(self._merger, start_at)
         self._openings: list[Action] = []
         only = request.passthrough_to_shard
@@ -158,14 +160,19 @@ class MergedStream:
         self.refused = not state.heard
         self.error = error
 
+    def merge_ahead(self, size: int) -> None:
+        """Merge what is ready before anybody asks for it, up to ``size`` bytes."""
+        self._merger.merge_ahead(size)
+
     def release(self) -> bool:
         """Append what is ready to the log, of which all has been read; False if nothing is."""
         block = self._merger.next_block()
         if block is None:
-            self._unread = {}
+            self._unread, self._all_unread = {}, 0
             return False
         self._unread = block.shares
-        self.log.append(block.events, block.size)
+        self._all_unread = sum(block.shares.values())
+        self.log.append(block.events, block.last_key, block.size)
         self.log.trim(self.keep_bytes)
         return True
 
@@ -231,7 +238,8 @@ class MergedStream:
     def _waits(self, numbers: Sequence[int]) -> list[Waiting]:
         """Describe those of the remotes that keep back a buffered event, when nothing is ready."""
         head, tail = self._merger.head, self._merger.tail
-        if head is None or tail is None or self._unread or self.error is not None:
+        unread = self._unread or self._merger.ahead
+        if head is None or tail is None or unread or self.error is not None:
             return []
         at, latest = cluster_time_of(head), cluster_time_of(tail)
         return [
@@ -245,6 +253,11 @@ class MergedStream:
         if remote not in self._remotes:
             return 0
         return self._merger.buffered_bytes(remote) + self._unread.get(remote, 0)
+
+    @property
+    def all_buffered_bytes(self) -> int:
+        """The same over all remotes."""
+        return self._merger.buffered + self._all_unread
 
     @property
     def held_bytes(self) -> int:

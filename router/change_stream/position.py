@@ -1,6 +1,5 @@
 """One client's place in a merged stream: what it has been given, and what comes next."""
 
-from operator import itemgetter
 from typing import Final, Protocol
 
 from router.change_stream.actions import Taken
@@ -9,12 +8,10 @@ from router.change_stream.resume_point import ResumePoint
 from router.change_stream.resume_token import TIME_DIGITS, token_of
 from router.change_stream.starting_point import StartingPoint
 from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
-from router.merge.merger import Event
+from shard_client.cursor_reply import token_data
 from shard_client.errors import CommandError
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
-
-_BSON: Final = itemgetter(1)
 
 
 class Source(Protocol):
@@ -81,7 +78,7 @@ class Position:
         self._mark_key = point.mark_key
         self._error: CommandError | None = None
         # Taken out of the log, not handed out yet: what has a key or a time in common, no more.
-        self._held: list[Event] = []
+        self._held: list[bytes] = []
         self._resume = ResumePoint(point.resume) if point.resume is not None else None
         self.attach(source)
 
@@ -152,30 +149,38 @@ class Position:
         """Whether ``take`` has something to say at once: events, the end, or an error."""
         return self._fill() or self._over
 
-    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Taken:
+    def take(
+        self,
+        max_events: int | None,
+        max_bytes: int = MAX_BATCH_BYTES,
+        enough: int | None = None,
+    ) -> Taken:
         """Hand out the next batch, without waiting; it may be empty.
 
         ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which has the
         starting point's token, and fails only if a cursor could not be opened). ``max_bytes``
-        bounds the batch, save that the first event always goes (docs/protocol.md, section 2).
+        bounds the batch, save that the first event always goes (docs/protocol.md, section 2); from
+        ``enough`` bytes on nothing further is looked for, where the batch may stop between blocks.
         Raises CommandError as mongos would, labels included, once everything that was ready has
         been handed out.
         """
         events: list[bytes] = []
         size = 0
-        last: Event | None = None
-        while (max_events is None or len(events) < max_events) and self._fill():
+        last: bytes | None = None
+        enough = max_bytes if enough is None else enough
+        while size < enough and (max_events is None or len(events) < max_events) and self._fill():
             wanted = None if max_events is None else max_events - len(events)
             space = max_bytes - size - ELEMENT_OVERHEAD * len(events)
             part, part_size = self._read(wanted, space, first=not events)
             if not part:
                 break
             last = part[-1]
-            events.extend(map(_BSON, part))
+            events.extend(part)
             size += part_size
         more = self._fill()
         if last is not None:
-            self._mark_key, self._mark = last[0], token_of(last[1])
+            self._mark = token_of(last)
+            self._mark_key = token_data(self._mark)
             if more:
                 self._hold_equals()
         elif not more and self._over:
@@ -238,7 +243,7 @@ class Position:
         if self._resume.passed:
             self._resume = None
 
-    def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[Event], int]:
+    def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:
         if self._held:
             part, size = cut(self._held, wanted, space, first=first)
             self._held = self._held[len(part) :]

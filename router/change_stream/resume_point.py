@@ -1,8 +1,6 @@
 """Finding the event that a stream resumes after (docs/design.md, section 7)."""
 
 from bisect import bisect_left, bisect_right
-from operator import itemgetter
-from typing import Final
 
 from router.change_stream.bson_text import render
 from router.change_stream.resume_token import (
@@ -10,15 +8,13 @@ from router.change_stream.resume_token import (
     TIME_DIGITS,
     ResumeToken,
     as_version,
+    event_key,
     token_of,
     version_of,
 )
-from router.merge.merger import Event
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.frames import decode
-
-_KEY: Final = itemgetter(0)
 
 
 class ResumePoint:
@@ -37,24 +33,24 @@ class ResumePoint:
         """Note an invalidate that is swallowed at once: it may be the token's own event."""
         self._found = self._found or self._order(key) == 0
 
-    def concerned(self, events: list[Event]) -> list[Event]:
+    def concerned(self, events: list[bytes]) -> list[bytes]:
         """Return the front of ``events`` that decides: up to the first key of a later time."""
         later = self._token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
-        end = bisect_left(events, later, key=_KEY)
+        end = bisect_left(events, later, key=event_key)
         if end < len(events):
-            end = bisect_right(events, events[end][0], lo=end, key=_KEY)
+            end = bisect_right(events, event_key(events[end]), lo=end, key=event_key)
         return events[:end]
 
-    def drop_seen(self, events: list[Event]) -> list[Event]:
+    def drop_seen(self, events: list[bytes]) -> list[bytes]:
         """Return the events that lie beyond the token; ``events`` are merged and in order.
 
         Raises CommandError 280 when the stream goes on beyond the token without having had it.
         """
         same_time = self._token.data[:TIME_DIGITS]
-        end = bisect_left(events, same_time + AFTER_ANY_DIGIT, key=_KEY)
-        beyond: list[Event] = []
+        end = bisect_left(events, same_time + AFTER_ANY_DIGIT, key=event_key)
+        beyond: list[bytes] = []
         for event in events[:end]:
-            order = self._order(event[0])
+            order = self._order(event_key(event))
             self._found = self._found or order == 0
             if order > 0:
                 beyond.append(event)
@@ -64,7 +60,7 @@ class ResumePoint:
                 raise CommandError(
                     ErrorCode.ChangeStreamFatalError,
                     "cannot resume stream; the resume token was not found. "
-                    + _text(token_of(beyond[0][1])),
+                    + _text(token_of(beyond[0])),
                 )
             self.passed = True
         return beyond

@@ -12,6 +12,7 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.bson_text import render
 from router.change_stream.keystring import Kind, OpaqueValueError, Reader, Value, check, integer
+from shard_client.cursor_reply import token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -156,6 +157,11 @@ def token_of(event: bytes) -> bytes:
         return event[9:end]
     identifier: RawBSONDocument = RawBSONDocument(event)["_id"]
     return bytes(identifier.raw)
+
+
+def event_key(event: bytes) -> bytes:
+    """Return the sort key of a change event: its token's ``_data`` as bytes."""
+    return token_data(token_of(event))
 
 
 def as_version(key: bytes, version: int) -> bytes:

@@ -14,14 +14,20 @@ class StreamLimits:
     remote_buffer_bytes: int = 16 * _MIB
     """Events buffered for one remote before its prefetch pauses."""
     stream_buffer_bytes: int = 64 * _MIB
-    """Events buffered for one merged cursor before prefetch pauses everywhere but at the gate."""
+    """Events buffered for one merged cursor before prefetch pauses everywhere but at the gate; half
+    of it is shared evenly among the remotes."""
     total_buffer_bytes: int = 1024 * _MIB
     """Events held for all streams together before a remote may only fetch when none of its own are
     buffered."""
     batch_target_bytes: int = _MIB
-    """Size that a batch from a shard should have; batchSize is adapted to it."""
+    """Size that a batch from a shard should have; batchSize is adapted to it. Smaller where many
+    shards share the stream's buffer."""
     reply_bytes: int = 16 * _MIB
-    """Events in one reply to a client."""
+    """Most events in one reply to a client."""
+    reply_target_bytes: int = 4 * _MIB
+    """Size at which a reply goes to a client that has not said how many events it wants; the same
+    is merged ahead. It is large enough to make little of what a reply costs, and leaves the client
+    something to do while the next one is made."""
     replies_bytes: int = 128 * _MIB
     """Events in all clients' replies together: who shares a stream gets its share at a time."""
     share: bool = True
@@ -80,10 +86,10 @@ class StreamLimits:
     max_cursors: int = 10_000
     """Merged cursors open at a time."""
 
-    def remote_settings(self) -> RemoteSettings:
-        """Return what of this concerns one remote cursor."""
+    def remote_settings(self, batch_bytes: int) -> RemoteSettings:
+        """Return what of this concerns one remote cursor with batches of ``batch_bytes``."""
         return RemoteSettings(
-            batch_target_bytes=self.batch_target_bytes,
+            batch_target_bytes=batch_bytes,
             await_time=self.await_active,
             connect_timeout=self.connect_timeout,
             reply_timeout=self.reply_timeout,

@@ -20,6 +20,7 @@ from router.cursors.limits import StreamLimits
 from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
 from router.cursors.pace import Pace
+from router.cursors.prefetch import Prefetch
 from router.cursors.remote import Remote
 from shard_client.connection import Connection
 from shard_client.cursor_reply import CursorBatch
@@ -52,7 +53,7 @@ class Upstream:
         self._request = request
         self._cluster = cluster
         self._limits = limits
-        self._settings = limits.remote_settings()
+        self._prefetch = Prefetch(limits)
         self._loop = asyncio.get_running_loop()
         self._remotes: dict[int, Remote] = {}
         self._connections: dict[str, Connection] = {}
@@ -92,16 +93,12 @@ class Upstream:
     def take(self, position: Position, max_events: int | None, max_bytes: int) -> Taken:
         """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
         self._touch()
-        taken = position.take(max_events, max_bytes)
+        enough = self._limits.reply_target_bytes if max_events is None else None
+        taken = position.take(max_events, max_bytes, enough)
         self._taken += len(taken.events)
         self._count()
         self._read_on()
         return taken
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of events that were received and not handed out yet, over all remotes."""
-        return sum(map(self.stream.buffered_bytes, self._remotes))
 
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
         """Describe the remotes and what they hold, for ``cursor_ids`` that read from here."""
@@ -111,7 +108,7 @@ class Upstream:
             cursor_ids=cursor_ids,
             namespace=self._request.namespace,
             events=self._taken,
-            buffered_bytes=self.buffered_bytes,
+            buffered_bytes=stream.all_buffered_bytes,
             gate_holder=None if holder is None else holder.target,
             waiting=stream.waiting_for is not None,
             remotes=tuple(
@@ -199,7 +196,8 @@ class Upstream:
 
     def _start(self, number: int, remote: Remote, opening: Opening) -> None:
         preference = PRIMARY if remote.topology else self._preference
-        settings = self._settings
+        batch_bytes = self._prefetch.batch_bytes(len(self._remotes))
+        settings = self._limits.remote_settings(batch_bytes)
         if remote.topology:
             # Nothing is lost while the gate stands still; whoever resumed would be refused.
             settings = replace(settings, failure_timeout=inf)
@@ -256,6 +254,8 @@ class Upstream:
         elif self._waiters and (stream.release() or stream.ended):
             # Those who wait have read all there was.
             self._wake()
+        # The next reply's work is done while the client reads the last one.
+        stream.merge_ahead(self._limits.reply_target_bytes)
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
         remote = self._remotes.get(number)
@@ -321,21 +321,12 @@ class Upstream:
             self._held = held
 
     def _may_read(self, number: int) -> bool:
-        """Tell whether the byte budgets allow another batch.
-
-        A remote with nothing buffered may always read: the gate holder has nothing buffered once
-        what is ready has been taken, so the gate never stands still for want of budget.
-        """
-        buffered = self.stream.buffered_bytes(number)
-        if not buffered:
-            return True
-        if self._memory.short:
+        """Tell whether the byte budgets allow another batch."""
+        stream = self.stream
+        buffered = stream.buffered_bytes(number)
+        if buffered and self._memory.short:
             return False
-        ahead = self._limits.batch_target_bytes
-        if buffered + ahead > self._limits.remote_buffer_bytes:
-            return False
-        wanted = self.buffered_bytes + ahead * len(self._remotes)
-        return wanted <= self._limits.stream_buffer_bytes
+        return self._prefetch.allows(buffered, stream.all_buffered_bytes, len(self._remotes))
 
     def _touch(self) -> None:
         """Somebody reads: keep the remotes going for a while."""

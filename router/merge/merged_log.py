@@ -1,14 +1,12 @@
 """What the merge has released, kept for all who read it: a ring of blocks, bounded in bytes."""
 
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import accumulate
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Final
 
-from router.merge.merger import Event, weight
-
-_KEY: Final = itemgetter(0)
-_BSON: Final = itemgetter(1)
+from router.merge.merger import weight
 
 ELEMENT_OVERHEAD: Final = 10
 """Bytes that mongos reckons on top of each event in a batch: type, array index, terminator."""
@@ -25,11 +23,11 @@ class _Block:
 
     __slots__ = ("events", "first", "last_key", "size")
 
-    def __init__(self, first: int, events: list[Event], size: int) -> None:
+    def __init__(self, first: int, events: list[bytes], last_key: bytes, size: int) -> None:
         self.first = first
         self.events = events
         self.size = size
-        self.last_key = events[-1][0]
+        self.last_key = last_key
 
 
 _first: Final = attrgetter("first")
@@ -41,25 +39,27 @@ class MergedLog:
 
     Whoever reads holds the number of the next event; numbers from ``start`` up to ``end`` are here.
     ``floor`` is a sort key: every event beyond it is here or still to come
-    (docs/design.md, section 10).
+    (docs/design.md, section 10). ``key_of`` finds an event's sort key: that is seldom asked for,
+    so it is not kept.
     """
 
-    def __init__(self, floor: bytes) -> None:
+    def __init__(self, floor: bytes, key_of: Callable[[bytes], bytes]) -> None:
         self.floor = floor
+        self._key_of = key_of
         self.start = 0
         self.end = 0
         self.size = 0
         self._blocks: list[_Block] = []
 
-    def append(self, events: list[Event], size: int) -> None:
+    def append(self, events: list[bytes], last_key: bytes, size: int) -> None:
         """Add merged events, ``size`` bytes in all; the list belongs to the log from now on."""
         last = self._blocks[-1] if self._blocks else None
         if last is not None and last.size + size <= JOIN_BYTES:
             last.events.extend(events)
             last.size += size
-            last.last_key = events[-1][0]
+            last.last_key = last_key
         else:
-            self._blocks.append(_Block(self.end, events, size))
+            self._blocks.append(_Block(self.end, events, last_key, size))
         self.end += len(events)
         self.size += size
 
@@ -85,18 +85,18 @@ class MergedLog:
         if index == len(self._blocks):
             return self.end
         block = self._blocks[index]
-        return block.first + bisect_right(block.events, key, key=_KEY)
+        return block.first + bisect_right(block.events, key, key=self._key_of)
 
-    def equal_from(self, number: int, key: bytes) -> list[Event]:
+    def equal_from(self, number: int, key: bytes) -> list[bytes]:
         """Return the events from ``number`` on, within its block, whose sort key is ``key``."""
         block, offset = self._at(number)
-        if block.events[offset][0] != key:
+        if self._key_of(block.events[offset]) != key:
             return []
-        return block.events[offset : bisect_right(block.events, key, lo=offset, key=_KEY)]
+        return block.events[offset : bisect_right(block.events, key, lo=offset, key=self._key_of)]
 
     def read(
         self, number: int, max_events: int | None, space: int, *, first: bool
-    ) -> tuple[list[Event], int]:
+    ) -> tuple[list[bytes], int]:
         """Return events from ``number`` on, of one block, and their bytes.
 
         At most ``max_events`` that fit into ``space``, as ``cut`` has it. The list may be the log's
@@ -108,7 +108,7 @@ class MergedLog:
         end = None if max_events is None else offset + max_events
         return cut(block.events[offset:end], max_events, space, first=first)
 
-    def block_from(self, number: int) -> list[Event]:
+    def block_from(self, number: int) -> list[bytes]:
         """Return a copy of the events from ``number`` up to the end of its block."""
         block, offset = self._at(number)
         return block.events[offset:]
@@ -122,13 +122,13 @@ class MergedLog:
 
 
 def cut(
-    events: list[Event],
+    events: list[bytes],
     max_events: int | None,
     space: int,
     *,
     first: bool,
     size: int | None = None,
-) -> tuple[list[Event], int]:
+) -> tuple[list[bytes], int]:
     """Return the longest front of ``events`` that a batch has room for, and its bytes.
 
     At most ``max_events`` that fit into ``space`` bytes: an event needs its size at the time it is
@@ -144,7 +144,7 @@ def cut(
     if size is not None and count == len(events) and size + ELEMENT_OVERHEAD * count <= space:
         return events, size
     taken = events[:count]
-    sizes = list(accumulate(map(len, map(_BSON, taken))))
+    sizes = list(accumulate(map(len, taken)))
     if sizes[-1] + ELEMENT_OVERHEAD * count > space:
         fits = bisect_right(range(count), space, key=lambda i: sizes[i] + ELEMENT_OVERHEAD * i)
         taken = taken[: max(fits, 1) if first else fits]

@@ -18,6 +18,10 @@ _BSON: Final = itemgetter(1)
 COALESCE_BYTES: Final = 256 * 1024
 """Batches smaller than this are joined into one run, so that a backlog of crumbs stays cheap."""
 
+BLOCK_EVENTS: Final = 2000
+"""About how many events a block has at most: few enough to stay in a core's own cache while they
+are merged, many enough that cutting them out of each remote's run costs little."""
+
 
 EVENT_OVERHEAD: Final = 300
 """What an event takes in memory on top of its own bytes: its sort key, and Python's objects."""
@@ -37,9 +41,13 @@ class MergeOrderError(Exception):
 
 
 class Block(NamedTuple):
-    """Merged events in order, their bytes, and the memory that those of each remote take."""
+    """Merged events in order, without their sort keys but for the last one's.
 
-    events: list[Event]
+    ``size`` is their bytes, ``shares`` the memory that those of each remote take.
+    """
+
+    events: list[bytes]
+    last_key: bytes
     size: int
     shares: Mapping[int, int]
 
@@ -69,12 +77,44 @@ class _Remote:
         self.promise_raw = b""
         self.eligible = not topology
 
+    def bound(self, count: int, bound: bytes) -> bytes:
+        """Return ``bound``, or the sort key of its ``count``-th event where that is smaller."""
+        for run in self.runs:
+            left = len(run.events) - run.start
+            if count <= left:
+                return min(bound, run.events[run.start + count - 1][0])
+            count -= left
+        return bound
+
+    def cut(self, bound: bytes, onto: list[Event]) -> tuple[list[Event], int]:
+        """Take the events up to and including ``bound``: ``onto`` and these, and their bytes."""
+        total = 0
+        while self.runs and self.runs[0].last <= bound:
+            run = self.runs.popleft()
+            total += run.size
+            if onto:
+                onto.extend(run.events[run.start :] if run.start else run.events)
+            else:
+                onto = run.events[run.start :] if run.start else run.events
+        if self.runs:
+            run = self.runs[0]
+            end = bisect_right(run.events, bound, lo=run.start, key=_KEY)
+            if end > run.start:
+                part = run.events[run.start : end]
+                size = sum(map(len, map(_BSON, part)))
+                run.start = end
+                run.size -= size
+                total += size
+                onto.extend(part)
+        return onto, total
+
 
 class Merger:
     """Merges the batches of many remotes into blocks of events in sort key order.
 
-    An event is released once every remote has promised to send nothing below it. Blocks hold at
-    most one run of each remote, so that a merge works on what the processor's caches still hold.
+    An event is released once every remote has promised to send nothing below it. Blocks are small,
+    and of at most one run of each remote, so that a merge works on what the processor's caches
+    still hold, however many remotes there are.
 
     Rules: docs/design.md, section 5; docs/protocol.md, sections 2 and 6.
     """
@@ -86,6 +126,8 @@ class Merger:
         self._silent: set[int] = set()
         self._retired: set[int] = set()
         self._promises: SortedList[tuple[bytes, int]] = SortedList()
+        self._ahead: deque[Block] = deque()
+        self._ahead_size = 0
         self.buffered = 0
         """Bytes of memory that all remotes' events take which no block has released yet."""
 
@@ -245,21 +287,28 @@ class Merger:
         return (key, state.promise_raw) if state.eligible else None
 
     @property
+    def ahead(self) -> bool:
+        """Whether ``next_block`` has a block at hand that was merged ahead."""
+        return bool(self._ahead)
+
+    @property
     def ready(self) -> bool:
         """Whether ``next_block`` has anything to release."""
+        if self._ahead:
+            return True
         gate = self.gate
         head = None if gate is None else self.head
         return head is not None and gate is not None and head <= gate
 
     @property
     def head(self) -> bytes | None:
-        """The smallest buffered sort key."""
+        """The smallest buffered sort key that is not merged yet."""
         firsts = [remote.runs[0] for remote in self._full.values()]
         return min([run.events[run.start][0] for run in firsts], default=None)
 
     @property
     def tail(self) -> bytes | None:
-        """The largest buffered sort key."""
+        """The largest buffered sort key that is not merged yet."""
         return max([remote.runs[-1].last for remote in self._full.values()], default=None)
 
     def promise(self, remote: int) -> bytes | None:
@@ -278,29 +327,43 @@ class Merger:
         """Memory that the remote's events take which no block has released yet."""
         return self._remotes[remote].buffered
 
+    def merge_ahead(self, size: int) -> None:
+        """Merge what is ready, so that ``next_block`` need not, until ``size`` bytes lie there."""
+        while self._ahead_size < size and (block := self._merge()) is not None:
+            self._ahead.append(block)
+            self._ahead_size += block.size
+
     def next_block(self) -> Block | None:
         """Release the next block, or None when nothing is ready.
 
         Equal keys keep the order of the remotes' numbers.
         """
+        if self._ahead:
+            self._ahead_size -= self._ahead[0].size
+        block = self._ahead.popleft() if self._ahead else self._merge()
+        if block is not None:
+            for remote, held in block.shares.items():
+                self.buffered -= held
+                if remote in self._remotes:
+                    self._remotes[remote].buffered -= held
+        return block
+
+    def _merge(self) -> Block | None:
         bound = self.gate
         if bound is None or not self._full:
             return None
+        share = 1 + BLOCK_EVENTS // len(self._full)
         for state in self._full.values():
-            if len(state.runs) > 1 and state.runs[0].last < bound:
-                bound = state.runs[0].last
+            bound = state.bound(share, bound)
         merged: list[Event] = []
         total = 0
         shares: dict[int, int] = {}
         for remote in sorted(self._full):
-            part, size = self._cut(self._full[remote], bound)
-            if part:
+            count = len(merged)
+            merged, size = self._full[remote].cut(bound, merged)
+            if count := len(merged) - count:
                 total += size
-                shares[remote] = weight(len(part), size)
-                if merged:
-                    merged.extend(part)
-                else:
-                    merged = part
+                shares[remote] = weight(count, size)
         if not shares:
             return None
         for remote in shares:
@@ -312,22 +375,5 @@ class Merger:
         if len(shares) > 1:
             # Timsort finds the presorted runs and merges them; it is stable, which settles ties.
             merged.sort(key=_KEY)
-        return Block(merged, total, shares)
-
-    def _cut(self, state: _Remote, bound: bytes) -> tuple[list[Event], int]:
-        """Take what the remote's first run has up to and including ``bound``."""
-        run = state.runs[0]
-        if run.last <= bound:
-            state.runs.popleft()
-            part = run.events[run.start :] if run.start else run.events
-            size = run.size
-        else:
-            end = bisect_right(run.events, bound, lo=run.start, key=_KEY)
-            part = run.events[run.start : end]
-            size = sum(map(len, map(_BSON, part)))
-            run.start = end
-            run.size -= size
-        held = weight(len(part), size)
-        state.buffered -= held
-        self.buffered -= held
-        return part, size
+        # The keys have done their work: let go of while the caches hold them.
+        return Block(list(map(_BSON, merged)), merged[-1][0], total, shares)

@@ -1,0 +1,54 @@
+"""A config server and shards that play prepared events: prints their host strings, then serves.
+
+All are in one process, so that more shards are not more processes on the same cores.
+"""
+
+import argparse
+import asyncio
+import json
+from itertools import count
+
+import uvloop
+from bson import Timestamp
+
+from bench.events import END, START, dealt
+from shard_client.allocation import collect_less_often, keep_freed_memory
+from tests.harness.replay import EventTape, PreparedEvents, ReplayMember
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shards", type=int, required=True)
+    parser.add_argument("--events", type=int, required=True, help="on all shards together")
+    parser.add_argument("--size", type=int, default=600, help="bytes of an event")
+    uvloop.run(_serve(parser.parse_args()))
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    hosts = {}
+    for number in range(args.shards):
+        events = PreparedEvents(dealt(number, args.shards, args.events, args.size))
+        hosts[f"s{number}"] = await _member(f"s{number}", events).start()
+    config = _member("cfg", PreparedEvents([]))
+    config.documents["shards"] = [
+        {"_id": name, "host": host, "state": 1, "topologyTime": Timestamp(1, number)}
+        for number, (name, host) in enumerate(hosts.items(), 1)
+    ]
+    configdb = await config.start()
+    keep_freed_memory()
+    collect_less_often()
+    print(json.dumps({"shards": hosts, "configdb": configdb}), flush=True)
+    await asyncio.Event().wait()
+
+
+def _member(name: str, events: PreparedEvents) -> ReplayMember:
+    ids = count(1)
+
+    def play(command: dict[str, object]) -> EventTape:
+        return EventTape(next(ids), "admin.$cmd.aggregate", START, events, END)
+
+    return ReplayMember(name, play)
+
+
+if __name__ == "__main__":
+    main()
