@@ -57,13 +57,15 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
     loop.set_exception_handler(scenario.unhandled)
 
     def limits(values: Mapping[str, Any]) -> StreamLimits:
-        return replace(stream_limits(values), **plan.limits)
+        found = replace(stream_limits(values), reply_target_bytes=plan.block_bytes)
+        return replace(found, **plan.limits)
 
     with (
         repeatable(seed, scenario.wall),
         mock.patch.object(router.service, "stream_limits", limits),
         mock.patch.object(merged_log, "JOIN_BYTES", plan.block_bytes),
         mock.patch.object(merger, "COALESCE_BYTES", plan.block_bytes),
+        mock.patch.object(merger, "BLOCK_EVENTS", max(1, plan.block_bytes // 500)),
     ):
         gc.disable()  # it would run at other times in other processes
         try:

@@ -87,8 +87,13 @@ class PrivateStream(MergedStream):
     def ready(self) -> bool:
         return self.position.ready
 
-    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Taken:
-        return self.position.take(max_events, max_bytes)
+    def take(
+        self,
+        max_events: int | None,
+        max_bytes: int = MAX_BATCH_BYTES,
+        enough: int | None = None,
+    ) -> Taken:
+        return self.position.take(max_events, max_bytes, enough)
 
 
 @dataclass

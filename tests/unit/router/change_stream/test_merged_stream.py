@@ -1,4 +1,5 @@
 from random import Random
+from unittest.mock import patch
 
 import bson
 import pytest
@@ -186,6 +187,19 @@ def test_a_batch_is_cut_at_16_mib():
     assert len(taken.events) == 2
     assert taken.pbrt == token_of(taken.events[-1])
     assert stream.take(None).events == [big[2][1], big[3][1]]
+
+
+def test_a_batch_that_has_enough_ends_with_its_block():
+    stream = opened()
+    for remote, numbers in ((CONFIG, ()), (A, range(12, 18)), (B, ())):
+        arrive(stream, remote, *numbers, upto=30)
+    with (
+        patch("router.merge.merger.BLOCK_EVENTS", 1),
+        patch("router.merge.merged_log.JOIN_BYTES", 0),
+    ):
+        first, second = stream.take(None, enough=1), stream.take(None, enough=1)
+    assert (times(first.events), times(second.events)) == ([12, 13], [14, 15])
+    assert second.pbrt == token_of(second.events[-1])
 
 
 def test_an_event_larger_than_a_batch_comes_alone():

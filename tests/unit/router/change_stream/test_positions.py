@@ -72,6 +72,7 @@ class Streams:
             return False
         stream, remote, batches = self.rnd.choice(waiting)
         self.act(stream, stream.batch_arrived(remote, batches.pop(0)))
+        stream.merge_ahead(self.rnd.choice([0, 300, 1 << 20]))
         return True
 
 
@@ -92,10 +93,12 @@ class Client:
     def over(self) -> bool:
         return self.closed or self.error is not None
 
-    def take(self, max_events: int | None, max_bytes: int = 16 << 20) -> None:
+    def take(
+        self, max_events: int | None, max_bytes: int = 16 << 20, enough: int | None = None
+    ) -> None:
         was_ready = self.position.ready
         try:
-            taken = self.position.take(max_events, max_bytes)
+            taken = self.position.take(max_events, max_bytes, enough)
         except CommandError as error:
             self.error = error
             return
@@ -153,7 +156,11 @@ class Fanout:
         if greedy:
             client.take(None)
         else:
-            client.take(self.rnd.choice([None, 1, 2, 5]), self.rnd.choice([16 << 20, 700]))
+            client.take(
+                self.rnd.choice([None, 1, 2, 5]),
+                self.rnd.choice([16 << 20, 700]),
+                self.rnd.choice([None, 1, 700]),
+            )
 
     def finish(self) -> None:
         """Let everything arrive and everybody read to the end."""

@@ -5,22 +5,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.merge.merged_log import ELEMENT_OVERHEAD, JOIN_BYTES, MergedLog, cut
-from router.merge.merger import Event
 
-
-def events(*sizes: int, first: int = 0) -> list[Event]:
-    return [(key(first + n), b"x" * size) for n, size in enumerate(sizes)]
+KEY_SIZE = 6
 
 
 def key(number: int) -> bytes:
     return b"%06d" % number
 
 
+def key_of(event: bytes) -> bytes:
+    return event[:KEY_SIZE]
+
+
+def event(number: int, size: int) -> bytes:
+    return key(number) + b"x" * (size - KEY_SIZE)
+
+
+def events(*sizes: int, first: int = 0) -> list[bytes]:
+    return [event(first + n, size) for n, size in enumerate(sizes)]
+
+
+def append(log: MergedLog, appended: list[bytes]) -> None:
+    log.append(list(appended), key_of(appended[-1]), sum(map(len, appended)))
+
+
 # How a batch is cut.
 
 
 @given(
-    st.lists(st.integers(5, 40), min_size=1, max_size=30),
+    st.lists(st.integers(KEY_SIZE, 40), min_size=1, max_size=30),
     st.none() | st.integers(0, 10),
     st.integers(-5, 400),
     st.booleans(),
@@ -34,7 +47,7 @@ def test_a_cut_is_the_longest_front_that_fits(sizes, limit, space, first):
         used += size + ELEMENT_OVERHEAD
     for known in (None, sum(sizes)):
         taken, size = cut(events(*sizes), limit, space, first=first, size=known)
-        assert [len(raw) for _, raw in taken] == sizes[:fits]
+        assert [len(raw) for raw in taken] == sizes[:fits]
         assert size == sum(sizes[:fits])
 
 
@@ -54,7 +67,7 @@ def test_the_last_event_needs_no_room_for_a_next_one(space):
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.integers(1, JOIN_BYTES), min_size=1, max_size=4),
+            st.lists(st.integers(KEY_SIZE, JOIN_BYTES), min_size=1, max_size=4),
             st.integers(0, 3 * JOIN_BYTES),
         ),
         max_size=25,
@@ -63,46 +76,46 @@ def test_the_last_event_needs_no_room_for_a_next_one(space):
 )
 def test_the_log_is_the_end_of_what_was_appended(appends, repeats):
     """Against a plain list: what is here, where keys are found, what is read from each number."""
-    log = MergedLog(b"")
-    everything: list[Event] = []
+    log = MergedLog(b"", key_of)
+    everything: list[bytes] = []
     number = 0
     for sizes, keep in appends:
         block = []
         for size in sizes:
             number += not repeats[len(everything) + len(block)]
-            block.append((key(number), b"x" * size))
-        log.append(list(block), sum(sizes))
+            block.append(event(number, size))
+        append(log, block)
         everything += block
         log.trim(keep)
         assert log.end == len(everything)
         here = everything[log.start :]
         assert here[-len(block) :] == block
-        assert log.size == sum(len(raw) for _, raw in here)
+        assert log.size == sum(map(len, here))
         assert log.size <= max(keep, JOIN_BYTES, sum(sizes))
         gone = everything[: log.start]
-        assert log.floor == (gone[-1][0] if gone else b"")
+        assert log.floor == (key_of(gone[-1]) if gone else b"")
 
-        keys = [one for one, _ in everything]
+        keys = [key_of(one) for one in everything]
         for place in range(log.start, log.end):
             found = log.number_beyond(keys[place])
             assert found == bisect_right(keys, keys[place])
             read, size = log.read(place, 2, 1 << 30, first=True)
             assert read == everything[place : place + len(read)]
-            assert size == sum(len(raw) for _, raw in read)
+            assert size == sum(map(len, read))
             rest = log.block_from(place)
             assert rest == everything[place : place + len(rest)]
             assert rest[:2] == read
             equal = log.equal_from(place, keys[place])
             assert equal
-            assert {one for one, _ in equal} == {keys[place]}
+            assert {key_of(one) for one in equal} == {keys[place]}
         assert log.number_beyond(b"~") == log.end
 
 
 def test_blocks_are_read_one_at_a_time_and_small_ones_are_joined():
-    log = MergedLog(b"")
-    log.append(events(10, 10), 20)
-    log.append(events(10, first=2), 10)
-    log.append(events(JOIN_BYTES, first=3), JOIN_BYTES)
+    log = MergedLog(b"", key_of)
+    append(log, events(10, 10))
+    append(log, events(10, first=2))
+    append(log, events(JOIN_BYTES, first=3))
     assert len(log.read(0, None, 1 << 30, first=True)[0]) == 3
     assert len(log.read(3, None, 1 << 30, first=True)[0]) == 1
     assert log.equal_from(1, key(0)) == []
@@ -111,6 +124,6 @@ def test_blocks_are_read_one_at_a_time_and_small_ones_are_joined():
 
 
 def test_an_empty_log_has_its_start_as_its_floor():
-    log = MergedLog(key(5))
+    log = MergedLog(key(5), key_of)
     log.trim(0)
     assert (log.floor, log.start, log.end, log.number_beyond(key(7))) == (key(5), 0, 0, 0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.merge.merger import COALESCE_BYTES, Block, MergeOrderError, Merger, weight
+from router.merge.merger import BLOCK_EVENTS, COALESCE_BYTES, MergeOrderError, Merger, weight
 
 LOWEST, HIGHEST = b"", b"\xff"
 
@@ -20,11 +20,22 @@ def merger(remotes: int, **topology: bool) -> Merger:
     return made
 
 
-def released(made: Merger) -> list[tuple[bytes, bytes]]:
-    events = []
+def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
+    """A sort key and what stands for the event, which tells key and remote."""
+    return key(number), b"%d:%d:" % (number, remote) + filler
+
+
+def origin(raw: bytes) -> tuple[int, int]:
+    number, remote, _ = raw.split(b":", 2)
+    return int(number), int(remote)
+
+
+def released(made: Merger) -> list[bytes]:
+    events: list[bytes] = []
     while (block := made.next_block()) is not None:
         assert block.events
-        assert block.size == sum(len(raw) for _, raw in block.events)
+        assert block.last_key == key(origin(block.events[-1])[0])
+        assert block.size == sum(map(len, block.events))
         assert sum(block.shares.values()) == weight(len(block.events), block.size)
         events += block.events
     return events
@@ -39,7 +50,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, b
     arrivals = []
     for remote in range(remotes):
         mine = [
-            (key(number), b"%d:%d:%d" % (number, remote, n))
+            event(number, remote, b"%d" % n)
             for n, number in enumerate(numbers)
             if owners[n] == remote
         ]
@@ -74,14 +85,14 @@ def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
         now = released(made)
         if now:
             assert len(promised) == remotes
-            assert now[-1][0] <= min(promised.values())
+            assert key(origin(now[-1])[0]) <= min(promised.values())
         seen += now
         assert not made.ready
         if len(promised) == remotes:
             assert made.gate == min(promised.values())
             assert promised[made.gate_holder] == made.gate
-    assert [k for k, _ in seen] == [k for k, _ in everything]
-    assert sorted(seen) == sorted(everything)
+    assert [key(origin(raw)[0]) for raw in seen] == [k for k, _ in everything]
+    assert sorted(seen) == sorted(raw for _, raw in everything)
     assert all(made.buffered_bytes(remote) == 0 for remote in range(remotes))
 
 
@@ -100,9 +111,7 @@ def test_what_is_buffered_is_what_was_not_released(history):
 
 
 def add(made: Merger, remote: int, numbers: Sequence[int], promise: int) -> None:
-    made.add_batch(
-        remote, [(key(n), b"%d" % remote) for n in numbers], b"p%d" % promise, key(promise)
-    )
+    made.add_batch(remote, [event(n, remote) for n in numbers], b"p%d" % promise, key(promise))
 
 
 def test_nothing_is_ready_before_every_remote_has_promised():
@@ -112,37 +121,62 @@ def test_nothing_is_ready_before_every_remote_has_promised():
     assert (made.ready, made.gate, made.gate_holder) == (False, None, 2)
     add(made, 2, [], 5)
     assert (made.ready, made.gate, made.gate_holder) == (True, key(1), 0)
-    assert released(made) == [(key(1), b"0")]
+    assert list(map(origin, released(made))) == [(1, 0)]
 
 
 def test_equal_keys_keep_the_order_of_the_remotes():
     made = merger(3)
     for remote in (2, 0, 1):
         add(made, remote, [4, 4], 9)
-    assert [raw for _, raw in released(made)] == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    assert [origin(raw)[1] for raw in released(made)] == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_block_holds_at_most_one_run_of_each_remote():
+@pytest.mark.parametrize("remotes", [1, 3, 16])
+@pytest.mark.parametrize("batch", [10, 700, 5000])
+def test_blocks_are_about_as_large_however_many_remotes_and_batches_there_are(remotes, batch):
+    made = merger(remotes)
+    each = 10_000 // remotes
+    for remote in range(remotes):
+        for start in range(0, each, batch):
+            numbers = range(start, min(each, start + batch))
+            filler = b"x" * (COALESCE_BYTES // batch)
+            made.add_batch(
+                remote, [event(n, remote, filler) for n in numbers], b"p", key(numbers[-1])
+            )
+    sizes = []
+    while (block := made.next_block()) is not None:
+        sizes.append(len(block.events))
+    assert sum(sizes) == remotes * each
+    assert max(sizes) <= BLOCK_EVENTS + remotes
+    assert min(sizes[:-1]) >= BLOCK_EVENTS - remotes
+
+
+def test_what_was_merged_ahead_is_released_first_and_counts_as_buffered_until_then():
     made = merger(2)
-    big = b"x" * COALESCE_BYTES
-    made.add_batch(0, [(key(1), big), (key(4), big)], b"p", key(4))
-    made.add_batch(0, [(key(6), big)], b"p", key(6))
-    made.add_batch(1, [(key(n), b"y") for n in range(10)], b"p", key(9))
-    assert made.next_block() == Block(
-        [
-            (key(0), b"y"),
-            (key(1), big),
-            (key(1), b"y"),
-            (key(2), b"y"),
-            (key(3), b"y"),
-            (key(4), big),
-            (key(4), b"y"),
-        ],
-        2 * len(big) + 5,
-        {0: weight(2, 2 * len(big)), 1: weight(5, 5)},
-    )
-    assert [k for k, _ in released(made)] == [key(5), key(6), key(6)]
-    assert made.buffered_bytes(1) == weight(3, 3)
+    add(made, 0, [1, 3, 5], 5)
+    add(made, 1, [2, 4], 4)
+    held = made.buffered
+    made.merge_ahead(1)
+    assert (made.ahead, made.ready, made.buffered) == (True, True, held)
+    assert (made.head, made.tail) == (key(5), key(5))
+    add(made, 1, [6], 6)
+    made.merge_ahead(1)
+    block = made.next_block()
+    assert block is not None
+    assert [origin(raw)[0] for raw in block.events] == [1, 2, 3, 4]
+    assert not made.ahead
+    assert made.buffered_bytes(0) == weight(1, len(event(5, 0)[1]))
+    assert [origin(raw)[0] for raw in released(made)] == [5]
+
+
+def test_a_remote_that_is_retired_after_its_events_were_merged_ahead_leaves_nothing_behind():
+    made = merger(2)
+    add(made, 0, [1, 2], 2)
+    add(made, 1, [], 9)
+    made.merge_ahead(1 << 20)
+    made.retire_remote(0)
+    assert [origin(raw)[0] for raw in released(made)] == [1, 2]
+    assert made.buffered == 0
 
 
 @pytest.mark.parametrize(
@@ -170,7 +204,7 @@ def test_a_retired_remote_holds_nothing_back_and_loses_nothing():
     made.retire_remote(1)
     made.retire_remote(2)
     assert made.gate == key(4)
-    assert [raw for _, raw in released(made)] == [b"0", b"1", b"1", b"0"]
+    assert [origin(raw)[1] for raw in released(made)] == [0, 1, 1, 0]
     assert made.head is None
     made.retire_remote(0)
     assert made.gate is None
@@ -184,10 +218,10 @@ def test_a_remote_that_is_retired_at_a_key_releases_what_lies_below(bound):
     add(made, 0, [6, 7], 7)
     add(made, 1, [2, 8], 9)
     made.retire_remote(0, before=key(bound))
-    below = [b"0" for number in (1, 3, 5, 6, 7) if number < bound]
-    events = [raw for _, raw in released(made)]
-    assert [raw for raw in events if raw == b"0"] == below
-    assert events.count(b"1") == 2
+    below = [number for number in (1, 3, 5, 6, 7) if number < bound]
+    origins = [origin(raw) for raw in released(made)]
+    assert [number for number, remote in origins if remote == 0] == below
+    assert [number for number, remote in origins if remote == 1] == [2, 8]
     assert made.head is None
 
 
@@ -195,10 +229,10 @@ def test_a_remote_that_joins_with_a_known_start_holds_the_gate_there():
     made = merger(1)
     made.add_remote(7, promise=key(3))
     add(made, 0, [1, 2, 3, 4], 9)
-    assert [k for k, _ in released(made)] == [key(1), key(2), key(3)]
+    assert [origin(raw)[0] for raw in released(made)] == [1, 2, 3]
     assert made.mark is None, "its start is no promise of its own"
     add(made, 7, [], 6)
-    assert [k for k, _ in released(made)] == [key(4)]
+    assert [origin(raw)[0] for raw in released(made)] == [4]
     assert made.mark == (key(6), b"p6")
 
 
