@@ -1,6 +1,7 @@
 """The remotes behind a merged stream: failures, new shards, budgets, nudges."""
 
 import asyncio
+from unittest.mock import patch
 
 import bson
 import pytest
@@ -180,15 +181,36 @@ async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
     source = cursor.reader.source
     assert source is not None
     upstream = source.upstream
-    await until(lambda: upstream.buffered_bytes > budget / 2)
+    await until(lambda: upstream.stream.all_buffered_bytes > budget / 4)
     asked = 0
     while shard.commands["getMore"] > asked:
         asked = shard.commands["getMore"]
         await cursor.next_batch(None, 0.05)
-    assert budget / 2 < upstream.buffered_bytes <= budget
+    assert budget / 4 < upstream.stream.all_buffered_bytes <= budget
     cluster.noop(200)
     found = await read_until(cursor, 1001)
     assert found == [*range(251), 5000, *range(251, 1000)]
+
+
+async def test_a_reply_has_all_that_was_asked_for_and_else_about_its_target(
+    cluster: ScriptedCluster,
+):
+    for n in range(12):
+        cluster.shards["s0"].insert(Timestamp(101, n + 1), n, filler="x" * 1000)
+    cluster.noop(102)
+    with (
+        patch("router.merge.merger.BLOCK_EVENTS", 1),
+        patch("router.merge.merged_log.JOIN_BYTES", 0),
+    ):
+        registry = cluster.registry(reply_target_bytes=3000)
+        cursor, _ = await registry.open(stream(), OWNER)
+        source = cursor.reader.source
+        assert source is not None
+        await until(lambda: (source.upstream.stream.gate or b"") > b"8200000066")
+        assert numbers(await cursor.next_batch(7, 2)) == [*range(7)]
+        rest = numbers(await cursor.next_batch(None, 2))
+    assert rest[:2] == [7, 8]
+    assert len(rest) < 5
 
 
 async def test_idle_members_are_nudged_past_a_waiting_event(cluster: ScriptedCluster):
