@@ -11,7 +11,15 @@ from bench.report import RESULTS, circumstances, keep, show
 from bench.suite import Options, Suite
 
 # One module of this package each, which has a SUITE; in the order in which they run.
-SUITES = ("throughput", "small_batches", "latency", "workers", "fanout", "real_servers")
+SUITES = (
+    "throughput",
+    "scaling",
+    "small_batches",
+    "latency",
+    "workers",
+    "fanout",
+    "real_servers",
+)
 
 
 def main() -> None:

@@ -42,28 +42,60 @@ def _memory(pid: int, field: str) -> int:
     raise RuntimeError(f"no {field} of process {pid}")
 
 
-def spawn(*arguments: str) -> subprocess.Popen[str]:
-    """Start a Python program whose stdout is read by the caller."""
-    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+@contextlib.contextmanager
+def own_core() -> Iterator[set[int]]:
+    """Keep this process, and those that it starts in the block, off one core; give that one.
+
+    What is measured runs there, so that it does not depend on whom the scheduler puts beside it.
+    On a single core everything shares it.
+    """
+    cores = os.sched_getaffinity(0)
+    kept = {max(cores)}
+    os.sched_setaffinity(0, cores - kept or cores)
+    try:
+        yield kept
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
-def run_json(*arguments: str, timeout: float = 120.0) -> dict[str, Any]:
-    """Run a Python program to its end and return the JSON object that it prints last."""
-    done = subprocess.run(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, timeout=timeout, check=True
-    )
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def spawn(*arguments: str, cores: set[int] | None = None) -> subprocess.Popen[str]:
+    """Start a Python program, on ``cores`` only, whose stdout is read by the caller."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or own)  # what is started inherits it
+    try:
+        return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+def run_json(
+    *arguments: str, timeout: float = 120.0, cores: set[int] | None = None
+) -> dict[str, Any]:
+    """Run a Python program to its end and return the JSON object that it prints last.
+
+    Raises RuntimeError when it fails or prints none, TimeoutExpired after ``timeout`` seconds.
+    """
+    with spawn(*arguments, cores=cores) as process:
+        try:
+            printed, _ = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode or not printed:
+        raise RuntimeError(f"{' '.join(arguments)} failed")
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 
 
 class ReplayedCluster:
     """Replaying shards and a config server, in a process of their own."""
 
-    def __init__(self, shards: int, events: int, size: int) -> None:
+    def __init__(self, shards: int, events: int, size: int, *arguments: str) -> None:
         self.events = events - events % shards
         self._process = spawn(
             "-m", "bench.replaying_cluster",
             "--shards", str(shards), "--events", str(self.events), "--size", str(size),
+            *arguments,
         )  # fmt: skip
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -90,9 +122,11 @@ class ReplayedCluster:
 
 
 @contextlib.contextmanager
-def replayed_cluster(shards: int, events: int, size: int) -> Iterator[ReplayedCluster]:
-    """Run a replayed cluster for the length of a block."""
-    cluster = ReplayedCluster(shards, events, size)
+def replayed_cluster(
+    shards: int, events: int, size: int, *arguments: str
+) -> Iterator[ReplayedCluster]:
+    """Run a replayed cluster for the length of a block; ``arguments`` go to its program."""
+    cluster = ReplayedCluster(shards, events, size, *arguments)
     try:
         yield cluster
     finally:
@@ -100,9 +134,12 @@ def replayed_cluster(shards: int, events: int, size: int) -> Iterator[ReplayedCl
 
 
 @contextlib.contextmanager
-def router(configdb: str, *arguments: str) -> Iterator[tuple[int, int]]:
+def router(
+    configdb: str, *arguments: str, cores: set[int] | None = None
+) -> Iterator[tuple[int, int]]:
     """Run `mergerouter serve` for the length of a block; give its port and its process id."""
-    process = spawn("-m", "router.cli", "serve", "--configdb", configdb, "--port", "0", *arguments)
+    command = ("-m", "router.cli", "serve", "--configdb", configdb, "--port", "0", *arguments)
+    process = spawn(*command, cores=cores)
     try:
         assert process.stdout is not None
         for line in process.stdout:

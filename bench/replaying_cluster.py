@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, required=True)
     parser.add_argument("--events", type=int, required=True, help="on all shards together")
     parser.add_argument("--size", type=int, default=600, help="bytes of an event")
+    parser.add_argument("--pace", type=float, help="events that a shard can hand out in a second")
     uvloop.run(_serve(parser.parse_args()))
 
 
@@ -28,7 +29,10 @@ async def _serve(args: argparse.Namespace) -> None:
     hosts = {}
     for number in range(args.shards):
         events = PreparedEvents(dealt(number, args.shards, args.events, args.size))
-        hosts[f"s{number}"] = await _member(f"s{number}", events).start()
+        shard = _member(f"s{number}", events)
+        if args.pace:
+            shard.seconds_per_byte = 1 / args.pace / args.size
+        hosts[f"s{number}"] = await shard.start()
     config = _member("cfg", PreparedEvents([]))
     config.documents["shards"] = [
         {"_id": name, "host": host, "state": 1, "topologyTime": Timestamp(1, number)}

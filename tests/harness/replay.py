@@ -42,12 +42,14 @@ class ReplayMember:
         play: gets an opening `aggregate`, returns the tape to play.
         documents: collection name -> documents that a `find` answers with.
         wire_version: what `hello` tells; 17 is MongoDB 6.0.
+        seconds_per_byte: what a `getMore` takes for each byte of its reply.
     """
 
     set_name: str
     play: Callable[[dict[str, Any]], Tape]
     documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     wire_version: int = 17
+    seconds_per_byte: float = 0.0
     now: Timestamp = _NOW
     tapes: dict[int, Tape] = field(default_factory=dict)
     killed: dict[int, Tape] = field(default_factory=dict)
@@ -180,8 +182,10 @@ class _Wire(asyncio.Protocol):
         (size,) = struct.unpack_from("<i", frame, 5)
         command = bson.decode(frame[5 : 5 + size])
         body, waits = self._member.answer(command)
+        seconds = len(body) * self._member.seconds_per_byte if "getMore" in command else 0.0
         if waits:
             seconds = command.get("maxTimeMS", 1000) / 1000
+        if seconds:
             loop = asyncio.get_running_loop()
             self._pending = loop.call_later(
                 seconds, self._send, request_id, _OP_MSG, bytes(5), body

@@ -175,7 +175,7 @@ def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
             cluster.wake_member("shard1")
         assert described["gateHolder"] == "shard1"
         assert described["waiting"]
-        assert BUDGET / 2 < most <= BUDGET
+        assert BUDGET / 4 < most <= BUDGET
         # The buffer, what the last getMore in flight brought, and what its socket had read.
         assert grown < 3 * BUDGET, f"{grown / _MIB:.1f} MiB"
         seen = [stream.next()["documentKey"]["_id"] for _ in range(events)]

@@ -1,0 +1,61 @@
+"""Throughput over shards that are as fast as mongod's: does the router keep them all busy?"""
+
+from statistics import median
+from typing import Any
+
+from bench.processes import own_core, replayed_cluster
+from bench.suite import Column, Options, Outcome, Plot, Suite, Table
+from bench.throughput import drain, through_router
+
+PACE = 140_000
+"""Events a second of one real shard, drained directly (docs/protocol.md, section 7)."""
+SIZE = 600
+SECONDS = 2
+"""How long a shard takes to hand out its events."""
+SHARDS = (1, 2, 4, 8, 16)
+
+COLUMNS = (
+    Column("shards", "shards"),
+    Column("direct drain events/s", "direct_rate", ",.0f"),
+    Column("router events/s", "router_rate", ",.0f"),
+    Column("router / direct", "of_direct", ".2f"),
+    Column("router CPU µs/event", "router_cpu", ".2f"),
+)
+NOTE = (
+    f"Each shard takes {1e6 / PACE:.1f} µs an event for its replies, and works only while it is "
+    "asked, as mongod does."
+)
+
+
+def run(options: Options) -> Outcome:
+    """Measure over numbers of shards."""
+    rows = []
+    for shards in (4,) if options.quick else SHARDS:
+        options.say(f"{shards} shards at a real one's pace")
+        rows.append(_measure(shards, options.runs))
+    title = f"shards of {PACE:,} events a second each, {SIZE}-byte events (medians)"
+    series = {
+        label: [(row["shards"], row[key]) for row in rows]
+        for label, key in (("router", "router_rate"), ("shards drained directly", "direct_rate"))
+    }
+    plot = Plot("scaling", "Merged change streams, paced shards", "shards", "events/s", series)
+    return Outcome([Table(title, COLUMNS, rows, NOTE)], [plot])
+
+
+SUITE = Suite("scaling", "Does throughput grow with shards that are as fast as mongod's?", run)
+
+
+def _measure(shards: int, runs: int) -> dict[str, Any]:
+    events = PACE * SECONDS * shards
+    paced = replayed_cluster(shards, events, SIZE, "--pace", str(PACE))
+    with own_core() as core, paced as cluster:
+        direct = median(drain(cluster.ports, cluster.events)["rate"] for _ in range(runs))
+        merged = [through_router(cluster, core) for _ in range(runs)]
+    rate = median(each["rate"] for each in merged)
+    return {
+        "shards": shards,
+        "direct_rate": direct,
+        "router_rate": rate,
+        "router_cpu": median(each["cpu"] for each in merged),
+        "of_direct": rate / direct,
+    }
