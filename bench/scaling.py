@@ -42,7 +42,7 @@ def run(options: Options) -> Outcome:
     return Outcome([Table(title, COLUMNS, rows, NOTE)], [plot])
 
 
-SUITE = Suite("scaling", "Does throughput grow with shards that are as fast as mongod's?", run)
+SUITE = Suite("scaling", "Does throughput grow with shards as fast as mongod's?", run)
 
 
 def _measure(shards: int, runs: int) -> dict[str, Any]:

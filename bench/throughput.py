@@ -58,7 +58,7 @@ def run(options: Options) -> Outcome:
     return Outcome([Table("change streams merged (medians)", COLUMNS, rows)], plots)
 
 
-SUITE = Suite("throughput", "Does throughput grow with the shards?", run)
+SUITE = Suite("throughput", "How much can one router merge?", run)
 
 
 def _profile(options: Options) -> None:
