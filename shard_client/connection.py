@@ -127,6 +127,11 @@ class Connection:
         """True once the connection is closed or was cut."""
         return self._stream.closed
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return self._busy
+
     async def command(
         self, database: str, command: Mapping[str, Any], *, timeout: float | None
     ) -> dict[str, Any]:
@@ -148,6 +153,11 @@ class Connection:
 
         ``timeout`` in seconds. Raises NetworkError; the reply may say that the command failed.
         """
+        self.send_raw(body)
+        return await self.receive_raw(timeout=timeout)
+
+    def send_raw(self, body: bytes) -> None:
+        """Send the raw command; ``receive_raw`` is to be called next. Raises NetworkError."""
         request_id = next(self._request_ids)
         message = build_msg(body, request_id=request_id)
         if self._compressor is not None and _may_be_compressed(body):
@@ -155,6 +165,13 @@ class Connection:
         self._begin(request_id)
         try:
             self._stream.write(message)
+        except BaseException:
+            self._busy = False
+            raise
+
+    async def receive_raw(self, *, timeout: float | None) -> bytes:
+        """Return the raw body of the reply to what ``send_raw`` has sent, as ``command_raw``."""
+        try:
             return await self._receive(self._take_body, timeout)
         finally:
             self._busy = False

@@ -94,6 +94,21 @@ def slice_cursor_reply(body: bytes) -> CursorBatch:
     return _slice_cursor(body, cursor, cluster_time, operation_time)
 
 
+def leaves_open(body: bytes) -> bool:
+    """Tell whether the cursor goes on after this reply, without looking at its events.
+
+    False also for a reply that is malformed or says that the command failed.
+    """
+    try:
+        cursor = find(body, b"cursor")
+        number = None if cursor is None else find(body, b"id", cursor.start, cursor.end)
+    except ProtocolError:
+        return False
+    if number is None or number.type not in (INT32, INT64):
+        return False
+    return any(body[number.start : number.end])
+
+
 def token_data(token: bytes) -> bytes:
     """Return the sort key of a raw resume token document: its ``_data`` as bytes.
 

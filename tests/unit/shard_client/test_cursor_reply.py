@@ -11,6 +11,7 @@ from shard_client import cursor_reply
 from shard_client.cursor_reply import (
     CursorBatch,
     build_cursor_reply,
+    leaves_open,
     slice_cursor_reply,
     token_data,
 )
@@ -51,6 +52,18 @@ def recorded_replies():
         (replace(reply, raw=bytes(reply.raw)), bson.decode(reply.raw))
         for reply in recorded.replies()
     ]
+
+
+def test_whether_a_cursor_goes_on_is_seen_without_its_events(recorded_replies):
+    seen = set()
+    for reply, document in recorded_replies:
+        goes_on = bool(document["ok"]) and document["cursor"]["id"] != 0
+        assert leaves_open(reply.raw) == goes_on
+        seen.add(goes_on)
+    assert seen == {True, False}
+    assert not leaves_open(bson.encode(_reply([], id=0)))
+    assert not leaves_open(bson.encode({"cursor": {"nextBatch": []}, "ok": 1.0}))
+    assert not leaves_open(reply.raw[:-5])
 
 
 def test_every_recorded_event_is_found_with_its_token(recorded_replies):
