@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, required=True)
     parser.add_argument("--events", type=int, required=True, help="on all shards together")
     parser.add_argument("--size", type=int, default=600, help="bytes of an event")
+    parser.add_argument("--most", type=int, default=1 << 30, help="events in a reply at most")
     parser.add_argument("--pace", type=float, help="events that a shard can hand out in a second")
     uvloop.run(_serve(parser.parse_args()))
 
@@ -28,7 +29,7 @@ def main() -> None:
 async def _serve(args: argparse.Namespace) -> None:
     hosts = {}
     for number in range(args.shards):
-        events = PreparedEvents(dealt(number, args.shards, args.events, args.size))
+        events = PreparedEvents(dealt(number, args.shards, args.events, args.size), args.most)
         shard = _member(f"s{number}", events)
         if args.pace:
             shard.seconds_per_byte = 1 / args.pace / args.size

@@ -5,10 +5,9 @@ from typing import Final, Protocol
 from router.change_stream.actions import Taken
 from router.change_stream.remotes import Part, serve
 from router.change_stream.resume_point import ResumePoint
-from router.change_stream.resume_token import TIME_DIGITS, token_of
+from router.change_stream.resume_token import TIME_DIGITS, event_key, token_of
 from router.change_stream.starting_point import StartingPoint
 from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
-from shard_client.cursor_reply import token_data
 from shard_client.errors import CommandError
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -179,8 +178,7 @@ class Position:
             size += part_size
         more = self._fill()
         if last is not None:
-            self._mark = token_of(last)
-            self._mark_key = token_data(self._mark)
+            self._mark_key, self._mark = event_key(last), token_of(last)
             if more:
                 self._hold_equals()
         elif not more and self._over:

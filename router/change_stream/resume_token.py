@@ -161,6 +161,8 @@ def token_of(event: bytes) -> bytes:
 
 def event_key(event: bytes) -> bytes:
     """Return the sort key of a change event: its token's ``_data`` as bytes."""
+    if event[4:9] == b"\x03_id\x00" and event[13:20] == b"\x02_data\x00":
+        return event[24 : 23 + int.from_bytes(event[20:24], "little")]
     return token_data(token_of(event))
 
 

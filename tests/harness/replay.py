@@ -236,9 +236,11 @@ class PreparedEvents:
 
     Args:
         events: pairs of token data and event.
+        most: how many a reply has at most, whatever is asked for.
     """
 
-    def __init__(self, events: list[tuple[str, bytes]]) -> None:
+    def __init__(self, events: list[tuple[str, bytes]], most: int = 1 << 30) -> None:
+        self._most = most
         self.tokens = [token for token, _ in events]
         self.events = [event for _, event in events]
         # In a reply an event takes its own bytes and about eight of the array.
@@ -247,7 +249,8 @@ class PreparedEvents:
     def stop(self, start: int, count: int) -> int:
         """Return where a reply ends that has at most ``count`` events from ``start`` on."""
         room = _REPLY_BYTES + (self._ends[start - 1] if start else 0)
-        return min(start + count, bisect_right(self._ends, room, start), len(self.events))
+        most = start + min(count, self._most)
+        return min(most, bisect_right(self._ends, room, start), len(self.events))
 
 
 class EventTape:

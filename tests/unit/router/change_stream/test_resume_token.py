@@ -11,6 +11,7 @@ from router.change_stream.resume_token import (
     ResumeToken,
     as_version,
     cluster_time_of,
+    event_key,
     first_key,
     high_water_mark,
     token_of,
@@ -177,3 +178,4 @@ def test_the_token_of_an_event():
     assert bson.decode(token_of(event(data)[1])) == {"_data": data}
     moved = bson.encode({"a": 1, "_id": {"_data": data}})
     assert bson.decode(token_of(moved)) == {"_data": data}
+    assert event_key(moved) == event_key(event(data)[1]) == data.encode()
