@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Protocol, TypeVar
 
 import bson
@@ -12,16 +13,19 @@ from shard_client.backoff import Backoff
 from shard_client.batch_size import BatchSize
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection, format_address
-from shard_client.cursor_reply import CursorBatch, slice_cursor_reply
+from shard_client.cursor_reply import CursorBatch, slice_cursor_reply, token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
 from shard_client.retry_policy import blames_member, from_network, is_resumable
-from shard_client.wait_breaker import WaitBreaker
+from shard_client.second_cursor import SecondCursor
 from shard_client.watchdog import Watchdog
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
+
+_KEEP_UP = 10.0
+"""Seconds after which a second cursor is asked, so that it never has much to scan."""
 
 Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Database and ``aggregate`` that open the cursor: anew (None), or after a raw resume token."""
@@ -96,12 +100,13 @@ class RemoteCursor:
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
         self._watchdog = Watchdog(dialer.connect_to, settings.reply_timeout)
-        self._breaker = WaitBreaker(dialer.connect_to, settings.connect_timeout)
+        self._second: SecondCursor | None = None
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
         self._pbrt: bytes | None = None
+        self._raised: bytes | None = None
         self._failing_since: float | None = None
         self._last_address: str | None = None
         self._last_error: CommandError | None = None
@@ -161,17 +166,37 @@ class RemoteCursor:
 
     def set_await(self, seconds: float) -> None:
         """Let the next getMore wait at most so long for events, at least a millisecond."""
-        self._await_ms = max(1, round(seconds * 1000))
+        self._await_ms = max(1, ceil(seconds * 1000))
 
-    def hurry(self, worth: float) -> None:
-        """End the wait of a getMore in flight that may last ``worth`` seconds more.
-
-        Its cursor is killed and opened again after its last promise, where the next ``set_await``
-        counts.
-        """
+    def waits(self, seconds: float) -> bool:
+        """Tell whether a getMore may wait ``seconds`` more, and nobody looks meanwhile."""
         ends = self._watchdog.asked_at
-        if self._cursor is not None and ends is not None and ends - self._loop.time() > worth:
-            self._breaker.kill(self._cursor)
+        return (
+            ends is not None
+            and ends - self._loop.time() > seconds
+            and (self._second is None or not self._second.asking)
+        )
+
+    def look(self, seconds: float) -> None:
+        """Learn how far the member will have got in ``seconds``, while a getMore waits.
+
+        By a second cursor, so that this one goes on waiting for events. An empty batch tells what
+        came of it.
+        """
+        cursor, pbrt = self._cursor, self._pbrt
+        if cursor is None or pbrt is None:
+            return
+        if self._second is None:
+            settings = self._settings
+            self._second = SecondCursor(
+                dial=self._dialer.connect_to,
+                command=self._opening_body,
+                on_batch=self._looked,
+                connect_timeout=settings.connect_timeout,
+                reply_timeout=settings.reply_timeout,
+                most_behind=settings.batch_target_bytes,
+            )
+        self._second.ask(cursor, pbrt, self._batch_size.current, max(1, ceil(seconds * 1000)))
 
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
@@ -190,7 +215,8 @@ class RemoteCursor:
                 task.cancel()
                 await asyncio.wait(late)
         await self._watchdog.stop()
-        await self._breaker.stop()
+        if self._second is not None:
+            await self._second.stop(deadline - self._settings.close_timeout / 4)
         await self._kill(deadline)
 
     # The loop of openings and failures.
@@ -250,16 +276,19 @@ class RemoteCursor:
                 await self._left_behind.kill_over(connection, self._settings.close_timeout)
             if not connection.closed:  # else the next attempt kills it
                 self._left_behind = None
-        database, command = self._opening(self._pbrt)
-        command = {**command, "$db": database}
-        if self._clock.raw is not None:
-            command["$clusterTime"] = self._clock.document
         self._watchdog.guard(connection)
-        reply = await self._ask(connection, bson.encode(command), 0.0)
+        reply = await self._ask(connection, self._opening_body(self._pbrt), 0.0)
         batch = slice_cursor_reply(reply)
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         self._deliver(batch)
+
+    def _opening_body(self, pbrt: bytes | None) -> bytes:
+        database, command = self._opening(pbrt)
+        command = {**command, "$db": database}
+        if self._clock.raw is not None:
+            command["$clusterTime"] = self._clock.document
+        return bson.encode(command)
 
     async def _read(self) -> None:
         request: tuple[int, int] | None = None
@@ -274,14 +303,7 @@ class RemoteCursor:
                 body = self._cursor.get_more(*wanted)
             assert self._connection is not None
             reply = await self._ask(self._connection, body, self._await_ms / 1000)
-            try:
-                batch = slice_cursor_reply(reply)
-            except CommandError as error:
-                if not self._breaker.explains(error, self._cursor):
-                    raise
-                request = None
-                await self._open()
-                continue
+            batch = slice_cursor_reply(reply)
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:
@@ -310,14 +332,52 @@ class RemoteCursor:
 
     def _deliver(self, batch: CursorBatch) -> None:
         self._clock.advance(batch.cluster_time)
-        if batch.pbrt:
-            self._pbrt = batch.pbrt
         if batch.events:
             self._batch_size.arrived(len(batch.events), batch.size)
         if not batch.cursor_id:
             self._cursor = None
+        if self._second is not None and batch.pbrt:
+            batch = self._as_far_as_known(self._second, batch)
+        if batch.pbrt:
+            self._pbrt = batch.pbrt
         if not self._stopping:
             self._on_batch(batch)
+
+    # What the second cursor tells.
+
+    def _as_far_as_known(self, second: SecondCursor, batch: CursorBatch) -> CursorBatch:
+        """Return the first cursor's batch with the promise that both together allow."""
+        second.passed_by(batch.size)
+        key = token_data(batch.pbrt)
+        if self._raised is not None:
+            if key >= self._raised:
+                self._raised = None
+            elif not batch.events and self._pbrt is not None:
+                # The second cursor was ahead of it.
+                key, batch = self._raised, batch._replace(pbrt=self._pbrt)
+        if batch.cursor_id and (pbrt := second.further_than(key)) is not None:
+            self._raised = token_data(pbrt)
+            batch = batch._replace(pbrt=pbrt)
+        if not batch.events and self._cursor is not None and second.stale(_KEEP_UP):
+            assert self._pbrt is not None
+            second.ask(self._cursor, self._pbrt, self._batch_size.current, 1)
+        return batch
+
+    def _looked(self, batch: CursorBatch) -> None:
+        """Tell of a reply of the second cursor: an empty batch, its promise if that holds."""
+        self._clock.advance(batch.cluster_time)
+        second, cursor, pbrt = self._second, self._cursor, self._pbrt
+        if self._stopping or second is None or cursor is None or pbrt is None:
+            return
+        further = second.further_than(token_data(pbrt))
+        if further is not None:
+            self._pbrt = pbrt = further
+            self._raised = token_data(further)
+        self._on_batch(
+            CursorBatch(
+                cursor.cursor_id, [], pbrt, 0, batch.cluster_time, batch.operation_time
+            )
+        )
 
     # Waiting that may be cut short by ``close``.
 

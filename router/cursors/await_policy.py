@@ -12,20 +12,13 @@ class AwaitPolicy:
         self._limits = limits
         self._in_vain = 0
 
-    def next_await(self, *, lags: bool, usual: float) -> float:
-        """Return the seconds that the next getMore may wait.
-
-        ``lags`` tells whether buffered events wait for this remote's promise; ``usual`` is what
-        the stream's pace allows otherwise.
-        """
-        if not lags:
-            self._in_vain = 0
-            return usual
+    def in_vain(self) -> float:
+        """Return the seconds that a getMore may wait for what it was asked for before."""
         limits = self._limits
         seconds = limits.await_gate * (1 << min(self._in_vain, 16))
         self._in_vain += 1
         return min(limits.await_gate_max, seconds)
 
-    def nudged(self) -> None:
-        """The remote's member has moved on: its next promise is worth asking for at once."""
+    def reset(self) -> None:
+        """Its promise has come, or is about to: it is worth asking for at once."""
         self._in_vain = 0

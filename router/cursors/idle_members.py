@@ -4,14 +4,21 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from bson.timestamp import Timestamp
+
 from router.change_stream.actions import Waiting
 from router.change_stream.merged_stream import MergedStream
 from router.cursors.limits import StreamLimits
 from router.cursors.nudge import Nudger
 from router.cursors.remote import Remote
+from shard_client.cluster_clock import next_tick
 
 _NUDGE_AGAIN = 0.1
 """Seconds after which a nudge that has not shown in a promise is repeated."""
+_ON_ITS_WAY = 0.0003
+"""Seconds by which a getMore's answer is late anyway."""
+_LOOK_AGAIN = 0.02
+"""Seconds after which members that still keep something back are looked at again."""
 
 
 class IdleMembers:
@@ -36,14 +43,19 @@ class IdleMembers:
         self._limits = limits
         self._go_on = go_on
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def look(self) -> None:
-        """Nudge in ``nudge_delay`` those that still keep something back by then."""
+    def look(self, delay: float) -> None:
+        """Nudge in ``delay`` seconds those that still keep something back by then."""
         stream = self._stream
-        if self._timer is None and (stream.waiting_for is not None or stream.leaving):
-            self._timer = self._loop.call_later(self._limits.nudge_delay, self._nudge)
+        if self._soon is None and (stream.waiting_for is not None or stream.leaving):
+            if delay > 0:
+                self._soon = self._loop.call_later(delay, self._nudge)
+            else:
+                # Whatever else has arrived by now may be what is waited for.
+                self._soon = self._loop.call_soon(self._nudge)
 
     def rest(self, remote: Remote, seconds: float) -> None:
         """Do not ask ``remote`` for ``seconds``, or until its member has been nudged."""
@@ -55,8 +67,9 @@ class IdleMembers:
     def close(self) -> None:
         """Nudge nobody any more."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
 
     def _rested(self, remote: Remote) -> None:
         remote.rouse()
@@ -64,37 +77,59 @@ class IdleMembers:
             self._go_on()
 
     def _nudge(self) -> None:
-        self._timer = None
+        self._soon = None
         if self._closed or self.lingering:
             return
-        for waiting in (*self._stream.lagging, *self._stream.leaving):
-            remote = self._remotes.get(waiting.remote)
+        waiting = (*self._stream.lagging, *self._stream.leaving)
+        for each in waiting:
+            remote = self._remotes.get(each.remote)
             if remote is not None and not remote.nudged:
-                self._get_past(remote, waiting)
+                self._get_past(remote, each)
+        if waiting and self._later is None:
+            self._later = self._loop.call_later(_LOOK_AGAIN, self._look_again)
+
+    def _look_again(self) -> None:
+        self._later = None
+        if self._soon is None:
+            self._nudge()
 
     def _get_past(self, remote: Remote, waiting: Waiting) -> None:
-        """Nudge the member unless it is there already, and have its cursor asked at once."""
-        now, limits = self._loop.time(), self._limits
-        nudges = limits.nudge and remote.reached <= waiting.latest
-        if not nudges and remote.rest is not None:
-            self._rested(remote)
-        if waiting.latest <= remote.nudged_past and now < remote.nudge_again:
-            return
-        remote.nudged_past, remote.nudge_again = waiting.latest, now + _NUDGE_AGAIN
-        if remote.cursor is not None and remote.idle:
-            remote.cursor.set_await(limits.await_gate)
-            remote.cursor.hurry(limits.hurry_worth)
-        if nudges:
+        """Nudge the member unless it is there already: then it is only asked."""
+        now = self._loop.time()
+        nudges = self._limits.nudge and remote.reached <= waiting.latest
+        if not nudges:
+            self._ask(remote)
+        elif waiting.latest > remote.nudged_past or now >= remote.nudge_again:
+            remote.nudged_past, remote.nudge_again = waiting.latest, now + _NUDGE_AGAIN
             remote.nudged = True
             remote.nudges += 1
-            done = partial(self._nudged, remote)
-            self._nudger.nudge(remote.target, remote.host, waiting.latest, done)
+            self._nudger.nudge(
+                remote.target,
+                remote.host,
+                waiting.latest,
+                begun=partial(self._nudge_begun, remote),
+                done=partial(self._nudge_done, remote, waiting.latest),
+            )
 
-    def _nudged(self, remote: Remote) -> None:
+    def _nudge_begun(self, remote: Remote, takes: float) -> None:
+        """Have the member asked so that it answers when it has been nudged."""
+        remote.policy.reset()
+        self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
+
+    def _nudge_done(self, remote: Remote, past: Timestamp, worked: bool) -> None:
         remote.nudged = False
         remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
-        remote.policy.nudged()
-        if remote.cursor is not None:
-            remote.cursor.set_await(self._limits.await_gate)
+        if worked:
+            remote.reached = max(remote.reached, next_tick(past))
+        self.look(0.0)
+
+    def _ask(self, remote: Remote, takes: float | None = None) -> None:
+        """Have the remote tell how far its member has got, or will have when a nudge is done."""
+        cursor = remote.cursor
+        if cursor is None:
+            return
         if remote.rest is not None:
+            cursor.set_await(remote.policy.in_vain() if takes is None else takes)
             self._rested(remote)
+        elif remote.idle and not remote.topology and cursor.waits(self._limits.look_worth):
+            cursor.look(remote.policy.in_vain() if takes is None else takes)

@@ -45,14 +45,14 @@ class StreamLimits:
     await_quiet: float = 0.25
     """How long a shard's getMore may wait for events while the whole stream is quiet: this decides
     what an idle stream costs."""
-    hurry_worth: float = 0.01
-    """A wait that holds events back and would last longer than this is broken off."""
-    active_for: float = 0.05
+    look_worth: float = 0.002
+    """While a wait lasts longer than this, a second cursor is asked what events wait for."""
+    active_for: float = 0.004
     """A stream is active while its events come less than this apart."""
-    await_active: float = 0.01
-    """Longest wait of a getMore in an active stream."""
-    await_least: float = 0.002
-    """The same where events come in quick succession: this decides what a busy stream costs."""
+    await_active: float = 0.002
+    """How long a getMore may wait in an active stream: this decides what a busy stream costs."""
+    await_unknown: float = 0.01
+    """The same where it is not known whether the member waits or reads its oplog."""
     await_gate: float = 0.001
     """The same for a remote whose promise events wait for, at first; doubles while in vain."""
     await_gate_max: float = 0.02
@@ -75,9 +75,9 @@ class StreamLimits:
     """Bound of that doubling."""
     nudge: bool = True
     """Whether idle members are nudged at all (docs/design.md, section 9)."""
-    nudge_delay: float = 0.001
+    nudge_delay: float = 0.0
     """How long events wait for an idle member before it is nudged (idleShardNudgeMs)."""
-    nudges_per_second: float = 200.0
+    nudges_per_second: float = 500.0
     """Most nudges a second that one member gets, over all streams."""
     cursor_timeout: float = 600.0
     """How long an idle cursor outside a session lives (cursorTimeoutMillis)."""

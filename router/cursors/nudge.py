@@ -5,7 +5,7 @@ docs/design.md, section 9; source of the commands: docs/protocol.md, section 6.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
@@ -25,6 +25,14 @@ _AFTER_FAILURE = 0.5
 _ATTEMPTS = 3
 """Commands that one nudge takes at most: over a connection that was cut unnoticed, over a new one,
 and the other way if notes are not allowed."""
+
+_AT_ONCE = 5
+"""Nudges that may follow each other at once, after a time with less than are allowed."""
+
+_TAKES = 0.001
+"""Seconds that a nudge takes, by what is known of a member before the first; then the average."""
+_MEMORY = 8
+"""Nudges over which that is averaged."""
 
 _MOST_MS = 1000
 """What a member may take to replicate a note, or to wait for a time."""
@@ -46,12 +54,24 @@ class Nudger:
         self._limits = limits
         self._targets: dict[str, _Target] = {}
 
-    def nudge(self, target: str, host: str, past: Timestamp, done: Callable[[], None]) -> None:
-        """Have ``target`` promise more than ``past``; ``done()`` is called after the attempt."""
+    def nudge(
+        self,
+        target: str,
+        host: str,
+        past: Timestamp,
+        *,
+        begun: Callable[[float], None],
+        done: Callable[[bool], None],
+    ) -> None:
+        """Have ``target`` promise more than ``past``.
+
+        ``begun(takes)`` is called when that begins, with the seconds that it may take; ``done``
+        after the attempt, with whether the member is known to be past the time now.
+        """
         if self._limits.nudge:
             if target not in self._targets:
                 self._targets[target] = _Target(self._cluster, self._limits, target, host)
-            self._targets[target].ask(past, done)
+            self._targets[target].ask(_Request(past, begun, done))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -64,6 +84,12 @@ class Nudger:
             await target.close()
 
 
+class _Request(NamedTuple):
+    past: Timestamp
+    begun: Callable[[float], None]
+    done: Callable[[bool], None]
+
+
 class _Target:
     """The nudges of one replica set."""
 
@@ -72,18 +98,17 @@ class _Target:
         self._limits = limits
         self._name = name
         self._dialer = cluster.dialer(name, host)
-        self._past = Timestamp(0, 0)
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
-        self._last = float("-inf")
+        self._next = float("-inf")
+        self._takes = _TAKES
         self._by_note = True
         self._failing = False
         self.made = 0
 
-    def ask(self, past: Timestamp, done: Callable[[], None]) -> None:
-        self._past = max(self._past, past)
-        self._waiting.append(done)
+    def ask(self, request: _Request) -> None:
+        self._waiting.append(request)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"nudge {self._name}"
@@ -100,17 +125,28 @@ class _Target:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                pause = self._last + 1 / self._limits.nudges_per_second - loop.time()
+                pause = self._turn(loop.time()) - loop.time()
                 if pause > 0:
                     await asyncio.sleep(pause)
-                self._last = loop.time()
                 waiting, self._waiting = self._waiting, []
-                if not await self._nudge(self._past):
-                    self._last = loop.time() + _AFTER_FAILURE
-                for done in waiting:
-                    done()
+                for request in waiting:
+                    request.begun(self._takes)
+                begun = loop.time()
+                worked = await self._nudge(max(request.past for request in waiting))
+                if worked:
+                    self._takes += (loop.time() - begun - self._takes) / _MEMORY
+                else:
+                    self._next = loop.time() + _AFTER_FAILURE
+                for request in waiting:
+                    request.done(worked and self._by_note)
         finally:
             self._task = None
+
+    def _turn(self, now: float) -> float:
+        """Take the next turn, and return its time: some come at once, all at the rate allowed."""
+        apart = 1 / self._limits.nudges_per_second
+        turn = self._next = max(self._next, now - _AT_ONCE * apart) + apart
+        return turn
 
     async def _nudge(self, past: Timestamp) -> bool:
         """Make one nudge, by whichever way the member allows; False if neither worked."""

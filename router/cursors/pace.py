@@ -31,10 +31,10 @@ class Pace:
         self._interval += (passed - self._interval) / _MEMORY
         self._last = now
 
+    def active(self, now: float) -> bool:
+        """Tell whether events come in quick succession."""
+        return max(self._interval, now - self._last) < self._limits.active_for
+
     def wait(self, now: float) -> float:
         """Return the seconds that a getMore may wait for events."""
-        limits = self._limits
-        interval = max(self._interval, now - self._last)
-        if interval >= limits.active_for:
-            return limits.await_quiet
-        return min(limits.await_active, max(limits.await_least, interval / _SHARE))
+        return self._limits.await_active if self.active(now) else self._limits.await_quiet

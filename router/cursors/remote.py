@@ -11,6 +11,9 @@ from router.cursors.description import RemoteDescription
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.remote_cursor import RemoteCursor
 
+_FEW, _SMALL = 50, 64 * 1024
+"""A batch with fewer events and bytes has not been cut short: there were no more."""
+
 
 class Remote:
     """One remote: where it is, its cursor, and how it is being asked."""
@@ -55,10 +58,15 @@ class Remote:
         """Take note of what a reply tells of its member."""
         self.events += len(batch.events)
         if batch.operation_time is not None:
-            self.reached = batch.operation_time
+            self.reached = max(self.reached, batch.operation_time)
         # An opening's reply is empty whatever comes after it.
         if self.opened:
-            self.idle = not batch.events or token_data(batch.pbrt) > batch.events[-1][0]
+            self.idle = (
+                not batch.events
+                or len(batch.events) < _FEW
+                and batch.size < _SMALL
+                or token_data(batch.pbrt) > batch.events[-1][0]
+            )
 
     def rouse(self) -> None:
         """End its rest, if it rests."""

@@ -125,6 +125,7 @@ class Upstream:
         self._touch()
         # Resumed streams may just have dropped what their clients have: that made room.
         self._read_on()
+        self._look(self._loop.time())
         self._waiters.add(waiter)
         timer = self._loop.call_later(timeout, release, waiter)
         try:
@@ -296,15 +297,20 @@ class Upstream:
         lags = waiting is not None and (promise is None or promise < waiting.latest_key)
         # A removed shard holds the gate, too, until it has promised past its removal.
         lags = lags or any(each.remote == number for each in self.stream.leaving)
-        self._idle.look()
-        seconds = remote.policy.next_await(lags=lags, usual=self._pace.wait(now))
-        if not remote.idle:
+        limits = self._limits
+        self._look(now)
+        if not lags:
+            remote.policy.reset()
+        seconds = self._pace.wait(now)
+        if remote.topology and remote.idle and (remote.nudged or not lags):
+            # It has no events: what would wake no getMore is waited for between two of them.
+            cursor.set_await(limits.await_gate)
+            self._idle.rest(remote, limits.await_gate_max if lags else limits.await_quiet)
+        elif lags and (remote.topology or not limits.nudge):
+            cursor.set_await(min(seconds, remote.policy.in_vain()))
+        elif not remote.idle:
             # Whether it waits or is at work is not to be seen: so it must not wait for long.
-            cursor.set_await(min(seconds, self._limits.await_active))
-        elif (lags and remote.nudged) or (remote.topology and not lags):
-            # What would wake no getMore is waited for here, where the wait can be cut short.
-            cursor.set_await(self._limits.await_gate)
-            self._idle.rest(remote, self._limits.await_gate_max if lags else seconds)
+            cursor.set_await(min(seconds, limits.await_unknown))
         else:
             cursor.set_await(seconds)
         if now > self._read_until and not self._waiters and self._opening is None:
@@ -312,6 +318,13 @@ class Upstream:
             cursor.pause()
         elif not self._may_read(number):
             cursor.pause()
+
+    def _look(self, now: float) -> None:
+        """Look after the members that keep events back."""
+        limits = self._limits
+        # Where events come quickly, most members get past them by themselves.
+        least = limits.await_gate if self._pace.active(now) else 0.0
+        self._idle.look(max(limits.nudge_delay, least))
 
     def _count(self) -> None:
         """Count what is held; what a closed stream still holds goes with its last reader."""

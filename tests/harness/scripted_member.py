@@ -44,7 +44,8 @@ class ScriptedMember:
     """One member. ``entries`` is its oplog: (cluster time, event or None for a no-op).
 
     ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
-    is how many bytes more it sends before all its connections are cut.
+    is how many bytes more it sends before all its connections are cut; ``slow`` is what a command
+    takes, in seconds.
     """
 
     set_name: str
@@ -61,6 +62,7 @@ class ScriptedMember:
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     failures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     hang: set[str] = field(default_factory=set)
+    slow: dict[str, float] = field(default_factory=dict)
     hosts: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
@@ -159,6 +161,7 @@ class ScriptedMember:
             self.now = max(self.now, command["$clusterTime"]["clusterTime"])
         if self.failures.get(name):
             return {**self.failures[name].pop(0), **self._times()}
+        await asyncio.sleep(self.slow.get(name, 0.0))
         handler = getattr(self, f"_{name.lower()}", None)
         if handler is None:
             return {"ok": 0.0, "errmsg": f"no such command: '{name}'", "code": 59}

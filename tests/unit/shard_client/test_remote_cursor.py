@@ -15,6 +15,7 @@ from shard_client.connection import Address, Connection
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor import RemoteCursor, RemoteSettings
+from router.change_stream.resume_token import cluster_time_of
 from tests.harness.scripted_member import ScriptedMember, event_token
 from tests.unit.router.cursors.conftest import until
 
@@ -71,6 +72,10 @@ class Reader:
     @property
     def keys(self) -> list[bytes]:
         return [key for batch in self.batches for key, _ in batch.events]
+
+    @property
+    def promise(self) -> Timestamp:
+        return cluster_time_of(token_data(self.batches[-1].pbrt))
 
 
 @pytest.fixture
@@ -164,24 +169,105 @@ async def test_a_member_that_takes_its_time_is_waited_for(member: ScriptedMember
     assert not member.cursors
 
 
-async def test_a_wait_is_broken_off_without_losing_an_event(member: ScriptedMember):
+async def test_a_promise_is_seen_while_a_getmore_waits(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
     for number in range(5):
-        reader.cursor.hurry(0.1)
-        reader.cursor.hurry(0.1)
-        member.insert(101 + number)
+        member.noop(101 + 10 * number)
+        heard = len(reader.batches)
+        assert reader.cursor.waits(0.1)
+        reader.cursor.look(0.001)
+        assert not reader.cursor.waits(0.1), "somebody looks already"
+        reader.cursor.look(0.001)
+        await until(lambda: len(reader.batches) > heard)
+        assert reader.promise == Timestamp(101 + 10 * number, 1)
+        member.insert(102 + 10 * number)
         await until(partial(reader.has, number + 1))
-        await until(lambda: len(member.cursors) == 1)
-    member.noop(110)
-    asked = len(member.opened)
-    reader.cursor.hurry(0.1)
-    await until(lambda: len(member.opened) == asked + 1)
-    assert reader.keys == keys(*range(101, 106))
+    assert reader.keys == keys(*range(102, 152, 10))
+    assert len(member.opened) == 2
+    assert not member.commands["killCursors"]
+    assert not reader.cursor.waits(30)
+    await reader.cursor.close()
+    assert not member.cursors
     assert not reader.failures
     assert not reader.suspected
-    reader.cursor.hurry(30)
+
+
+async def test_what_the_second_cursor_sees_first_is_promised_when_it_has_come(
+    member: ScriptedMember,
+):
+    """Its promise lies beyond an event that the first cursor's reply has not brought yet."""
+    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    waited_for, member._moved = member._moved, asyncio.Event()
+    member.insert(110)
+    member.noop(120)
+    member._moved = waited_for
+    heard = len(reader.batches)
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) > heard)
+    assert reader.keys == []
+    assert reader.promise < Timestamp(110, 1)
+    member.insert(130)
+    await until(partial(reader.has, 2))
+    assert reader.keys == keys(110, 130)
+    reader.cursor.look(0.001)
+    await until(lambda: reader.promise >= Timestamp(130, 1))
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=0.2))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    member.noop(150)
+    reader.cursor.look(0.001)
+    await until(lambda: reader.promise == Timestamp(150, 1))
+    member.cut()  # what was in flight is asked again after the promise
+    member.insert(160)
+    await until(partial(reader.has, 1))
+    promises = [cluster_time_of(token_data(batch.pbrt)) for batch in reader.batches]
+    assert promises == sorted(promises)
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_second_cursor_that_fails_is_opened_again(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) == 2)
+    for code in (43, 237, 280):
+        member.fail("getMore", code)
+        asked = member.commands["getMore"]
+        reader.cursor.look(0.001)
+        await until(lambda: member.commands["getMore"] > asked and reader.cursor.waits(0.1))
+        member.noop(100 + code)
+        reader.cursor.look(0.001)
+        await until(lambda: reader.promise == Timestamp(100 + code, 1))
+    assert not reader.failures
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_second_cursor_that_was_passed_by_is_replaced(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=20.0, batch_target_bytes=1000))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) == 2)
+    for number in range(20):
+        member.insert(101 + number)
+        await until(partial(reader.has, number + 1))
+    member.noop(200)
+    reader.cursor.look(0.001)
+    await until(lambda: reader.promise == Timestamp(200, 1))
+    assert len(member.opened) == 3
+    assert len(member.cursors) == 2, "the one before was killed"
     await reader.cursor.close()
     assert not member.cursors
 

@@ -21,6 +21,7 @@ LIMITS = StreamLimits(
     await_quiet=0.01,
     await_active=0.005,
     await_gate=0.001,
+    look_worth=60.0,
     failure_timeout=1.0,
     open_timeout=2.0,
     connect_timeout=0.5,

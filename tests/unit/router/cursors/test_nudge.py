@@ -30,17 +30,20 @@ class Nudged:
         self.nudger = Nudger(self.cluster, limits)
         self.host = cluster.shards["s1"].host
         self.done = 0
+        self.begun: list[float] = []
+        self.worked: list[bool] = []
 
     def ask(self, past: Timestamp) -> None:
-        self.nudger.nudge("s1", self.host, past, self._count)
+        self.nudger.nudge("s1", self.host, past, begun=self.begun.append, done=self._count)
 
     async def once(self, past: Timestamp) -> None:
         wanted = self.done + 1
         self.ask(past)
         await until(lambda: self.done >= wanted)
 
-    def _count(self) -> None:
+    def _count(self, worked: bool) -> None:
         self.done += 1
+        self.worked.append(worked)
 
 
 async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedCluster):
@@ -52,6 +55,7 @@ async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedClu
     await nudged.once(Timestamp(50, 1))
     assert member.commands["appendOplogNote"] == 2, "a member that is there already says so"
     assert nudged.nudger.counts == {"s1": 2}
+    assert nudged.worked == [True, True]
     await nudged.nudger.close()
 
 
@@ -65,6 +69,7 @@ async def test_a_member_that_allows_no_note_is_read_from_at_once_and_ever_after(
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
     await nudged.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
+    assert nudged.worked == [False, False], "the time that was read after may be an earlier one"
     await nudged.nudger.close()
 
 
@@ -81,10 +86,28 @@ async def test_nudges_a_second_are_bounded(cluster: ScriptedCluster):
     nudged, member = Nudged(cluster, nudges_per_second=20.0), cluster.shards["s1"]
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    for number in range(5):
+    for number in range(9):
         await nudged.once(Timestamp(200 + number, 1))
     passed = loop.time() - begun
-    assert member.commands["appendOplogNote"] <= 1 + passed * 20
+    assert member.commands["appendOplogNote"] <= 5 + passed * 20
+    await nudged.nudger.close()
+
+
+async def test_a_few_nudges_need_not_wait_for_their_turn(cluster: ScriptedCluster):
+    nudged = Nudged(cluster, nudges_per_second=1.0)
+    async with asyncio.timeout(0.9):
+        for number in range(5):
+            await nudged.once(Timestamp(200 + number, 1))
+    await nudged.nudger.close()
+
+
+async def test_what_a_nudge_takes_is_learnt(cluster: ScriptedCluster):
+    nudged = Nudged(cluster, nudges_per_second=1000.0)
+    cluster.shards["s1"].slow["appendOplogNote"] = 0.03
+    for number in range(10):
+        await nudged.once(Timestamp(200 + number, 1))
+    assert nudged.begun == sorted(nudged.begun)
+    assert nudged.begun[0] < 0.01 < nudged.begun[-1] < 0.1
     await nudged.nudger.close()
 
 
@@ -136,10 +159,10 @@ async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
 
 async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: ScriptedCluster):
     """Quiet or not, an event takes one nudge a member; what waits is counted, not timed."""
-    registry = cluster.registry(NUDGING, await_quiet=30.0, active_for=0.05, linger=60.0)
+    registry = cluster.registry(NUDGING, await_quiet=30.0, look_worth=0.002, linger=60.0)
     cursor, _ = await registry.open(stream(), OWNER)
+    await until(lambda: all(member.commands["getMore"] for member in cluster.members))
     for number in range(3):
-        await until(lambda: all(member.commands["getMore"] for member in cluster.members))
         for member in cluster.members:
             member.commands.clear()
         await cursor.next_batch(None, 0.2)
@@ -150,3 +173,4 @@ async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: Scripted
             assert await read_until(cursor, 1) == [number]
         notes = [member.commands["appendOplogNote"] for member in cluster.members]
         assert notes == [1, 0, 1, 1]
+    assert all(member.commands["killCursors"] == 0 for member in cluster.members)

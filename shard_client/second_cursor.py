@@ -1,0 +1,176 @@
+"""A second cursor beside one that waits, to learn how far its member has got."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import bson
+import structlog
+
+from shard_client.connection import Address, Connection
+from shard_client.cursor_reply import CursorBatch, slice_cursor_reply, token_data
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.open_cursor import OpenCursor
+
+log = structlog.get_logger()
+
+
+class SecondCursor:
+    """The same change stream as the first cursor's, asked while that one's getMore waits.
+
+    No-ops wake no getMore (docs/protocol.md, section 6), so a promise that has moved would be seen
+    only at the end of the wait. Events wake it: they are the first cursor's to bring, and what this
+    one is given of them is dropped (docs/design.md, section 9).
+
+    ``dial(address, timeout)`` connects to the first cursor's member. ``command(pbrt)`` is the raw
+    ``aggregate`` that opens the stream after a promise. ``on_batch`` is called after each reply.
+    It is opened when it is first asked, and anew when ``most_behind`` bytes have passed it by.
+    """
+
+    def __init__(
+        self,
+        *,
+        dial: Callable[[Address, float], Awaitable[Connection]],
+        command: Callable[[bytes], bytes],
+        on_batch: Callable[[CursorBatch], None],
+        connect_timeout: float,
+        reply_timeout: float,
+        most_behind: int,
+    ) -> None:
+        self._dial = dial
+        self._command = command
+        self._on_batch = on_batch
+        self._connect_timeout = connect_timeout
+        self._reply_timeout = reply_timeout
+        self._most_behind = most_behind
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._cursor: OpenCursor | None = None
+        self._left_behind: OpenCursor | None = None
+        self._pbrt = b""
+        self._key = b""
+        self._last_event = b""
+        self._passed_by = 0
+        self._stopping = False
+        self._asked_at = self._loop.time()
+
+    @property
+    def asking(self) -> bool:
+        """Whether it is being asked."""
+        return self._task is not None
+
+    def ask(self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int) -> None:
+        """Begin to ask where ``first`` is, which has promised ``pbrt``, unless that is under way.
+
+        The member may wait ``await_ms`` milliseconds for its oplog to grow.
+        """
+        if self._task is None and not self._stopping:
+            self._asked_at = self._loop.time()
+            self._task = self._loop.create_task(
+                self._ask(first, pbrt, batch_size, await_ms),
+                name=f"second cursor of {first.namespace}",
+            )
+
+    def stale(self, after: float) -> bool:
+        """Tell whether it is open and was not asked for ``after`` seconds."""
+        return self._cursor is not None and self._loop.time() - self._asked_at > after
+
+    def passed_by(self, size: int) -> None:
+        """Take note that the first cursor has brought ``size`` bytes of events."""
+        self._passed_by += size
+
+    def further_than(self, key: bytes) -> bytes | None:
+        """Return its promise if it is beyond ``key`` and holds for the first cursor as well.
+
+        It does when that one has brought every event that this one has seen: ``key`` is the sort
+        key up to which it has.
+        """
+        return self._pbrt if self._last_event <= key < self._key else None
+
+    async def stop(self, deadline: float) -> None:
+        """Kill the cursor and close the connection, until ``deadline`` on the loop's clock."""
+        self._stopping = True
+        if self._task is not None:
+            left = max(0.0, deadline - self._loop.time())
+            _, late = await asyncio.wait({self._task}, timeout=left)
+            if late:
+                self._task.cancel()
+                await asyncio.wait(late)
+        self._leave_behind()
+        cursor, self._left_behind = self._left_behind, None
+        try:
+            if cursor is not None:
+                left = max(0.001, deadline - self._loop.time())
+                await cursor.kill_over(await self._connected(cursor.address, left), left)
+        except (CommandError, NetworkError) as error:
+            log.info("cursor left on its shard", member=cursor and cursor.address, error=str(error))
+        finally:
+            self._drop_connection()
+
+    async def _ask(
+        self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int
+    ) -> None:
+        try:
+            batch = await self._next(first, pbrt, batch_size, await_ms)
+        except (CommandError, NetworkError, ProtocolError) as error:
+            # The first cursor's wait will end, and tell.
+            log.info("second cursor failed", member=first.address, error=str(error))
+            self._leave_behind()
+            return
+        finally:
+            self._task = None
+        self._on_batch(batch)
+
+    async def _next(
+        self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int
+    ) -> CursorBatch:
+        if self._cursor is not None and (
+            self._cursor.address != first.address or self._passed_by > self._most_behind
+        ):
+            self._leave_behind()
+        connection = await self._connected(first.address, self._connect_timeout)
+        if self._cursor is None:
+            await self._open(connection, pbrt)
+        assert self._cursor is not None
+        body = self._cursor.get_more(batch_size, await_ms)
+        reply = await connection.command_raw(body, timeout=self._reply_timeout)
+        batch = slice_cursor_reply(reply)
+        self._passed_by = 0
+        if batch.pbrt:
+            self._pbrt, self._key = batch.pbrt, token_data(batch.pbrt)
+        if batch.events:
+            self._last_event = batch.events[-1][0]
+        if not batch.cursor_id:
+            self._cursor = None
+        return batch
+
+    async def _open(self, connection: Connection, pbrt: bytes) -> None:
+        if self._left_behind is not None:
+            if self._left_behind.address == connection.address:
+                await self._left_behind.kill_over(connection, self._reply_timeout)
+            self._left_behind = None
+        # From here on nothing is known but that all before the promise has been brought.
+        self._pbrt, self._key, self._last_event = b"", b"", b""
+        reply = await connection.command_raw(self._command(pbrt), timeout=self._reply_timeout)
+        batch = slice_cursor_reply(reply)
+        if batch.cursor_id:
+            self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
+        else:
+            raise CommandError(43, "the second cursor was closed as it was opened")
+
+    async def _connected(self, address: Address, timeout: float) -> Connection:
+        connection = self._connection
+        if connection is None or connection.closed or connection.address != address:
+            self._drop_connection()
+            connection = self._connection = await self._dial(address, timeout)
+        return connection
+
+    def _leave_behind(self) -> None:
+        if self._cursor is not None:
+            self._left_behind, self._cursor = self._cursor, None
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
