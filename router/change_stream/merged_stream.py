@@ -241,7 +241,10 @@ class MergedStream:
         unread = self._unread or self._merger.ahead
         if head is None or tail is None or unread or self.error is not None:
             return []
-        at, latest = cluster_time_of(head), cluster_time_of(tail)
+        try:
+            at, latest = cluster_time_of(head), cluster_time_of(tail)
+        except ValueError:
+            return []  # a token that is damaged has no time that anybody could get past
         return [
             Waiting(number, self._remotes[number].target, head, at, tail, latest)
             for number in numbers

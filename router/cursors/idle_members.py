@@ -47,15 +47,19 @@ class IdleMembers:
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def look(self, delay: float) -> None:
-        """Nudge in ``delay`` seconds those that still keep something back by then."""
+    def look(self, delay: float, *, arriving: bool = False) -> None:
+        """Nudge in ``delay`` seconds those that still keep something back by then.
+
+        ``arriving``: more may have come with the batch that is being taken in.
+        """
         stream = self._stream
         if self._soon is None and (stream.waiting_for is not None or stream.leaving):
             if delay > 0:
                 self._soon = self._loop.call_later(delay, self._nudge)
-            else:
-                # Whatever else has arrived by now may be what is waited for.
+            elif arriving:
                 self._soon = self._loop.call_soon(self._nudge)
+            else:
+                self._nudge()
 
     def rest(self, remote: Remote, seconds: float) -> None:
         """Do not ask ``remote`` for ``seconds``, or until its member has been nudged."""
@@ -121,7 +125,7 @@ class IdleMembers:
         remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
         if worked:
             remote.reached = max(remote.reached, next_tick(past))
-        self.look(0.0)
+        self.look(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Have the remote tell how far its member has got, or will have when a nudge is done."""

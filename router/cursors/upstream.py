@@ -298,7 +298,7 @@ class Upstream:
         # A removed shard holds the gate, too, until it has promised past its removal.
         lags = lags or any(each.remote == number for each in self.stream.leaving)
         limits = self._limits
-        self._look(now)
+        self._look(now, arriving=True)
         if not lags:
             remote.policy.reset()
         seconds = self._pace.wait(now)
@@ -319,12 +319,12 @@ class Upstream:
         elif not self._may_read(number):
             cursor.pause()
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float, *, arriving: bool = False) -> None:
         """Look after the members that keep events back."""
         limits = self._limits
         # Where events come quickly, most members get past them by themselves.
         least = limits.await_gate if self._pace.active(now) else 0.0
-        self._idle.look(max(limits.nudge_delay, least))
+        self._idle.look(max(limits.nudge_delay, least), arriving=arriving)
 
     def _count(self) -> None:
         """Count what is held; what a closed stream still holds goes with its last reader."""
