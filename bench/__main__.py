@@ -27,6 +27,9 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--quick", action="store_true", help="a minute instead of several")
     parser.add_argument("--runs", type=int, default=3, help="take each figure so often")
+    parser.add_argument(
+        "--quiet", type=float, default=10.0, metavar="SECONDS", help="a quiet stream's (latency)"
+    )
     args = parser.parse_args()
     if unknown := set(args.suites) - set(SUITES):
         parser.error(f"no such suite: {', '.join(unknown)}")
@@ -35,6 +38,7 @@ def main() -> None:
     options = Options(
         quick=args.quick,
         runs=1 if args.quick else args.runs,
+        quiet=args.quiet,
         real_binaries=Path(binaries) if binaries else None,
         profile=RESULTS if os.environ.get("PROFILE", "0") not in {"", "0"} else None,
         say=lambda text: console.print(text, style="dim"),

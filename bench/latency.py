@@ -24,7 +24,7 @@ from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 
 SHARDS = 4
-BUSY_RATE = 50
+BUSY_RATES = (10, 50)
 """Writes a second on each shard while the shards are busy."""
 
 COLUMNS = (
@@ -82,10 +82,11 @@ def _notes(cluster: TestCluster) -> list[dict[str, Any]]:
 
 def _states(cluster: TestCluster, ways: list[Way], options: Options) -> Iterator[dict[str, Any]]:
     count, first = options.scaled(150, 30), 0
+    quiet = [options.quiet] * (options.scaled(4, 1) if options.quiet <= 10 else 1)
     for state, pauses, rate in (
         ("other members idle", uneven(count, 0.2), 0),
-        ("quiet for 10 s before", [10.0] * options.scaled(4, 1), 0),
-        (f"{BUSY_RATE} writes/s on each shard", uneven(count, 0.1), BUSY_RATE),
+        (f"quiet for {options.quiet:g} s before", quiet, 0),
+        *((f"{rate} writes/s on each shard", uneven(count, 0.1), rate) for rate in BUSY_RATES),
     ):
         for way in ways:
             options.say(f"{state}: {way.name}")

@@ -13,6 +13,7 @@ class Options:
     Args:
         quick: a short run that shows that everything works; its figures are rough.
         runs: how often each figure is taken; the median counts.
+        quiet: seconds without a write before those after which a quiet stream is measured.
         real_binaries: folder with mongod and mongos, whose figures are taken side by side.
         profile: folder for flame graphs of the router, where they are wanted.
         say: tells the user where the run is.
@@ -20,6 +21,7 @@ class Options:
 
     quick: bool = False
     runs: int = 3
+    quiet: float = 10.0
     real_binaries: Path | None = None
     profile: Path | None = None
     say: Callable[[str], None] = print

@@ -42,7 +42,7 @@ class StreamLimits:
     """How far a stream may be behind the place where a client starts that is to share it."""
     share_linger: float = 1.0
     """How long the remotes of a stream outlive its last client."""
-    await_quiet: float = 0.25
+    await_quiet: float = 0.5
     """How long a shard's getMore may wait for events while the whole stream is quiet: this decides
     what an idle stream costs."""
     look_worth: float = 0.002

@@ -30,7 +30,11 @@ class World:
 
 
 def visit(
-    body: Callable[[World], Awaitable[None]], *, seed: int = 0, upstream: bool = False
+    body: Callable[[World], Awaitable[None]],
+    *,
+    seed: int = 0,
+    upstream: bool = False,
+    noop_interval: float = 0.5,
 ) -> list[str]:
     """Run ``body`` in a world of its own; return all problems, those of the router's end too."""
     network = Network(Random(seed), Weather(jitter=0.0))
@@ -45,7 +49,9 @@ def visit(
         def wall() -> float:
             return _WALL + loop.time()
 
-        cluster = EmbeddedCluster(shards=2, noop_interval=0.5, wall=wall, random=Random(seed))
+        cluster = EmbeddedCluster(
+            shards=2, noop_interval=noop_interval, wall=wall, random=Random(seed)
+        )
         await in_process("cluster", cluster.start)
         mongos = f"mongodb://{cluster.mongos_address}" if upstream else None
         router = RouterProcess(

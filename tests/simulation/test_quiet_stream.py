@@ -1,0 +1,87 @@
+"""A stream that nothing has come through for an hour: as quick as any, and cheap meanwhile."""
+
+import asyncio
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+
+from embedded.clients import Client
+from embedded.cursors import CursorTable
+from shard_client.errors import NetworkError
+from tests.simulation.driver import DriverCursor
+from tests.simulation.world import World, visit
+
+HOUR = 3600.0
+MOST_LATE = 0.005
+"""Virtual seconds: the network's, a note's and a getMore of a millisecond."""
+MOST_GET_MORES = 2.2 * 3
+"""A second, on two shards and the config server together."""
+
+
+class Reader:
+    """Reads a stream all the time and notes when each document's event came."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cursor = DriverCursor(world.router.address, "db", 1, b"q" * 16)
+        self._arrived: dict[int, asyncio.Future[float]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._cursor.open({}, [], None)
+        self._task = self._world.loop.create_task(self._read())
+
+    async def _read(self) -> None:
+        with suppress(NetworkError):
+            while self._cursor.cursor_id:
+                batch = await self._cursor.more(None, 10_000)
+                for event in batch.events:
+                    number = event["fullDocument"]["_id"]
+                    self._arrived[number].set_result(self._world.loop.time())
+
+    async def takes(self, number: int) -> float:
+        """Write a document; return the virtual seconds until its event has come."""
+        loop = self._world.loop
+        self._arrived[number] = loop.create_future()
+        begun = loop.time()
+        insert = {"insert": "c", "documents": [{"_id": number}]}
+        await self._world.cluster.mongos.run_command("db", insert, Client())
+        return await self._arrived[number] - begun
+
+    async def stop(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._cursor.vanish()
+
+
+@pytest.mark.timeout(60)
+def test_after_a_quiet_hour_an_event_comes_as_soon_as_ever() -> None:
+    asked = 0
+    next_batch = CursorTable.next_batch
+
+    def count(table: CursorTable, *args: float) -> object:
+        nonlocal asked
+        asked += 1
+        return next_batch(table, *args)  # type: ignore[arg-type]
+
+    async def body(world: World) -> None:
+        reader = Reader(world)
+        await reader.start()
+        busy = []
+        for number in range(24):
+            busy.append(await reader.takes(number))
+            await asyncio.sleep(0.02)
+        del busy[:4]  # the first ones have connections made
+        before = asked
+        await asyncio.sleep(HOUR)
+        meanwhile = asked - before
+        late = await reader.takes(100)
+        await reader.stop()
+        assert late <= MOST_LATE
+        assert late <= max(busy), "a quiet stream is as quick as a busy one"
+        assert meanwhile <= MOST_GET_MORES * HOUR
+
+    with mock.patch.object(CursorTable, "next_batch", count):
+        assert visit(body, noop_interval=10.0) == []
