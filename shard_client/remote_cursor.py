@@ -13,7 +13,7 @@ from shard_client.backoff import Backoff
 from shard_client.batch_size import BatchSize
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection, format_address
-from shard_client.cursor_reply import CursorBatch, slice_cursor_reply, token_data
+from shard_client.cursor_reply import CursorBatch, slice_cursor_reply
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
@@ -100,13 +100,20 @@ class RemoteCursor:
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
         self._watchdog = Watchdog(dialer.connect_to, settings.reply_timeout)
-        self._second: SecondCursor | None = None
+        self._second = SecondCursor(
+            dial=dialer.connect_to,
+            command=self._opening_body,
+            on_batch=self._looked,
+            on_end=self._ended,
+            connect_timeout=settings.connect_timeout,
+            reply_timeout=settings.reply_timeout,
+            most_behind=settings.batch_target_bytes,
+        )
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
         self._pbrt: bytes | None = None
-        self._raised: bytes | None = None
         self._failing_since: float | None = None
         self._last_address: str | None = None
         self._last_error: CommandError | None = None
@@ -171,32 +178,17 @@ class RemoteCursor:
     def waits(self, seconds: float) -> bool:
         """Tell whether a getMore may wait ``seconds`` more, and nobody looks meanwhile."""
         ends = self._watchdog.asked_at
-        return (
-            ends is not None
-            and ends - self._loop.time() > seconds
-            and (self._second is None or not self._second.asking)
-        )
+        waits = ends is not None and ends - self._loop.time() > seconds
+        return waits and not self._second.asking
 
     def look(self, seconds: float) -> None:
         """Learn how far the member will have got in ``seconds``, while a getMore waits.
 
-        By a second cursor, so that this one goes on waiting for events. An empty batch tells what
-        came of it.
+        By a second cursor, so that this one waits on. An empty batch tells what came of it.
         """
-        cursor, pbrt = self._cursor, self._pbrt
-        if cursor is None or pbrt is None:
-            return
-        if self._second is None:
-            settings = self._settings
-            self._second = SecondCursor(
-                dial=self._dialer.connect_to,
-                command=self._opening_body,
-                on_batch=self._looked,
-                connect_timeout=settings.connect_timeout,
-                reply_timeout=settings.reply_timeout,
-                most_behind=settings.batch_target_bytes,
-            )
-        self._second.ask(cursor, pbrt, self._batch_size.current, max(1, ceil(seconds * 1000)))
+        if self._cursor is not None and self._pbrt is not None:
+            await_ms = max(1, ceil(seconds * 1000))
+            self._second.ask(self._cursor, self._pbrt, self._batch_size.current, await_ms)
 
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
@@ -205,19 +197,21 @@ class RemoteCursor:
         """
         self._stopping = True
         deadline = self._loop.time() + self._settings.close_timeout
-        task = self._task
-        if task is not None:
-            if self._parked:
-                task.cancel()
-            # A request in flight is let go on: an opening's reply tells which cursor to kill.
-            _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
-            if late:
-                task.cancel()
-                await asyncio.wait(late)
-        await self._watchdog.stop()
-        if self._second is not None:
-            await self._second.stop(deadline - self._settings.close_timeout / 4)
-        await self._kill(deadline)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._second.stop(deadline))
+            if self._task is not None:
+                await self._end(self._task)
+            await self._watchdog.stop()
+            await self._kill(deadline)
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        if self._parked:
+            task.cancel()
+        # A request in flight is let go on: an opening's reply tells which cursor to kill.
+        _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
+        if late:
+            task.cancel()
+            await asyncio.wait(late)
 
     # The loop of openings and failures.
 
@@ -336,48 +330,20 @@ class RemoteCursor:
             self._batch_size.arrived(len(batch.events), batch.size)
         if not batch.cursor_id:
             self._cursor = None
-        if self._second is not None and batch.pbrt:
-            batch = self._as_far_as_known(self._second, batch)
+        batch = self._second.join(batch)
+        if not batch.events and self._second.stale(_KEEP_UP):
+            self.look(0.0)
         if batch.pbrt:
             self._pbrt = batch.pbrt
         if not self._stopping:
             self._on_batch(batch)
 
-    # What the second cursor tells.
-
-    def _as_far_as_known(self, second: SecondCursor, batch: CursorBatch) -> CursorBatch:
-        """Return the first cursor's batch with the promise that both together allow."""
-        second.passed_by(batch.size)
-        key = token_data(batch.pbrt)
-        if self._raised is not None:
-            if key >= self._raised:
-                self._raised = None
-            elif not batch.events and self._pbrt is not None:
-                # The second cursor was ahead of it.
-                key, batch = self._raised, batch._replace(pbrt=self._pbrt)
-        if batch.cursor_id and (pbrt := second.further_than(key)) is not None:
-            self._raised = token_data(pbrt)
-            batch = batch._replace(pbrt=pbrt)
-        if not batch.events and self._cursor is not None and second.stale(_KEEP_UP):
-            assert self._pbrt is not None
-            second.ask(self._cursor, self._pbrt, self._batch_size.current, 1)
-        return batch
-
     def _looked(self, batch: CursorBatch) -> None:
-        """Tell of a reply of the second cursor: an empty batch, its promise if that holds."""
-        self._clock.advance(batch.cluster_time)
-        second, cursor, pbrt = self._second, self._cursor, self._pbrt
-        if self._stopping or second is None or cursor is None or pbrt is None:
-            return
-        further = second.further_than(token_data(pbrt))
-        if further is not None:
-            self._pbrt = pbrt = further
-            self._raised = token_data(further)
-        self._on_batch(
-            CursorBatch(
-                cursor.cursor_id, [], pbrt, 0, batch.cluster_time, batch.operation_time
-            )
-        )
+        """Tell what the second cursor has found, unless the first one is being opened anew."""
+        if self._cursor is not None and not self._stopping:
+            self._clock.advance(batch.cluster_time)
+            self._pbrt = batch.pbrt
+            self._on_batch(batch)
 
     # Waiting that may be cut short by ``close``.
 

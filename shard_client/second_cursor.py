@@ -1,14 +1,13 @@
 """A second cursor beside one that waits, to learn how far its member has got."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-import bson
 import structlog
 
 from shard_client.connection import Address, Connection
 from shard_client.cursor_reply import CursorBatch, slice_cursor_reply, token_data
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
 
@@ -23,8 +22,9 @@ class SecondCursor:
     one is given of them is dropped (docs/design.md, section 9).
 
     ``dial(address, timeout)`` connects to the first cursor's member. ``command(pbrt)`` is the raw
-    ``aggregate`` that opens the stream after a promise. ``on_batch`` is called after each reply.
-    It is opened when it is first asked, and anew when ``most_behind`` bytes have passed it by.
+    ``aggregate`` that opens the stream after a promise. ``on_batch`` is called after each reply,
+    with an empty batch that has the promise of both; ``on_end`` with each task. It is opened when
+    it is first asked, and anew when ``most_behind`` bytes have passed it by.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class SecondCursor:
         dial: Callable[[Address, float], Awaitable[Connection]],
         command: Callable[[bytes], bytes],
         on_batch: Callable[[CursorBatch], None],
+        on_end: Callable[["asyncio.Task[None]"], None],
         connect_timeout: float,
         reply_timeout: float,
         most_behind: int,
@@ -40,6 +41,7 @@ class SecondCursor:
         self._dial = dial
         self._command = command
         self._on_batch = on_batch
+        self._on_end = on_end
         self._connect_timeout = connect_timeout
         self._reply_timeout = reply_timeout
         self._most_behind = most_behind
@@ -48,6 +50,10 @@ class SecondCursor:
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
+        # What both have promised: its token and its sort key.
+        self._promise = b""
+        self._promised = b""
+        # What this one has promised, and the last event that it was given.
         self._pbrt = b""
         self._key = b""
         self._last_event = b""
@@ -66,34 +72,56 @@ class SecondCursor:
         The member may wait ``await_ms`` milliseconds for its oplog to grow.
         """
         if self._task is None and not self._stopping:
+            self._note_promise(pbrt)
             self._asked_at = self._loop.time()
             self._task = self._loop.create_task(
-                self._ask(first, pbrt, batch_size, await_ms),
-                name=f"second cursor of {first.namespace}",
+                self._ask(first, batch_size, await_ms), name=f"second cursor of {first.namespace}"
             )
+            self._task.add_done_callback(self._on_end)
 
     def stale(self, after: float) -> bool:
         """Tell whether it is open and was not asked for ``after`` seconds."""
         return self._cursor is not None and self._loop.time() - self._asked_at > after
 
-    def passed_by(self, size: int) -> None:
-        """Take note that the first cursor has brought ``size`` bytes of events."""
-        self._passed_by += size
+    def join(self, batch: CursorBatch) -> CursorBatch:
+        """Return a batch of the first cursor with the promise that both together allow.
 
-    def further_than(self, key: bytes) -> bytes | None:
-        """Return its promise if it is beyond ``key`` and holds for the first cursor as well.
-
-        It does when that one has brought every event that this one has seen: ``key`` is the sort
-        key up to which it has.
+        Raises ProtocolError if it has a promise that is none.
         """
-        return self._pbrt if self._last_event <= key < self._key else None
+        if not self._promise or not batch.pbrt:
+            return batch  # nobody has asked yet
+        self._passed_by += batch.size
+        key = token_data(batch.pbrt)
+        if not batch.events and key < self._promised:
+            # This one was ahead of it, and has been believed.
+            batch = batch._replace(pbrt=self._promise)
+        else:
+            self._promise, self._promised = batch.pbrt, key
+        if batch.cursor_id and self._is_further():
+            batch = batch._replace(pbrt=self._promise)
+        return batch
+
+    def _is_further(self) -> bool:
+        """Promise for both what this one has promised; False if that cannot be or is not new.
+
+        It can when the first one has brought every event that this one was given.
+        """
+        if self._last_event <= self._promised < self._key:
+            self._promise, self._promised = self._pbrt, self._key
+            return True
+        return False
+
+    def _note_promise(self, pbrt: bytes) -> None:
+        if pbrt != self._promise:
+            self._promise, self._promised = pbrt, token_data(pbrt)
 
     async def stop(self, deadline: float) -> None:
         """Kill the cursor and close the connection, until ``deadline`` on the loop's clock."""
         self._stopping = True
         if self._task is not None:
             left = max(0.0, deadline - self._loop.time())
-            _, late = await asyncio.wait({self._task}, timeout=left)
+            # An opening's reply tells which cursor to kill.
+            _, late = await asyncio.wait({self._task}, timeout=left / 2)
             if late:
                 self._task.cancel()
                 await asyncio.wait(late)
@@ -108,11 +136,17 @@ class SecondCursor:
         finally:
             self._drop_connection()
 
-    async def _ask(
-        self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int
-    ) -> None:
+    async def _ask(self, first: OpenCursor, batch_size: int, await_ms: int) -> None:
+        kept = self._cursor is not None
         try:
-            batch = await self._next(first, pbrt, batch_size, await_ms)
+            try:
+                batch = await self._next(first, batch_size, await_ms)
+            except (CommandError, NetworkError):
+                if not kept:
+                    raise
+                # It may have been closed, or its connection cut, while nobody used it.
+                self._leave_behind()
+                batch = await self._next(first, batch_size, await_ms)
         except (CommandError, NetworkError, ProtocolError) as error:
             # The first cursor's wait will end, and tell.
             log.info("second cursor failed", member=first.address, error=str(error))
@@ -120,18 +154,19 @@ class SecondCursor:
             return
         finally:
             self._task = None
-        self._on_batch(batch)
+        self._is_further()
+        self._on_batch(
+            batch._replace(cursor_id=first.cursor_id, events=[], size=0, pbrt=self._promise)
+        )
 
-    async def _next(
-        self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int
-    ) -> CursorBatch:
+    async def _next(self, first: OpenCursor, batch_size: int, await_ms: int) -> CursorBatch:
         if self._cursor is not None and (
             self._cursor.address != first.address or self._passed_by > self._most_behind
         ):
             self._leave_behind()
         connection = await self._connected(first.address, self._connect_timeout)
         if self._cursor is None:
-            await self._open(connection, pbrt)
+            await self._open(connection)
         assert self._cursor is not None
         body = self._cursor.get_more(batch_size, await_ms)
         reply = await connection.command_raw(body, timeout=self._reply_timeout)
@@ -145,19 +180,24 @@ class SecondCursor:
             self._cursor = None
         return batch
 
-    async def _open(self, connection: Connection, pbrt: bytes) -> None:
+    async def _open(self, connection: Connection) -> None:
         if self._left_behind is not None:
             if self._left_behind.address == connection.address:
                 await self._left_behind.kill_over(connection, self._reply_timeout)
+            if connection.closed:
+                raise NetworkError("the connection was lost")  # the next attempt kills it
             self._left_behind = None
-        # From here on nothing is known but that all before the promise has been brought.
+        # All that comes before the promise has been brought, whatever the one before was given.
         self._pbrt, self._key, self._last_event = b"", b"", b""
-        reply = await connection.command_raw(self._command(pbrt), timeout=self._reply_timeout)
+        command = self._command(self._promise)
+        reply = await connection.command_raw(command, timeout=self._reply_timeout)
         batch = slice_cursor_reply(reply)
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         else:
-            raise CommandError(43, "the second cursor was closed as it was opened")
+            raise CommandError(
+                ErrorCode.CursorNotFound, "the second cursor was closed as it was opened"
+            )
 
     async def _connected(self, address: Address, timeout: float) -> Connection:
         connection = self._connection

@@ -63,8 +63,7 @@ class Remote:
         if self.opened:
             self.idle = (
                 not batch.events
-                or len(batch.events) < _FEW
-                and batch.size < _SMALL
+                or (len(batch.events) < _FEW and batch.size < _SMALL)
                 or token_data(batch.pbrt) > batch.events[-1][0]
             )
 

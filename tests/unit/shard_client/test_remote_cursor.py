@@ -10,12 +10,12 @@ import pytest
 import structlog.testing
 from bson import Timestamp
 
+from router.change_stream.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor import RemoteCursor, RemoteSettings
-from router.change_stream.resume_token import cluster_time_of
 from tests.harness.scripted_member import ScriptedMember, event_token
 from tests.unit.router.cursors.conftest import until
 
@@ -76,6 +76,9 @@ class Reader:
     @property
     def promise(self) -> Timestamp:
         return cluster_time_of(token_data(self.batches[-1].pbrt))
+
+    def promises(self, second: int) -> bool:
+        return self.promise == Timestamp(second, 1)
 
 
 @pytest.fixture
@@ -175,13 +178,11 @@ async def test_a_promise_is_seen_while_a_getmore_waits(member: ScriptedMember):
     await until(lambda: member.commands["getMore"] == 1)
     for number in range(5):
         member.noop(101 + 10 * number)
-        heard = len(reader.batches)
         assert reader.cursor.waits(0.1)
         reader.cursor.look(0.001)
         assert not reader.cursor.waits(0.1), "somebody looks already"
         reader.cursor.look(0.001)
-        await until(lambda: len(reader.batches) > heard)
-        assert reader.promise == Timestamp(101 + 10 * number, 1)
+        await until(partial(reader.promises, 101 + 10 * number))
         member.insert(102 + 10 * number)
         await until(partial(reader.has, number + 1))
     assert reader.keys == keys(*range(102, 152, 10))
@@ -225,7 +226,7 @@ async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: Scripted
     await until(lambda: member.commands["getMore"] == 1)
     member.noop(150)
     reader.cursor.look(0.001)
-    await until(lambda: reader.promise == Timestamp(150, 1))
+    await until(partial(reader.promises, 150))
     member.cut()  # what was in flight is asked again after the promise
     member.insert(160)
     await until(partial(reader.has, 1))
@@ -241,14 +242,31 @@ async def test_a_second_cursor_that_fails_is_opened_again(member: ScriptedMember
     await until(lambda: member.commands["getMore"] == 1)
     reader.cursor.look(0.001)
     await until(lambda: len(reader.batches) == 2)
-    for code in (43, 237, 280):
+    for code in (43, 237, 280):  # the last one would end the first cursor
         member.fail("getMore", code)
-        asked = member.commands["getMore"]
         reader.cursor.look(0.001)
-        await until(lambda: member.commands["getMore"] > asked and reader.cursor.waits(0.1))
+        await until(partial(reader.cursor.waits, 0.1))
         member.noop(100 + code)
         reader.cursor.look(0.001)
-        await until(lambda: reader.promise == Timestamp(100 + code, 1))
+        await until(partial(reader.promises, 100 + code))
+    assert not member.failures["getMore"], "it was the second one that failed"
+    assert not reader.failures
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_second_cursor_that_was_cut_off_is_replaced_at_once(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    before = set(member.writers)
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) == 2)
+    for writer in set(member.writers) - before:
+        writer.transport.abort()
+    member.noop(150)
+    reader.cursor.look(0.001)
+    await until(partial(reader.promises, 150))
     assert not reader.failures
     await reader.cursor.close()
     assert not member.cursors
@@ -265,7 +283,7 @@ async def test_a_second_cursor_that_was_passed_by_is_replaced(member: ScriptedMe
         await until(partial(reader.has, number + 1))
     member.noop(200)
     reader.cursor.look(0.001)
-    await until(lambda: reader.promise == Timestamp(200, 1))
+    await until(partial(reader.promises, 200))
     assert len(member.opened) == 3
     assert len(member.cursors) == 2, "the one before was killed"
     await reader.cursor.close()
