@@ -331,10 +331,10 @@ class RemoteCursor:
         if not batch.cursor_id:
             self._cursor = None
         batch = self._second.join(batch)
-        if not batch.events and self._second.stale(_KEEP_UP):
-            self.look(0.0)
         if batch.pbrt:
             self._pbrt = batch.pbrt
+        if not batch.events and self._second.stale(_KEEP_UP):
+            self.look(0.0)
         if not self._stopping:
             self._on_batch(batch)
 

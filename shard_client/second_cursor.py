@@ -112,8 +112,8 @@ class SecondCursor:
         return False
 
     def _note_promise(self, pbrt: bytes) -> None:
-        if pbrt != self._promise:
-            self._promise, self._promised = pbrt, token_data(pbrt)
+        if pbrt != self._promise and (key := token_data(pbrt)) > self._promised:
+            self._promise, self._promised = pbrt, key
 
     async def stop(self, deadline: float) -> None:
         """Kill the cursor and close the connection, until ``deadline`` on the loop's clock."""
@@ -172,12 +172,12 @@ class SecondCursor:
         reply = await connection.command_raw(body, timeout=self._reply_timeout)
         batch = slice_cursor_reply(reply)
         self._passed_by = 0
-        if batch.pbrt:
-            self._pbrt, self._key = batch.pbrt, token_data(batch.pbrt)
         if batch.events:
             self._last_event = batch.events[-1][0]
         if not batch.cursor_id:
-            self._cursor = None
+            self._cursor = None  # its end is the first cursor's to tell
+        elif batch.pbrt:
+            self._pbrt, self._key = batch.pbrt, token_data(batch.pbrt)
         return batch
 
     async def _open(self, connection: Connection) -> None:
