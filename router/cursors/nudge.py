@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import structlog
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.cursors.limits import StreamLimits
-from shard_client.cluster_clock import next_tick
+from shard_client.cluster_clock import ClusterClock, next_tick
 from shard_client.connection import Connection
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.frames import decode, encode
 
 log = structlog.get_logger()
 
@@ -53,6 +55,7 @@ class Nudger:
         self._cluster = cluster
         self._limits = limits
         self._targets: dict[str, _Target] = {}
+        self._notes = _Notes(cluster.clock)
 
     def nudge(
         self,
@@ -70,7 +73,9 @@ class Nudger:
         """
         if self._limits.nudge:
             if target not in self._targets:
-                self._targets[target] = _Target(self._cluster, self._limits, target, host)
+                self._targets[target] = _Target(
+                    self._cluster, self._limits, self._notes, target, host
+                )
             self._targets[target].ask(_Request(past, begun, done))
 
     @property
@@ -90,11 +95,39 @@ class _Request(NamedTuple):
     done: Callable[[bool], None]
 
 
+class _Notes:
+    """The command that takes a member past a time, encoded once for all that are to get there."""
+
+    def __init__(self, clock: ClusterClock) -> None:
+        self._clock = clock
+        self._made: tuple[Timestamp, bytes | None] | None = None
+        self._body = b""
+
+    def past(self, past: Timestamp) -> bytes:
+        wanted = (past, self._clock.raw)
+        if wanted != self._made:
+            self._made = wanted
+            command: dict[str, Any] = {
+                "appendOplogNote": 1,
+                "maxClusterTime": next_tick(past),
+                "data": {"msg": "mergerouter"},
+                "writeConcern": {"w": "majority", "wtimeout": _MOST_MS},
+                "$db": "admin",
+            }
+            if self._clock.raw is not None:
+                command["$clusterTime"] = RawBSONDocument(self._clock.raw)
+            self._body = encode(command)
+        return self._body
+
+
 class _Target:
     """The nudges of one replica set."""
 
-    def __init__(self, cluster: Cluster, limits: StreamLimits, name: str, host: str) -> None:
+    def __init__(
+        self, cluster: Cluster, limits: StreamLimits, notes: _Notes, name: str, host: str
+    ) -> None:
         self._cluster = cluster
+        self._notes = notes
         self._limits = limits
         self._name = name
         self._dialer = cluster.dialer(name, host)
@@ -150,7 +183,7 @@ class _Target:
 
     async def _nudge(self, past: Timestamp) -> bool:
         """Make one nudge, by whichever way the member allows; False if neither worked."""
-        error: CommandError | NetworkError | None = None
+        error: Exception | None = None
         for _ in range(_ATTEMPTS):
             kept = self._connection is not None
             try:
@@ -166,7 +199,7 @@ class _Target:
                     break
                 log.info("member allows no note, reads instead", target=self._name)
                 self._by_note = False
-            except NetworkError as failure:
+            except (NetworkError, ProtocolError) as failure:
                 error = failure
                 self._drop_connection()
                 if not kept:
@@ -183,23 +216,18 @@ class _Target:
         self.made += 1
         if self._connection is None:
             self._connection = await self._dialer.connect(self._limits.connect_timeout)
-        database, command = self._note(past) if self._by_note else self._read(past)
-        clock = self._cluster.clock
-        if clock.document is not None:
-            command["$clusterTime"] = clock.document
-        reply = await self._connection.command(
-            database, command, timeout=self._limits.connect_timeout
-        )
-        clock.advance(reply.get("$clusterTime"))
-
-    @staticmethod
-    def _note(past: Timestamp) -> tuple[str, dict[str, Any]]:
-        return "admin", {
-            "appendOplogNote": 1,
-            "maxClusterTime": next_tick(past),
-            "data": {"msg": "mergerouter"},
-            "writeConcern": {"w": "majority", "wtimeout": _MOST_MS},
-        }
+        timeout, clock = self._limits.connect_timeout, self._cluster.clock
+        if self._by_note:
+            reply = await self._connection.command_raw(self._notes.past(past), timeout=timeout)
+            answer = decode(reply)
+            if not answer.get("ok"):
+                raise CommandError.from_reply(answer)
+        else:
+            database, command = self._read(past)
+            if clock.document is not None:
+                command["$clusterTime"] = clock.document
+            answer = await self._connection.command(database, command, timeout=timeout)
+        clock.advance(answer.get("$clusterTime"))
 
     def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
         """A read of nothing: who may read any database may make it."""

@@ -248,7 +248,7 @@ class Upstream:
             self._execute(actions)
         if not remote.opened:
             self._has_opened(remote)
-        self._steer(number, remote)
+        self._steer(number, remote, events=bool(batch.events))
         stream = self.stream
         if stream.error is not None:
             self.stop_reading()
@@ -286,7 +286,7 @@ class Upstream:
 
     # Budgets and waiting times.
 
-    def _steer(self, number: int, remote: Remote) -> None:
+    def _steer(self, number: int, remote: Remote, *, events: bool) -> None:
         """Decide whether and how the remote's next getMore is sent."""
         cursor = remote.cursor
         if cursor is None:
@@ -298,7 +298,8 @@ class Upstream:
         # A removed shard holds the gate, too, until it has promised past its removal.
         lags = lags or any(each.remote == number for each in self.stream.leaving)
         limits = self._limits
-        self._look(now, arriving=True)
+        if events or lags:
+            self._look(now, arriving=True)
         if not lags:
             remote.policy.reset()
         seconds = self._pace.wait(now)
