@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import bson
 import structlog
@@ -12,11 +11,12 @@ import structlog
 from shard_client.backoff import Backoff
 from shard_client.batch_size import BatchSize
 from shard_client.cluster_clock import ClusterClock
-from shard_client.connection import Address, Connection, format_address
-from shard_client.cursor_reply import CursorBatch, slice_cursor_reply
+from shard_client.connection import Connection, format_address
+from shard_client.cursor_reply import CursorBatch, leaves_open, slice_cursor_reply
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
+from shard_client.remote_settings import Dialer, RemoteSettings
 from shard_client.retry_policy import blames_member, from_network, is_resumable
 from shard_client.second_cursor import SecondCursor
 from shard_client.watchdog import Watchdog
@@ -27,50 +27,21 @@ _T = TypeVar("_T")
 _KEEP_UP = 10.0
 """Seconds after which a second cursor is asked, so that it never has much to scan."""
 
+LARGE_REPLY = 128 * 1024
+"""Bytes from which on a reply is worth asking for the next one before it is split."""
+
 Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Database and ``aggregate`` that open the cursor: anew (None), or after a raw resume token."""
-
-
-class Dialer(Protocol):
-    """Opens connections to the members of one replica set."""
-
-    async def connect(self, timeout: float) -> Connection:
-        """Connect to the member to read from, within ``timeout`` seconds.
-
-        Raises CommandError, NetworkError.
-        """
-        ...
-
-    async def connect_to(self, address: Address, timeout: float) -> Connection:
-        """Connect to this very member. Raises CommandError, NetworkError."""
-        ...
-
-    def suspect(self, address: Address) -> None:
-        """Be told that a member does not answer, or not as the one to read from."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
-    """Bounds of one remote cursor; times in seconds, sizes in bytes."""
-
-    batch_target_bytes: int = 1024 * 1024
-    await_time: float = 0.05
-    connect_timeout: float = 5.0
-    reply_timeout: float = 5.0
-    failure_timeout: float = 30.0
-    close_timeout: float = 2.0
-    backoff_first: float = 0.01
-    backoff_max: float = 2.0
 
 
 class RemoteCursor:
     """Reads one cursor ahead over a connection of its own (docs/design.md, section 6).
 
-    The next ``getMore`` is sent as soon as a batch has arrived, unless paused. A failure that can
-    be resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
-    growing pauses, up to ``failure_timeout``; any other ends the cursor. A member that has not
-    answered for ``reply_timeout`` is asked over another connection whether it is still there.
+    The next ``getMore`` is sent as soon as a batch has arrived, unless paused: before a large one
+    is even split, so that the shard does not wait for the router. A failure that can be resumed is
+    mended by opening the cursor again after its own last postBatchResumeToken, with growing pauses,
+    up to ``failure_timeout``; any other ends the cursor. A member that has not answered for
+    ``reply_timeout`` is asked over another connection whether it is still there.
 
     ``dialer`` finds and connects the member to read from; ``opening`` gives the command.
     ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
@@ -113,6 +84,9 @@ class RemoteCursor:
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
+        # The getMore that was sent last: what it asks for, and its bytes.
+        self._wanted: tuple[OpenCursor, int, int] | None = None
+        self._get_more = b""
         self._pbrt: bytes | None = None
         self._failing_since: float | None = None
         self._last_address: str | None = None
@@ -271,8 +245,8 @@ class RemoteCursor:
             if not connection.closed:  # else the next attempt kills it
                 self._left_behind = None
         self._watchdog.guard(connection)
-        reply = await self._ask(connection, self._opening_body(self._pbrt), 0.0)
-        batch = slice_cursor_reply(reply)
+        self._ask(connection, self._opening_body(self._pbrt), 0.0)
+        batch = slice_cursor_reply(await self._answer(connection))
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         self._deliver(batch)
@@ -285,24 +259,32 @@ class RemoteCursor:
         return bson.encode(command)
 
     async def _read(self) -> None:
-        request: tuple[int, int] | None = None
-        body = b""
-        while self._cursor is not None and not self._stopping:
-            if self._paused:
-                await self._park(self._until_resumed())
-                continue
-            wanted = (self._batch_size.current, self._await_ms)
-            if wanted != request:
-                request = wanted
-                body = self._cursor.get_more(*wanted)
+        asked = False
+        while self._cursor is not None and (asked or not self._stopping):
             assert self._connection is not None
-            reply = await self._ask(self._connection, body, self._await_ms / 1000)
+            if not asked:
+                if self._paused:
+                    await self._park(self._until_resumed())
+                    continue
+                self._ask_for_more(self._cursor, self._connection)
+            reply = await self._answer(self._connection)
+            asked = len(reply) >= LARGE_REPLY and not self._paused and not self._stopping
+            asked = asked and leaves_open(reply)
+            if asked:
+                self._ask_for_more(self._cursor, self._connection)
             batch = slice_cursor_reply(reply)
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:
                 self._is_mended(self._loop.time() - self._failing_since)
             self._deliver(batch)
+
+    def _ask_for_more(self, cursor: OpenCursor, connection: Connection) -> None:
+        wanted = (cursor, self._batch_size.current, self._await_ms)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._get_more = cursor.get_more(self._batch_size.current, self._await_ms)
+        self._ask(connection, self._get_more, self._await_ms / 1000)
 
     def _is_mended(self, lasted: float) -> None:
         log.info("remote cursor goes on", remote=self.name, lasted=lasted)
@@ -311,15 +293,20 @@ class RemoteCursor:
         self._failing_since = None
         self._backoff.reset()
 
-    async def _ask(self, connection: Connection, body: bytes, takes: float) -> bytes:
-        """Return the reply, for which there is no limit but the watchdog's."""
+    def _ask(self, connection: Connection, body: bytes, takes: float) -> None:
+        """Send a request whose answer may take so many seconds; ``_answer`` is to come next."""
+        connection.send_raw(body)
         self._watchdog.asked_at = self._loop.time() + takes
+
+    async def _answer(self, connection: Connection) -> bytes:
+        """Return the reply, for which there is no limit but the watchdog's."""
         try:
-            return await connection.command_raw(body, timeout=None)
+            return await connection.receive_raw(timeout=None)
         except NetworkError:
-            if self._failing_since is None:
+            due = self._watchdog.asked_at
+            if self._failing_since is None and due is not None:
                 # A member that hung has been failing since its answer was due.
-                self._failing_since = min(self._watchdog.asked_at, self._loop.time())
+                self._failing_since = min(due, self._loop.time())
             raise
         finally:
             self._watchdog.asked_at = None
@@ -375,7 +362,12 @@ class RemoteCursor:
         connection, self._connection = self._connection, None
         try:
             for cursor in filter(None, (self._left_behind, self._cursor)):
-                if connection is None or connection.closed or connection.address != cursor.address:
+                if (
+                    connection is None
+                    or connection.closed
+                    or connection.busy
+                    or connection.address != cursor.address
+                ):
                     if connection is not None:
                         connection.abort()
                     left = max(0.001, deadline - self._loop.time())

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shard_client.remote_cursor import RemoteSettings
+from shard_client.remote_settings import RemoteSettings
 
 _MIB = 1024 * 1024
 

@@ -14,6 +14,7 @@ from embedded.mongod import Mongod
 from router.config.parameters import stream_limits
 from router.cursors.limits import StreamLimits
 from router.merge import merged_log, merger
+from shard_client import remote_cursor
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.feed_client import FeedClient
@@ -65,6 +66,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
         mock.patch.object(router.service, "stream_limits", limits),
         mock.patch.object(merged_log, "JOIN_BYTES", plan.block_bytes),
         mock.patch.object(merger, "COALESCE_BYTES", plan.block_bytes),
+        mock.patch.object(remote_cursor, "LARGE_REPLY", plan.block_bytes),
         mock.patch.object(merger, "BLOCK_EVENTS", max(1, plan.block_bytes // 500)),
     ):
         gc.disable()  # it would run at other times in other processes

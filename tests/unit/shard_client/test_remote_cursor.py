@@ -14,8 +14,9 @@ from router.change_stream.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
 from shard_client.cursor_reply import CursorBatch, token_data
-from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor import RemoteCursor, RemoteSettings
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ProtocolError
+from shard_client.remote_cursor import RemoteCursor
+from shard_client.remote_settings import RemoteSettings
 from tests.harness.scripted_member import ScriptedMember, event_token
 from tests.unit.router.cursors.conftest import until
 
@@ -38,6 +39,8 @@ class Reader:
     batches: list[CursorBatch] = field(default_factory=list)
     failures: list[CommandError] = field(default_factory=list)
     suspected: list[Address] = field(default_factory=list)
+    asked_ahead: list[bool] = field(default_factory=list)
+    connection: Connection | None = None
 
     def __post_init__(self) -> None:
         self.clock = ClusterClock()
@@ -45,20 +48,25 @@ class Reader:
             "s",
             dialer=self,
             opening=self.opening,
-            on_batch=self.batches.append,
+            on_batch=self.brought,
             on_failure=lambda error, _: self.failures.append(error),
             clock=self.clock,
             settings=self.settings,
         )
 
     async def connect(self, timeout: float) -> Connection:
-        return await self.connect_to(("127.0.0.1", self.member.port), timeout)
+        self.connection = await self.connect_to(("127.0.0.1", self.member.port), timeout)
+        return self.connection
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         return await Connection.open(address, timeout=timeout)
 
     def suspect(self, address: Address) -> None:
         self.suspected.append(address)
+
+    def brought(self, batch: CursorBatch) -> None:
+        self.batches.append(batch)
+        self.asked_ahead.append(self.connection is not None and self.connection.busy)
 
     def opening(self, pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
         start: dict[str, Any] = {"startAtOperationTime": Timestamp(100, 1)}
@@ -120,6 +128,66 @@ async def test_a_paused_cursor_asks_for_nothing(member: ScriptedMember):
     reader.cursor.pause()
     await reader.cursor.close()
     assert not member.cursors
+
+
+@pytest.fixture
+def every_reply_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shard_client.remote_cursor.LARGE_REPLY", 1)
+
+
+@pytest.mark.usefixtures("every_reply_is_large")
+async def test_more_is_asked_for_before_a_large_reply_is_looked_into(member: ScriptedMember):
+    reader = Reader(member)
+    reader.cursor.start()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    reader.cursor.pause()
+    member.insert(102)
+    await until(lambda: reader.keys == keys(101, 102))
+    await until(lambda: reader.connection is not None and not reader.connection.busy)
+    brought = reader.asked_ahead
+    assert brought[0] is False, "an opening's reply"
+    assert brought[1] is True
+    assert brought[-1] is False, "what was in flight when it was paused"
+    asked = member.commands["getMore"]
+    reader.cursor.resume()
+    await until(lambda: member.commands["getMore"] > asked)
+    await reader.cursor.close()
+    assert not member.cursors
+    await until(lambda: not member.writers)
+    assert not reader.failures
+
+
+@pytest.mark.usefixtures("every_reply_is_large")
+async def test_the_last_reply_of_a_cursor_asks_for_no_more(member: ScriptedMember):
+    reader = Reader(member)
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    member.insert(101, operationType="invalidate")
+    await until(lambda: reader.batches[-1].invalidated)
+    assert reader.asked_ahead[-1] is False
+    await reader.cursor.close()
+    assert not reader.failures
+    await until(lambda: not member.writers)
+
+
+@pytest.mark.usefixtures("every_reply_is_large")
+async def test_a_reply_that_cannot_be_split_ends_the_cursor_with_more_in_flight(
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+):
+    reader = Reader(member)
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+
+    def broken(body: bytes) -> CursorBatch:
+        raise ProtocolError("an event has no resume token")
+
+    monkeypatch.setattr("shard_client.remote_cursor.slice_cursor_reply", broken)
+    await until(lambda: reader.failures)
+    assert "no resume token" in str(reader.failures[0])
+    await reader.cursor.close()
+    assert not member.cursors
+    await until(lambda: not member.writers)
 
 
 async def test_a_paused_cursor_closes_at_once(member: ScriptedMember):

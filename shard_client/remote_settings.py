@@ -1,0 +1,39 @@
+"""What a remote cursor is given: its bounds, and how its member is found."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shard_client.connection import Address, Connection
+
+
+class Dialer(Protocol):
+    """Opens connections to the members of one replica set."""
+
+    async def connect(self, timeout: float) -> Connection:
+        """Connect to the member to read from, within ``timeout`` seconds.
+
+        Raises CommandError, NetworkError.
+        """
+        ...
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        """Connect to this very member. Raises CommandError, NetworkError."""
+        ...
+
+    def suspect(self, address: Address) -> None:
+        """Be told that a member does not answer, or not as the one to read from."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """Bounds of one remote cursor; times in seconds, sizes in bytes."""
+
+    batch_target_bytes: int = 1024 * 1024
+    await_time: float = 0.05
+    connect_timeout: float = 5.0
+    reply_timeout: float = 5.0
+    failure_timeout: float = 30.0
+    close_timeout: float = 2.0
+    backoff_first: float = 0.01
+    backoff_max: float = 2.0
