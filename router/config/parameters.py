@@ -104,6 +104,7 @@ _ALL = (
     _of_limits("remoteBufferBytes", "remote_buffer_bytes", "buffer of one remote", least=1),
     _of_limits("streamBufferBytes", "stream_buffer_bytes", "buffer of one stream", least=1),
     _of_limits("totalBufferBytes", "total_buffer_bytes", "buffer of all streams", least=1),
+    _of_limits("replyTargetBytes", "reply_target_bytes", "size of replies without limit", least=1),
     _of_limits("repliesBytes", "replies_bytes", "events in all clients' replies", least=1),
     _of_limits("shareStreams", "share", "whether identical streams share remotes"),
     _of_limits(
