@@ -52,7 +52,6 @@ class ReplayMember:
     seconds_per_byte: float = 0.0
     now: Timestamp = _NOW
     tapes: dict[int, Tape] = field(default_factory=dict)
-    killed: dict[int, Tape] = field(default_factory=dict)
     opened: list[dict[str, Any]] = field(default_factory=list)
     connections: set[asyncio.Transport] = field(default_factory=set)
     port: int = 0
@@ -87,9 +86,6 @@ class ReplayMember:
             return answer
         if name == "aggregate":
             self.opened.append(command)
-            token = command["pipeline"][0].get("$changeStream", {}).get("resumeAfter")
-            if token is not None and self.killed:
-                return self._go_on(command, token), False
             tape = self.play(command)
             body = tape.open(command)
             reply = bson.decode(body)
@@ -97,14 +93,6 @@ class ReplayMember:
                 self.tapes[reply["cursor"]["id"]] = tape
             return body, False
         return bson.encode(self._control(name, command)), False
-
-    def _go_on(self, command: dict[str, Any], token: dict[str, Any]) -> bytes:
-        """Play a killed cursor's tape on, from where it was."""
-        number, tape = self.killed.popitem()
-        self.tapes[number] = tape
-        collection = "$cmd.aggregate" if command["aggregate"] == 1 else command["aggregate"]
-        namespace = f"{command['$db']}.{collection}"
-        return cursor_body(number, namespace, [], token["_data"], first=True)
 
     def _control(self, name: str, command: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {}
@@ -116,7 +104,8 @@ class ReplayMember:
             reply = {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}
         elif name == "killCursors":
             killed = [number for number in command["cursors"] if number in self.tapes]
-            self.killed |= {number: self.tapes.pop(number) for number in killed}
+            for number in killed:
+                del self.tapes[number]
             reply = {"cursorsKilled": killed, "cursorsNotFound": [], "cursorsAlive": []}
         elif name == "serverStatus":
             reply = {"metrics": {"cursor": {"open": {"total": Int64(len(self.tapes))}}}}
@@ -274,8 +263,11 @@ class EventTape:
         self.ended = False
 
     def open(self, command: dict[str, Any]) -> bytes:
-        """Answer with an empty first batch."""
-        return cursor_body(self._cursor_id, self._namespace, [], self._start, first=True)
+        """Answer with an empty first batch; what was resumed after has been played."""
+        token = command["pipeline"][0].get("$changeStream", {}).get("resumeAfter")
+        start = self._start if token is None else token["_data"]
+        self._at = 0 if token is None else bisect_right(self._events.tokens, start)
+        return cursor_body(self._cursor_id, self._namespace, [], start, first=True)
 
     def more(self, batch_size: int) -> tuple[bytes, bool]:
         """Answer with the next events, at most 16 MB of them."""
