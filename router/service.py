@@ -189,7 +189,7 @@ async def learn_identity(cluster: Cluster, learnt: Callable[[ServerIdentity], No
 
 
 async def _ask(cluster: Cluster) -> ServerIdentity:
-    shards, _read_at = await cluster.shards()
+    shards = (await cluster.shards()).hosts
     target = next(iter(shards), CONFIG)
     connection = await cluster.connect(target, shards.get(target))
     try:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
@@ -30,6 +30,18 @@ ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 _WIRE_VERSION_OF_TOKEN_2 = 21
 _MOST_SHARDS = 100_000
 _REFRESH_TIMEOUT = 1.0
+
+
+class ShardList(NamedTuple):
+    """Host strings by shard id, and the config server's times before and after they were read.
+
+    No change is missed by a change stream that starts ``before``; all that the list shows, shards
+    that have left included, happened ``by`` the other one.
+    """
+
+    hosts: Mapping[str, str]
+    before: Timestamp
+    by: Timestamp
 
 
 class Cluster:
@@ -60,12 +72,11 @@ class Cluster:
         self._config_turn = asyncio.Lock()
         self._follow(CONFIG, configdb)
 
-    async def shards(self, timeout: float | None = None) -> tuple[Mapping[str, str], Timestamp]:
-        """Read the shard list: host strings by shard id, and a time before it was read.
+    async def shards(self, timeout: float | None = None) -> ShardList:
+        """Read the shard list.
 
-        The time is the config server's: no change of the list after it is missed by a change stream
-        that starts there. Raises CommandError (labelled resumable) when the config server stays
-        unreachable for ``timeout`` seconds (default: ``open_timeout``).
+        Raises CommandError (labelled resumable) when the config server stays unreachable for
+        ``timeout`` seconds (default: ``open_timeout``).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._limits.open_timeout if timeout is None else timeout)
@@ -150,24 +161,22 @@ class Cluster:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _read_shards(self, timeout: float) -> tuple[Mapping[str, str], Timestamp]:
+    async def _read_shards(self, timeout: float) -> ShardList:
         connection = self._config_connection
         if connection is None or connection.closed:
             connection = await self.dialer(CONFIG).connect(timeout)
             self._config_connection = connection
         wait = min(timeout, self._limits.reply_timeout)
         try:
-            before = await self._ask_config(connection, {"ping": 1}, wait)
-            read_at = before.get("operationTime")
-            if not isinstance(read_at, Timestamp):
-                raise CommandError(ErrorCode.IllegalOperation, "the config server tells no time")
+            before = _time_of(await self._ask_config(connection, {"ping": 1}, wait))
             command = {
                 "find": "shards",
                 "batchSize": _MOST_SHARDS,
                 "singleBatch": True,
-                "readConcern": {"level": "majority", "afterClusterTime": read_at},
+                "readConcern": {"level": "majority", "afterClusterTime": before},
             }
             reply = await self._ask_config(connection, command, wait)
+            by = _time_of(reply)
         except (CommandError, NetworkError):
             # The member may be no primary any more: look for it again.
             self._sets[CONFIG].invalidate(connection.address)
@@ -185,7 +194,7 @@ class Cluster:
             ) from error
         for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
             self._forget(gone)
-        return shards, read_at
+        return ShardList(shards, before, by)
 
     async def _ask_config(
         self, connection: Connection, command: dict[str, Any], timeout: float
@@ -216,6 +225,14 @@ class Cluster:
         task = asyncio.get_running_loop().create_task(replica_set.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _time_of(reply: Mapping[str, Any]) -> Timestamp:
+    """Return the member's time after it has answered."""
+    time = reply.get("operationTime")
+    if not isinstance(time, Timestamp):
+        raise CommandError(ErrorCode.IllegalOperation, "the config server tells no time")
+    return time
 
 
 def _retriable(failure: CommandError | NetworkError) -> CommandError:

@@ -116,7 +116,7 @@ async def list_shards(call: Call) -> AnyAnswer:
     """The shards, from config.shards; from the upstream when there is one."""
     if call.node.upstream is not None:
         return PASS_THROUGH
-    shards, _read_at = await call.node.cluster.shards()
+    shards = (await call.node.cluster.shards()).hosts
     return Answer(
         {"shards": [{"_id": name, "host": host, "state": 1} for name, host in shards.items()]}
     )

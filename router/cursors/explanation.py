@@ -23,7 +23,7 @@ async def explain_stream(
     The shards explain what the router would send them; their answers are shown as they are.
     Raises CommandError: what the shards refuse.
     """
-    shards, _ = await cluster.shards()
+    shards = (await cluster.shards()).hosts
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
     connections: dict[str, Connection] = {}

@@ -45,7 +45,8 @@ async def place_upstream(
     ShardNotFound when the cluster has no shards.
     """
     deadline = asyncio.get_running_loop().time() + limits.open_timeout
-    shards, read_at = await cluster.shards(limits.open_timeout)
+    listed = await cluster.shards(limits.open_timeout)
+    shards = listed.hosts
     if not shards and request.passthrough_to_shard is None:
         raise CommandError(ErrorCode.ShardNotFound, "No shards found")
     connections: dict[str, Connection] = {}
@@ -54,12 +55,12 @@ async def place_upstream(
         if start_at is None:
             # Each hello tells its shard's time: what was written before now is left out.
             start_at = await present_time(request, shards, cluster, deadline, connections)
-        # Those whose leaving is not known left before the list was read.
+        # Those whose leaving is not known left by the time the list was read, not long before.
         known = (each for each in parts if each.until is not None or each.shard not in shards)
-        left_by = first_key(next_tick(read_at))
+        left_by = first_key(next_tick(listed.by))
         removed = sorted(each._replace(until=each.until or left_by) for each in known)
         stream = MergedStream(
-            request, shards, start_at=start_at, topology_from=read_at, removed=removed
+            request, shards, start_at=start_at, topology_from=listed.before, removed=removed
         )
         upstream = Upstream(stream, request, cluster, nudger, limits, memory)
     except BaseException:

@@ -62,7 +62,7 @@ class Present:
 
     async def _ask(self, request: StreamRequest) -> Timestamp:
         deadline = asyncio.get_running_loop().time() + self._limits.open_timeout
-        shards, _ = await self._cluster.shards(self._limits.open_timeout)
+        shards = (await self._cluster.shards(self._limits.open_timeout)).hosts
         connections: dict[str, Connection] = {}
         try:
             time = await present_time(request, shards, self._cluster, deadline, connections)

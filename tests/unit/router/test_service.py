@@ -7,6 +7,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from router import service
+from router.catalog.cluster import ShardList
 from router.commands.node import Node
 from router.config.settings import load_settings
 from shard_client.errors import CommandError, NetworkError
@@ -36,10 +37,10 @@ class FakeCluster:
         self.asked: list[str] = []
         self.connection = FakeConnection("8.0.4-rc1", 25)
 
-    async def shards(self) -> tuple[dict[str, str], Timestamp]:
+    async def shards(self) -> ShardList:
         if self.failures:
             raise self.failures.pop()
-        return self.known, Timestamp(1, 1)
+        return ShardList(self.known, Timestamp(1, 1), Timestamp(1, 1))
 
     async def connect(self, target: str, host: str | None = None) -> FakeConnection:
         self.asked.append(target)

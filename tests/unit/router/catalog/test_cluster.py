@@ -1,5 +1,6 @@
 """The shard list, targets and versions, from scripted members."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +11,7 @@ from router.cursors.limits import StreamLimits
 from shard_client.errors import CommandError
 from shard_client.probed_replica_set import ProbedReplicaSet
 from tests.harness.scripted_member import ScriptedMember
+from tests.unit.router.cursors.conftest import until
 
 LIMITS = StreamLimits(open_timeout=0.3, connect_timeout=0.2)
 
@@ -29,20 +31,24 @@ async def cluster(config: ScriptedMember) -> AsyncIterator[Cluster]:
     await cluster.close()
 
 
-async def test_the_list_is_read_as_of_a_time_before(config: ScriptedMember, cluster: Cluster):
+async def test_the_list_is_read_between_two_times(config: ScriptedMember, cluster: Cluster):
     config.documents["shards"] = [{"_id": "a", "host": "rsa/h:1"}, {"_id": "b", "host": "rsb/h:2"}]
-    shards, read_at = await cluster.shards()
-    assert shards == {"a": "rsa/h:1", "b": "rsb/h:2"}
-    assert read_at == Timestamp(50, 1)
+    config.slow["find"] = 0.1
+    reading = asyncio.ensure_future(cluster.shards())
+    await until(lambda: config.commands["find"])
+    config.noop(60)
+    listed = await reading
+    assert listed.hosts == {"a": "rsa/h:1", "b": "rsb/h:2"}
+    assert (listed.before, listed.by) == (Timestamp(50, 1), Timestamp(60, 1))
     assert cluster.clock.time == Timestamp(100, 1)
 
 
 async def test_a_cut_connection_is_made_again(config: ScriptedMember, cluster: Cluster):
     await cluster.shards()
     config.cut()
-    assert await cluster.shards() == ({}, Timestamp(50, 1))
+    assert await cluster.shards() == ({}, Timestamp(50, 1), Timestamp(50, 1))
     config.fail("find", 10107)
-    assert await cluster.shards() == ({}, Timestamp(50, 1))
+    assert await cluster.shards() == ({}, Timestamp(50, 1), Timestamp(50, 1))
 
 
 async def test_unknown_targets_and_malformed_lists(config: ScriptedMember, cluster: Cluster):

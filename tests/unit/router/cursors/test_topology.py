@@ -26,6 +26,9 @@ from tests.unit.router.cursors.conftest import (
 
 _NAMESPACE = {"db": "config", "coll": "shards"}
 
+BLOCK = 70_000
+"""Bytes of an event that fills a block of the log by itself."""
+
 
 def tell(cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = "") -> None:
     """Change config.shards at ``second``, and tell its change stream."""
@@ -281,10 +284,33 @@ async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster
     """The list that the opening has read is older; others have read the new one meanwhile."""
     cluster.registry()
     router = cluster.clusters[0]
-    shards, _ = await router.shards()
+    shards = (await router.shards()).hosts
     tell(cluster, 101, "delete", "s1")
     await router.shards()
     connections: dict[str, Connection] = {}
     await connect_all(router, shards, PRIMARY, 2.0, connections)
     assert connections.keys() == {"s0", "s1", "s2"}
     abort_all(connections)
+
+
+async def test_a_shard_that_is_removed_while_one_who_was_left_behind_gets_remotes_of_its_own(
+    cluster: ScriptedCluster,
+):
+    """The list is newer than the time it was asked at: the shard wrote in between."""
+    registry = cluster.registry(share_log_bytes=100)
+    slow, _ = await registry.open(stream(), OWNER)
+    fast, _ = await registry.open(stream(), OWNER)
+    gone = cluster.shards["s2"]
+    for second in (101, 102, 103):
+        cluster.shards["s1"].insert(second, second, filler="x" * BLOCK)
+        cluster.noop(second + 1)
+        assert await read_until(fast, 1) == [second]
+    cluster.config.slow["find"] = 0.1
+    asked = cluster.config.commands["find"]
+    reading = asyncio.ensure_future(read_until(slow, 4))
+    await until(lambda: cluster.config.commands["find"] > asked)
+    gone.insert(105, 5)
+    tell(cluster, 106, "delete", "s2")
+    cluster.noop(107)
+    assert await reading == [101, 102, 103, 5]
+    assert await read_until(fast, 1) == [5]
