@@ -11,7 +11,7 @@ from tests.simulation.feed_client import FeedClient
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.processes import RouterProcess
 from tests.simulation.trace import Trace
-from tests.simulation.truth import Event, key_of, whole_history
+from tests.simulation.truth import Event, key_of, tokens_of, whole_history
 from tests.simulation.watcher import Segment, Watcher
 from tests.simulation.workload import Workload
 
@@ -52,6 +52,7 @@ class Audit:
         """Check everything."""
         shards = list(self._workload.shards_ever.values())
         present = self._workload.shards_now
+        left = [shard for shard in shards if shard not in present]
         for watcher in watchers:
             history = await whole_history(shards, watcher.watch)
             self.events += sum(len(segment.events) for segment in watcher.segments)
@@ -61,11 +62,13 @@ class Audit:
                 for problem in start_problems(segment, shards):
                     self._trace.problem(f"{watcher.name} {problem}")
             # What removed shards had to say may be gone with them.
-            left = await whole_history(present, watcher.watch)
-            gone = {key_of(event) for event in history} - {key_of(event) for event in left}
+            rest = await whole_history(present, watcher.watch)
+            gone = await tokens_of(left, watcher.watch)
+            if gone:
+                gone -= await tokens_of(present, watcher.watch)
             tokens = [token for token in watcher.seen if token["_data"] not in gone]
             for token in self._chance.sample(tokens, min(_RESUMED, len(tokens))):
-                await self._resume(watcher, token, history, left)
+                await self._resume(watcher, token, history, rest)
         await self._check_leaks()
 
     async def check_feed(self, client: FeedClient, reading: asyncio.Task[None]) -> None:

@@ -1,6 +1,7 @@
 """What every stream has to give: the shards' own events, read inside of the process."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import bson
@@ -13,7 +14,7 @@ Event = dict[str, Any]
 
 
 async def events_of(shard: Mongod, watch: Watch) -> list[Event]:
-    """Return all events that the shard's oplog holds for the stream, invalidates left out."""
+    """Return all events that the shard's oplog holds for the stream, invalidates included."""
     first = shard.oplog.first_ts
     start: dict[str, Any] = {"startAtOperationTime": first}
     found: list[Event] = []
@@ -31,7 +32,7 @@ async def events_of(shard: Mongod, watch: Watch) -> list[Event]:
         while True:
             batch = await cursor.next_batch(1000, 0.0)
             events = [_decoded(event) for event in batch.events]
-            found += [each for each in events if each["operationType"] != "invalidate"]
+            found += events
             if batch.closed or not events:
                 break
         if not batch.closed:
@@ -41,9 +42,18 @@ async def events_of(shard: Mongod, watch: Watch) -> list[Event]:
 
 
 async def whole_history(shards: Iterable[Mongod], watch: Watch) -> list[Event]:
-    """Return the events of all shards in the order of their tokens."""
+    """Return the events of all shards in the order of their tokens, invalidates left out."""
     events = [event for shard in shards for event in await events_of(shard, watch)]
-    return sorted(events, key=key_of)
+    return sorted((e for e in events if e["operationType"] != "invalidate"), key=key_of)
+
+
+async def tokens_of(shards: Iterable[Mongod], watch: Watch) -> set[str]:
+    """Return the sort keys that these shards can find again, those of filtered events included.
+
+    The stream's end has one of them also where its event is filtered out.
+    """
+    whole = replace(watch, pipeline=())
+    return {key_of(event) for shard in shards for event in await events_of(shard, whole)}
 
 
 def key_of(event: Event) -> str:

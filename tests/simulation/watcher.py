@@ -94,6 +94,7 @@ class Watcher:
         self._until: str | None = None
         self._lsid = chance.randbytes(16)
         self._works = False
+        self._opening = False
 
     @property
     def key(self) -> str:
@@ -102,8 +103,11 @@ class Watcher:
 
     @property
     def progress(self) -> str:
-        """The sort key up to which the application has all; far ahead before it has begun."""
-        return self.key or ("" if self._start_at else "9")
+        """The sort key up to which the application has all.
+
+        Far ahead before it asks for what comes from now on; from then on it has nothing.
+        """
+        return self.key or ("" if self._start_at or self._opening else "9")
 
     def finish_at(self, key: str) -> None:
         """Be done once everything up to ``key`` has come."""
@@ -145,7 +149,11 @@ class Watcher:
             stage["startAfter" if self._after_invalidate else "resumeAfter"] = self._token
         self._trace.note(f"{self.name} opens {self.watch.database} after {self.key}")
         there = self._positions()
-        batch = await cursor.open(stage, list(self.watch.pipeline), self.watch.batch_size)
+        self._opening = True
+        try:
+            batch = await cursor.open(stage, list(self.watch.pipeline), self.watch.batch_size)
+        finally:
+            self._opening = False
         segment = Segment(self.key, first_mark=batch.pbrt["_data"])
         if self._token is None and self._start_at is not None:
             segment.start = f"82{self._start_at.time:08X}{self._start_at.inc:08X}"
