@@ -264,7 +264,11 @@ class RemoteCursor:
             assert self._connection is not None
             if not asked:
                 if self._paused:
+                    paused_at = self._loop.time()
                     await self._park(self._until_resumed())
+                    if self._failing_since is not None:
+                        # It could not show that it was mended.
+                        self._failing_since += self._loop.time() - paused_at
                     continue
                 self._ask_for_more(self._cursor, self._connection)
             reply = await self._answer(self._connection)

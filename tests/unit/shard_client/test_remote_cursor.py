@@ -380,6 +380,22 @@ async def test_a_member_that_stays_away_is_given_up(member: ScriptedMember):
         await reader.cursor.close()
 
 
+async def test_the_time_for_which_it_was_paused_is_no_failure(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, failure_timeout=0.1))
+    reader.cursor.start()
+    await until(lambda: reader.batches)
+    reader.cursor.pause()
+    member.cut()
+    await until(lambda: member.commands["aggregate"] > 1)
+    await asyncio.sleep(0.15)  # longer than it may fail: there is nothing to wait for
+    member.cut()
+    reader.cursor.resume()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    assert not reader.failures
+    await reader.cursor.close()
+
+
 @pytest.mark.parametrize("code", [43, 202, 237, 10107])
 async def test_whatever_lasts_too_long_may_be_resumed_by_the_client(
     member: ScriptedMember, code: int
