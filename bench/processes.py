@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 READY = "Waiting for connections"
@@ -85,6 +86,29 @@ def run_json(
         raise RuntimeError(f"{' '.join(arguments)} failed")
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
+
+
+def drain(
+    ports: list[str], events: int, start: str, *arguments: str, cpu_of: int | None = None
+) -> dict[str, float]:
+    """Drain one stream on each port, all in parallel, until so many events have come.
+
+    ``start`` is a cluster time, "SECONDS:INCREMENT"; ``cpu_of`` is the process whose CPU counts.
+    Returns events a second, that process's µs of CPU an event, and the ms that opening took.
+    """
+    counted = ("--cpu-of", str(cpu_of)) if cpu_of else ()
+    wanted = ("--events", str(events), "--start", start, *counted, *arguments)
+    result = run_json("-m", "bench.drain", *ports, *wanted, timeout=600)
+    return {
+        "rate": result["events"] / result["seconds"],
+        "cpu": result["cpu"] / result["events"] * 1e6,
+        "opening": result["opening"] * 1e3,
+    }
+
+
+def medians(results: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure over several runs."""
+    return {name: median(result[name] for result in results) for name in results[0]}
 
 
 class ReplayedCluster:

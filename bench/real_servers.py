@@ -1,14 +1,12 @@
 """The same drains on MongoDB's own servers: shards directly, through mongos, through the router."""
 
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import cpu_seconds, router, run_json
+from bench.processes import drain, medians, router
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
@@ -70,11 +68,11 @@ def measure(cluster: TestCluster, events: int, runs: int) -> dict[str, Any]:
 
     def through_router() -> dict[str, float]:
         with router(cluster.configdb) as (port, router_pid):
-            return _drain([str(port)], events, start, router_pid)
+            return drain([str(port)], events, start, cpu_of=router_pid)
 
-    direct = _medians(runs, lambda: _drain(ports, events, start, None))
-    by_mongos = _medians(runs, lambda: _drain([mongos], events, start, pid))
-    by_router = _medians(runs, through_router)
+    direct = medians([drain(ports, events, start) for _ in range(runs)])
+    by_mongos = medians([drain([mongos], events, start, cpu_of=pid) for _ in range(runs)])
+    by_router = medians([through_router() for _ in range(runs)])
     return {
         "shards": shards,
         "direct_rate": direct["rate"],
@@ -87,8 +85,8 @@ def measure(cluster: TestCluster, events: int, runs: int) -> dict[str, Any]:
     }
 
 
-def _write(cluster: TestCluster, events: int) -> Timestamp:
-    """Insert as many documents on each shard; return a cluster time from before."""
+def _write(cluster: TestCluster, events: int) -> str:
+    """Insert as many documents on each shard; return where their events begin, for ``drain``."""
     shards, client = len(cluster.shards), MongoClient[dict[str, Any]](cluster.mongos_uri)
     with client:
         documents = client[DATABASE][COLLECTION]
@@ -97,23 +95,7 @@ def _write(cluster: TestCluster, events: int) -> Timestamp:
             numbers = range(first, min(events, first + _AT_A_TIME))
             batch = [{"_id": n, "s": n % shards, "pad": "x" * SIZE} for n in numbers]
             documents.insert_many(batch, ordered=False)
-    return Timestamp(start.time, start.inc + 1)
-
-
-def _drain(ports: list[str], events: int, start: Timestamp, pid: int | None) -> dict[str, float]:
-    before = cpu_seconds(pid) if pid else 0.0
-    wanted = ("--events", str(events), "--start", f"{start.time}:{start.inc}")
-    result = run_json("-m", "bench.drain", *ports, *wanted, timeout=600)
-    used = cpu_seconds(pid) - before if pid else 0.0
-    return {
-        "rate": result["events"] / result["seconds"],
-        "cpu": used / result["events"] * 1e6,
-    }
-
-
-def _medians(runs: int, take: Callable[[], dict[str, float]]) -> dict[str, float]:
-    results = [take() for _ in range(runs)]
-    return {key: median(each[key] for each in results) for key in results[0]}
+    return f"{start.time}:{start.inc + 1}"
 
 
 def _mongos_pid(port: str) -> int:

@@ -1,11 +1,10 @@
 """Throughput over shards that are as fast as mongod's: does the router keep them all busy?"""
 
-from statistics import median
 from typing import Any
 
-from bench.processes import own_core, replayed_cluster
+from bench.processes import drain, medians, own_core, replayed_cluster
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
-from bench.throughput import drain, through_router
+from bench.throughput import START, through_router
 
 PACE = 140_000
 """Events a second of one real shard, drained directly (docs/protocol.md, section 7)."""
@@ -49,13 +48,12 @@ def _measure(shards: int, runs: int) -> dict[str, Any]:
     events = PACE * SECONDS * shards
     paced = replayed_cluster(shards, events, SIZE, "--pace", str(PACE))
     with own_core() as core, paced as cluster:
-        direct = median(drain(cluster.ports, cluster.events)["rate"] for _ in range(runs))
-        merged = [through_router(cluster, core) for _ in range(runs)]
-    rate = median(each["rate"] for each in merged)
+        direct = medians([drain(cluster.ports, events, START) for _ in range(runs)])
+        merged = medians([through_router(cluster, core) for _ in range(runs)])
     return {
         "shards": shards,
-        "direct_rate": direct,
-        "router_rate": rate,
-        "router_cpu": median(each["cpu"] for each in merged),
-        "of_direct": rate / direct,
+        "direct_rate": direct["rate"],
+        "router_rate": merged["rate"],
+        "router_cpu": merged["cpu"],
+        "of_direct": merged["rate"] / direct["rate"],
     }

@@ -1,9 +1,8 @@
 """Small batches: what an event costs the router when its client takes a few at a time."""
 
-from statistics import median
 from typing import Any
 
-from bench.processes import ReplayedCluster, replayed_cluster, router, run_json
+from bench.processes import ReplayedCluster, drain, medians, replayed_cluster, router
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 from bench.throughput import START
 
@@ -30,8 +29,8 @@ def run(options: Options) -> Outcome:
             count = options.scaled(events, events // 5)
             with replayed_cluster(SHARDS, count, SIZE, *limit) as cluster:
                 runs = [measure(cluster, batch_size or 0) for _ in range(options.runs)]
-            row: dict[str, Any] = {key: median(each[key] for each in runs) for key in runs[0]}
-            rows.append({"few": few, "most": most, "batch_size": batch_size, **row})
+            row: dict[str, Any] = {"few": few, "most": most, "batch_size": batch_size}
+            rows.append({**row, **medians(runs)})
     table = Table(f"{SHARDS} shards, {SIZE}-byte events, one client (medians)", COLUMNS, rows)
     plot = Plot(
         name="small_batches",
@@ -54,10 +53,5 @@ SUITE = Suite("small_batches", "What do small batches cost?", run)
 def measure(cluster: ReplayedCluster, batch_size: int) -> dict[str, float]:
     """Drain the cluster once through a router of its own."""
     with router(cluster.configdb) as (port, pid):
-        wanted = ("--events", str(cluster.events), "--batch-size", str(batch_size))
-        arguments = (str(port), "--start", START, "--cpu-of", str(pid), *wanted)
-        result = run_json("-m", "bench.drain", *arguments)
-    return {
-        "rate": result["events"] / result["seconds"],
-        "cpu": result["cpu"] / result["events"] * 1e6,
-    }
+        batch = ("--batch-size", str(batch_size))
+        return drain([str(port)], cluster.events, START, *batch, cpu_of=pid)

@@ -1,12 +1,19 @@
 """Throughput and CPU of the merge against a direct drain and an application-level merge."""
 
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 from bench.events import FIRST_SECOND
 from bench.flame import profiled
-from bench.processes import ReplayedCluster, own_core, replayed_cluster, router, run_json
+from bench.processes import (
+    ReplayedCluster,
+    drain,
+    medians,
+    own_core,
+    replayed_cluster,
+    router,
+    run_json,
+)
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 START = f"{FIRST_SECOND}:1"
@@ -72,7 +79,7 @@ def _profile(options: Options) -> None:
             router(cluster.configdb) as (port, pid),
             profiled(pid, path),
         ):
-            drain([str(port)], cluster.events)
+            drain([str(port)], cluster.events, START)
         options.say(f"flame graph: {path}")
 
 
@@ -86,7 +93,7 @@ def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
         runs: runs each way.
     """
     with own_core() as core, replayed_cluster(shards, events, size) as cluster:
-        direct = _median(runs, lambda: drain(cluster.ports, cluster.events))
+        direct = _median(runs, lambda: drain(cluster.ports, cluster.events, START))
         merged = _median(runs, lambda: through_router(cluster, core))
         some = min(cluster.events, APPLICATION_EVENTS)
         application = _median(1, lambda: _application(cluster.ports, some, core))
@@ -104,25 +111,13 @@ def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
 
 
 def _median(runs: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:
-    results = [run() for _ in range(runs)]
-    return {name: median(result[name] for result in results) for name in results[0]}
-
-
-def drain(ports: list[str], events: int, *arguments: str) -> dict[str, float]:
-    """Drain a stream on each port; return events a second, µs of CPU an event, ms to open."""
-    wanted = ("--events", str(events), "--start", START, *arguments)
-    result = run_json("-m", "bench.drain", *ports, *wanted)
-    return {
-        "rate": result["events"] / result["seconds"],
-        "cpu": result["cpu"] / result["events"] * 1e6,
-        "opening": result["opening"] * 1e3,
-    }
+    return medians([run() for _ in range(runs)])
 
 
 def through_router(cluster: ReplayedCluster, cores: set[int]) -> dict[str, float]:
     """Drain the whole cluster through a router of its own, which runs on ``cores``."""
     with router(cluster.configdb, cores=cores) as (port, pid):
-        return drain([str(port)], cluster.events, "--cpu-of", str(pid))
+        return drain([str(port)], cluster.events, START, cpu_of=pid)
 
 
 def _application(ports: list[str], events: int, cores: set[int]) -> dict[str, float]:

@@ -1,10 +1,16 @@
 """Workers: independent streams through one process and through two, and what crossing costs."""
 
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from bench.processes import ReplayedCluster, cpu_seconds, replayed_cluster, router, run_json
+from bench.processes import (
+    ReplayedCluster,
+    cpu_seconds,
+    medians,
+    replayed_cluster,
+    router,
+    run_json,
+)
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 from bench.throughput import START
 
@@ -50,9 +56,9 @@ def run(options: Options) -> Outcome:
                 for workers, found in taken.items():
                     options.say(f"{streams} streams, {workers} workers")
                     found.append(measure(cluster, workers, streams, batch))
-            medians = {workers: _medians(found) for workers, found in taken.items()}
-            for workers, row in medians.items():
-                ratio = row["rate"] / medians[1]["rate"]
+            by_workers = {workers: medians(found) for workers, found in taken.items()}
+            for workers, row in by_workers.items():
+                ratio = row["rate"] / by_workers[1]["rate"]
                 what = {"workers": workers, "streams": streams, "batch": batch}
                 rows.append({**what, **row, "ratio": ratio})
         crossed = _measure_crossed(cluster, options)
@@ -108,12 +114,8 @@ def _measure_crossed(cluster: ReplayedCluster, options: Options) -> list[dict[st
         for where, arguments in (("its worker", ()), ("the other", ("--second-connection",))):
             options.say(f"a stream read at {where}")
             found = [measure(cluster, 2, 1, batch, *arguments) for _ in range(options.runs)]
-            rows.append({"where": where, "batch": batch, **_medians(found)})
+            rows.append({"where": where, "batch": batch, **medians(found)})
     return rows
-
-
-def _medians(found: list[dict[str, float]]) -> dict[str, float]:
-    return {key: median(each[key] for each in found) for key in found[0]}
 
 
 def _children(pid: int) -> list[int]:

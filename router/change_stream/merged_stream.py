@@ -71,7 +71,6 @@ class MergedStream:
         self._merger = Merger()
         # What the last release has brought of each remote, until somebody has read it all.
         self._unread: Mapping[int, int] = {}
-        self._all_unread = 0
         self._remotes = Remotes(self._merger, start_at)
         self._openings: list[Action] = []
         only = request.passthrough_to_shard
@@ -168,10 +167,9 @@ class MergedStream:
         """Append what is ready to the log, of which all has been read; False if nothing is."""
         block = self._merger.next_block()
         if block is None:
-            self._unread, self._all_unread = {}, 0
+            self._unread = {}
             return False
         self._unread = block.shares
-        self._all_unread = sum(block.shares.values())
         self.log.append(block.events, block.last_key, block.size)
         self.log.trim(self.keep_bytes)
         return True
@@ -260,7 +258,7 @@ class MergedStream:
     @property
     def all_buffered_bytes(self) -> int:
         """The same over all remotes."""
-        return self._merger.buffered + self._all_unread
+        return self._merger.buffered + sum(self._unread.values())
 
     @property
     def held_bytes(self) -> int:

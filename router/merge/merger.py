@@ -112,9 +112,8 @@ class _Remote:
 class Merger:
     """Merges the batches of many remotes into blocks of events in sort key order.
 
-    An event is released once every remote has promised to send nothing below it. Blocks are small,
-    and of at most one run of each remote, so that a merge works on what the processor's caches
-    still hold, however many remotes there are.
+    An event is released once every remote has promised to send nothing below it. Blocks are small
+    however many remotes there are, so that a merge works on what the processor's caches still hold.
 
     Rules: docs/design.md, section 5; docs/protocol.md, sections 2 and 6.
     """
