@@ -14,7 +14,7 @@ from tests.unit.shard_client.bson_values import documents
 def test_the_fields_are_those_of_the_decoder_and_cover_the_document(document):
     raw = bson.encode(document)
     elements = list(iter_elements(raw))
-    assert [element.name.decode() for element in elements] == list(document)
+    assert [element.name.decode() for element in elements] == list(bson.decode(raw))
     fields = [raw[e.start - len(e.name) - 2 : e.end] for e in elements]
     assert b"".join(fields) == raw[4:-1]
     validate(raw)
