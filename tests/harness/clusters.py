@@ -20,6 +20,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from embedded.demo.processes import Program
 from tests.harness.launchers import Containers, Launcher, ServerBinaries
+from tests.harness.server_settings import ServerSettings
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -237,10 +238,7 @@ class RealCluster(TestCluster):
     ) -> None:
         self._launcher = launcher
         self._started = 0
-        self._noop: list[str] = []
-        if noop_interval is not None:
-            seconds = max(1, round(noop_interval))
-            self._noop = ["--setParameter", f"periodicNoopIntervalSecs={seconds}"]
+        self._settings = ServerSettings(noop_interval=noop_interval)
         self.shards = {}
         try:
             self.configdb = self._start_server("cfg", "--configsvr")
@@ -305,12 +303,14 @@ class RealCluster(TestCluster):
         port = _free_port()
         self._launcher.launch(
             name, "mongod", role, "--replSet", name, "--bind_ip", "127.0.0.1",
-            "--port", str(port), "--wiredTigerCacheSizeGB", "0.4", "--oplogSize", "512",
-            "--setParameter", "enableTestCommands=1",
-            "--setParameter", "shutdownTimeoutMillisForSignaledShutdown=0", *self._noop,
+            "--port", str(port), *self._settings.mongod(),
         )  # fmt: skip
         address = f"127.0.0.1:{port}"
-        config: dict[str, Any] = {"_id": name, "members": [{"_id": 0, "host": address}]}
+        config: dict[str, Any] = {
+            "_id": name,
+            "members": [{"_id": 0, "host": address}],
+            "settings": self._settings.replica_set(),
+        }
         if role == "--configsvr":
             config["configsvr"] = True
         uri = f"mongodb://{address}/?directConnection=true"
@@ -330,9 +330,7 @@ class RealCluster(TestCluster):
         port = _free_port()
         self._launcher.launch(
             "mongos", "mongos", "--configdb", self.configdb, "--bind_ip", "127.0.0.1",
-            "--port", str(port),
-            "--setParameter", "enableTestCommands=1",
-            "--setParameter", "mongosShutdownTimeoutMillisForSignaledShutdown=0",
+            "--port", str(port), *self._settings.mongos(),
         )  # fmt: skip
         _eventually(f"mongodb://127.0.0.1:{port}/", "mongos to start", _answers)
         return f"127.0.0.1:{port}"

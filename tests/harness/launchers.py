@@ -1,11 +1,11 @@
 """How MongoDB's own programs are started, stopped and disturbed by tests."""
 
-import shutil
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any, Protocol
+
+from tests.harness.server_folder import ServerFolder
 
 
 class Launcher(Protocol):
@@ -27,28 +27,31 @@ class Launcher(Protocol):
         """Have a program that stands still go on."""
 
     def stop(self) -> None:
-        """End everything that was started, the last first."""
+        """End everything that was started; its data is lost."""
 
 
 class ServerBinaries:
-    """Programs from a folder, as child processes; their data goes to a temporary folder."""
+    """Programs from a folder, as child processes; their data goes to a ``ServerFolder``."""
 
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
-        self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-cluster-"))
+        self._folder = ServerFolder()
         self._commands: dict[str, list[str]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def launch(self, name: str, program: str, *arguments: str) -> None:
+        folder = self._folder.path
         if program == "mongod":
-            data = self._folder / name
+            data = folder / name
             data.mkdir()
             arguments = (*arguments, "--dbpath", str(data))
+        # The file's path also marks the process as one of this folder's.
+        arguments = (*arguments, "--pidfilepath", str(folder / f"{name}.pid"))
         self._commands[name] = [str(self._binaries / program), *arguments]
         self.relaunch(name)
 
     def relaunch(self, name: str) -> None:
-        with (self._folder / f"{name}.log").open("ab") as log:
+        with (self._folder.path / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 self._commands[name],
                 stdin=subprocess.DEVNULL,
@@ -67,17 +70,12 @@ class ServerBinaries:
         self._processes[name].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        processes = [*reversed(self._processes.values())]
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        # Their data is thrown away, so nothing is gained by an orderly shutdown.
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+        self._folder.remove()
 
 
 class Containers:

@@ -1,0 +1,64 @@
+"""The one place that says how tests and benchmarks configure MongoDB's own servers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_EVERY_SERVER = {
+    "enableTestCommands": "1",
+    # Servers are idle or short-lived here: their diagnostics only cost processor time.
+    "diagnosticDataCollectionEnabled": "false",
+}
+_EVERY_MONGOD = {
+    # The default of 15 minutes makes a chunk that moves back wait for the range deleter.
+    "orphanCleanupDelaySecs": "0",
+    "shutdownTimeoutMillisForSignaledShutdown": "0",
+}
+_EVERY_MONGOS = {"mongosShutdownTimeoutMillisForSignaledShutdown": "0"}
+# The default journal reserves 200 MB for each mongod, too much for a dozen of them in memory.
+_JOURNAL = "log=(enabled=true,remove=true,path=journal,compressor=snappy,file_max=16MB)"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How mongod and mongos are started.
+
+    Attributes:
+        noop_interval: seconds between the no-ops of an idle primary, at least 1; None leaves the
+            server's default of 10.
+        cache_gb: WiredTiger's cache, in GB; the server accepts no less than 0.25.
+        oplog_mb: the oplog's size, in MB.
+        parameters: further ``--setParameter`` values of every mongod; they take precedence.
+    """
+
+    noop_interval: float | None = None
+    cache_gb: float = 0.25
+    oplog_mb: int = 512
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+    def mongod(self) -> list[str]:
+        """Return the arguments of every mongod, apart from its role, address and data."""
+        parameters: dict[str, object] = {**_EVERY_SERVER, **_EVERY_MONGOD}
+        if self.noop_interval is not None:
+            parameters["periodicNoopIntervalSecs"] = max(1, round(self.noop_interval))
+        return [
+            "--wiredTigerCacheSizeGB", str(self.cache_gb),
+            "--wiredTigerEngineConfigString", _JOURNAL,
+            "--oplogSize", str(self.oplog_mb),
+            "--nounixsocket",
+            *_set_parameters({**parameters, **self.parameters}),
+        ]  # fmt: skip
+
+    def mongos(self) -> list[str]:
+        """Return the arguments of every mongos, apart from its address and config server."""
+        return ["--nounixsocket", *_set_parameters({**_EVERY_SERVER, **_EVERY_MONGOS})]
+
+    def replica_set(self) -> dict[str, Any]:
+        """Return the ``settings`` of every replica set: elections take about two seconds."""
+        return {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500}
+
+
+def _set_parameters(parameters: Mapping[str, object]) -> list[str]:
+    return [
+        word for name, value in parameters.items() for word in ("--setParameter", f"{name}={value}")
+    ]

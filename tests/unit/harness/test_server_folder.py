@@ -1,0 +1,68 @@
+"""The folder of test servers goes, and its servers with it, when their owner is killed."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.server_folder import ServerFolder
+
+_OWNER = """
+import subprocess, sys
+from tests.harness.server_folder import ServerFolder
+folder = ServerFolder()
+server = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep(600)", str(folder.path / "server")],
+    stdout=subprocess.DEVNULL,
+)
+print(folder.path, server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_owner_that_is_killed_leaves_neither_servers_nor_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    folder, server = owner.stdout.readline().split()
+    assert Path(folder).is_dir()
+    owner.send_signal(signal.SIGKILL)
+    # The guard inherits this pipe; it ends last.
+    assert owner.stdout.read() == ""
+    owner.wait()
+    owner.stdin.close()
+    owner.stdout.close()
+    assert not Path(folder).exists()
+    assert not _runs(int(server))
+
+
+def test_a_folder_without_owner_is_removed_and_one_in_use_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.harness.server_folder._home", lambda: tmp_path)
+    monkeypatch.setattr("tests.harness.server_folder._CREATION_SECONDS", 0.0)
+    abandoned = tmp_path / "mergerouter-cluster-abandoned"
+    abandoned.mkdir()
+    (abandoned / "owner.lock").touch()
+    first = ServerFolder()
+    second = ServerFolder()
+    assert not abandoned.exists()
+    assert first.path.is_dir()
+    second.remove()
+    first.remove()
+    assert [*tmp_path.iterdir()] == []
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and has not ended unnoticed by its new parent."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
