@@ -44,11 +44,11 @@ install: $(VENV)/.installed
 # Remade when the dependencies change; the project itself is installed in place.
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[spark,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev]'
 	touch $@
 
 $(VENV)/.bench-installed: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[spark,dev,bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,bench]'
 	touch $@
 
 clean:

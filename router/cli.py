@@ -1,7 +1,15 @@
-"""The command line: ``mergerouter serve`` and what other parts add to it."""
+"""The command line: ``mergerouter serve``, and the sub-commands of other packages."""
 
+import re
 import sys
-from importlib.metadata import entry_points
+from collections.abc import Callable, Collection
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    entry_points,
+    requires,
+    version,
+)
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +20,7 @@ import uvloop
 import yaml
 
 from router.config.log_lines import configure_logging
+from router.config.problems import describe_problems
 from router.config.settings import Settings, load_settings
 from router.service import run_until_signalled
 from router.workers.supervisor import WorkerFailedError
@@ -20,8 +29,12 @@ from shard_client.allocation import collect_less_often, keep_freed_memory
 log = structlog.get_logger()
 
 _GROUP = "mergerouter.commands"
+_NO_CONFIG_SERVER = (
+    "the cluster's config server is missing. Pass --configdb rsName/host:port[,host:port], "
+    "or set sharding.configDB in the file that --config names."
+)
 _NETWORK_FAILURE = 48
-"""The status with which mongos ends when it cannot listen."""
+"""The exit status of a mongos that cannot listen."""
 
 
 def main() -> None:
@@ -30,63 +43,127 @@ def main() -> None:
         name="mergerouter",
         help="Merges the change streams of a sharded MongoDB cluster; speaks mongos's protocol.",
         no_args_is_help=True,
+        rich_markup_mode="rich",
         add_completion=False,
         pretty_exceptions_show_locals=False,
     )
-    app.callback()(_nothing)
+    app.callback()(_options)
     for point in entry_points(group=_GROUP):
         if len(sys.argv) > 1 and sys.argv[1] not in (point.name, "--help"):
-            continue  # what is not asked for is not imported
-        app.command(point.name)(point.load())
+            continue  # Import only the sub-command that runs.
+        app.command(point.name)(load_command(point))
     app()
 
 
-def _nothing() -> None:
-    """Merges the change streams of a sharded MongoDB cluster; speaks mongos's protocol."""
+def load_command(point: EntryPoint) -> Callable[..., Any]:
+    """Return the function of a sub-command.
+
+    Where a package of its extras is not installed, return one that says how to install it.
+    """
+    missing = [name for name in packages_of(point.extras) if not _is_installed(name)]
+    if not missing:
+        command: Callable[..., Any] = point.load()
+        return command
+    remedy = f"pip install 'mergerouter[{','.join(point.extras)}]'"
+
+    def explain() -> None:
+        typer.echo(
+            f"mergerouter {point.name} needs {', '.join(missing)}, not installed here. "
+            f"Run: {remedy}",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+    explain.__doc__ = "Needs " + remedy.replace("[", r"\[")
+    return explain
+
+
+def packages_of(extras: Collection[str]) -> list[str]:
+    """Return the names of the packages that extras of mergerouter add."""
+    found = []
+    for requirement in requires("mergerouter") or ():
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        name = re.match(r"[\w.-]+", requirement)
+        if extra and name and extra[1] in extras:
+            found.append(name[0])
+    return found
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mergerouter {version('mergerouter')}")
+        raise typer.Exit
+
+
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Merge the change streams of a sharded MongoDB cluster; speak mongos's protocol."""
 
 
 def serve(
     configdb: Annotated[
         str | None,
-        typer.Option("--configdb", help="the config server: rsName/host:port[,host:port]"),
+        typer.Option("--configdb", help="The config server: rsName/host:port[,host:port]."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="where drivers connect [27020]; 0 picks one")
+        int | None, typer.Option("--port", help="The port for drivers [27020]; 0 picks a free one.")
     ] = None,
     bind_ip: Annotated[
         str | None,
-        typer.Option("--bind_ip", "--bind-ip", help="addresses to listen on [127.0.0.1]"),
+        typer.Option("--bind_ip", "--bind-ip", help="The addresses to listen on [127.0.0.1]."),
     ] = None,
     bind_ip_all: Annotated[
-        bool | None, typer.Option("--bind_ip_all", "--bind-ip-all", help="listen on all addresses")
+        bool | None, typer.Option("--bind_ip_all", "--bind-ip-all", help="Listen on all addresses.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-f", help="YAML file, named as mongos's")
+        Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
     ] = None,
     upstream: Annotated[
         str | None,
-        typer.Option("--upstream", help="mongos for all that is no change stream: mongodb://h:p"),
+        typer.Option(
+            "--upstream", help="The mongos for everything but change streams: mongodb://host:port."
+        ),
     ] = None,
     feed_port: Annotated[
-        int | None, typer.Option("--feed-port", help="where events come as lines of JSON")
+        int | None,
+        typer.Option("--feed-port", help="The feed's port: events as JSON lines."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="processes that share the port [1]")
+        int | None, typer.Option("--workers", help="Processes that share the port [1].")
     ] = None,
     set_parameter: Annotated[
-        list[str] | None, typer.Option("--setParameter", help="name=value, may be repeated")
+        list[str] | None, typer.Option("--setParameter", help="name=value; may be repeated.")
     ] = None,
     max_conns: Annotated[
-        int | None, typer.Option("--maxConns", help="client connections at a time [65536]")
+        int | None,
+        typer.Option("--maxConns", help="Client connections at a time [65536]."),
     ] = None,
     network_message_compressors: Annotated[
         str | None,
-        typer.Option("--networkMessageCompressors", help="compressors that clients may use"),
+        typer.Option("--networkMessageCompressors", help="The compressors that clients may use."),
     ] = None,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="say more")] = 0,
-    quiet: Annotated[bool | None, typer.Option("--quiet", help="say only what is wrong")] = None,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Log more; may be repeated.")
+    ] = 0,
+    quiet: Annotated[
+        bool | None, typer.Option("--quiet", help="Log warnings and errors only.")
+    ] = None,
 ) -> None:
-    """Answer drivers as a mongos does, with all shards' change streams merged."""
+    """Run the router: answer drivers as mongos does, change streams merged."""
     flags = {
         "sharding": {"configDB": configdb},
         "net": {
@@ -104,7 +181,7 @@ def serve(
     }
     settings = _settings(flags, config)
     if settings.sharding.config_db is None:
-        raise typer.BadParameter("error: no args for --configdb", param_hint="--configdb")
+        raise typer.BadParameter(_NO_CONFIG_SERVER, param_hint="--configdb")
     configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
     try:
         keep_freed_memory()
@@ -134,11 +211,7 @@ def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
     try:
         return load_settings(flags, config)
     except pydantic.ValidationError as error:
-        lines = [
-            ".".join(str(part) for part in each["loc"]) + ": " + each["msg"]
-            for each in error.errors()
-        ]
-        raise typer.BadParameter("; ".join(lines)) from error
+        raise typer.BadParameter(describe_problems(error, Settings)) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise typer.BadParameter(str(error)) from error
 

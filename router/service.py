@@ -108,7 +108,7 @@ async def _parts(
 ) -> AsyncIterator[_Parts]:
     """Put a process's parts together, none of them listening yet; end them after the block."""
     if settings.sharding.config_db is None:
-        raise ValueError("error: no args for --configdb")
+        raise ValueError("sharding.configDB is not set: no config server to ask")
     parameters = settings.parameters
     limits = stream_limits(parameters)
     if place is not None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from router.config.problems import nearest
 from router.cursors.limits import StreamLimits
 
 _DEFAULTS = StreamLimits()
@@ -136,7 +137,7 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in given:
         if name not in PARAMETERS:
-            raise ValueError(f"Unknown --setParameter '{name}'")
+            raise ValueError(f"Unknown --setParameter '{name}'.{nearest(name, PARAMETERS)}")
     return {
         name: parameter.parse(given[name]) if name in given else parameter.default
         for name, parameter in PARAMETERS.items()

@@ -78,5 +78,5 @@ async def test_a_cluster_without_shards_is_asked_at_its_config_server() -> None:
 
 
 async def test_there_is_nothing_to_serve_without_a_config_server() -> None:
-    with pytest.raises(ValueError, match="no args for --configdb"):
+    with pytest.raises(ValueError, match=r"sharding\.configDB is not set"):
         await service.serve(load_settings({}), [], asyncio.Event())

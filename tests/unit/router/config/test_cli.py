@@ -1,6 +1,9 @@
-"""The command line: what it says about settings that cannot be."""
+"""The command line: flags, and the messages about invalid settings."""
 
+import io
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from importlib.metadata import EntryPoint, version
 from typing import Any
 
 import pytest
@@ -34,7 +37,7 @@ def invoke(*arguments: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "no args for --configdb"),
+        ((), "Pass --configdb rsName/host:port"),
         (("--configdb", "nonsense"), "configDB"),
         (("--configdb", "c/h:1", "--setParameter", "x=1"), "Unknown --setParameter 'x'"),
         (("--configdb", "c/h:1", "--setParameter", "x"), "Illegal option assignment"),
@@ -80,3 +83,30 @@ def test_a_port_that_is_taken_is_said_and_is_mongos_s_status(
     result = invoke("--configdb", "cfg/a:1")
     assert result.exit_code == 48
     assert "address in use" in result.output
+
+
+def test_a_command_without_its_extra_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "packages_of", lambda extras: [f"absent-{each}" for each in extras])
+    point = EntryPoint("demo", "no_such_package:run [embedded]", "mergerouter.commands")
+    app = typer.Typer()
+    app.command()(cli.load_command(point))
+    result = CliRunner().invoke(app)
+    assert result.exit_code == 1
+    assert "absent-embedded" in result.output
+    assert "pip install 'mergerouter[embedded]'" in result.output
+
+
+def test_extras_name_their_packages() -> None:
+    assert "pyspark" in cli.packages_of(["spark"])
+    assert "pyspark" not in cli.packages_of(["dev"])
+    assert cli.packages_of([]) == []
+
+
+def test_the_version_is_the_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["mergerouter", "--version"])
+    with redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert output.getvalue() == f"mergerouter {version('mergerouter')}\n"
