@@ -6,7 +6,7 @@ ARGS ?=
 
 SEEDS ?= 1000
 
-.PHONY: demo test lint typecheck pytest bench simulate soak driver-tests conformance clean install
+.PHONY: help format demo test lint typecheck pytest bench simulate soak driver-tests conformance clean install
 
 test: lint typecheck pytest  ## lint, type-check and test
 
@@ -28,15 +28,22 @@ driver-tests: install  ## pymongo's own change stream tests, through the router
 conformance: install  ## each rule, the test that holds it: docs/conformance.md
 	$(BIN)/pytest tests/conformance --conformance-report $(ARGS)
 
-lint: install
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | sort | expand -t 16
+
+format: install  ## format, and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: install  ## style, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-typecheck: install
+typecheck: install  ## mypy --strict
 	$(BIN)/mypy
 
-pytest: install
+pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)
 
 install: $(VENV)/.installed
@@ -51,5 +58,5 @@ $(VENV)/.bench-installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,bench]'
 	touch $@
 
-clean:
+clean:  ## remove what make has made
 	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,116 @@
+"""Every example runs as its README says, and prints the changes that are made."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+
+from tests.drivers.download_cache import DownloadError
+from tests.drivers.node_packages import node_packages
+from tests.harness.clusters import start_cluster
+from tests.harness.routers import RouterProcess, start_router
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NODE_PACKAGES = Path(__file__).parents[1] / "integration" / "node" / "package.json"
+_SECONDS = 60.0
+"""How long an example may take to print a line."""
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[RouterProcess]:
+    with (
+        start_cluster(shards=2) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri, feed=True) as router,
+    ):
+        yield router
+
+
+@pytest.fixture
+def orders(router: RouterProcess) -> Iterator[Any]:
+    client: pymongo.MongoClient[dict[str, Any]]
+    with pymongo.MongoClient(router.uri) as client:
+        client.shop.orders.insert_one({"_id": "earlier"})
+        yield client.shop.orders
+        client.drop_database("shop")
+
+
+@contextmanager
+def running(*command: str, **environment: str) -> Iterator[Any]:
+    """Run an example; yield a function that returns its next line."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+    assert process.stdout is not None
+    late = threading.Timer(_SECONDS, process.kill)
+    late.start()
+    try:
+        yield process.stdout.readline
+    finally:
+        late.cancel()
+        process.send_signal(signal.SIGTERM)
+        process.wait(_SECONDS)
+        process.stdout.close()
+
+
+def test_pymongo_resumes_after_a_restart(
+    router: RouterProcess, orders: Any, tmp_path: Path
+) -> None:
+    command = (sys.executable, str(EXAMPLES / "watch_pymongo.py"), router.uri, str(tmp_path / "t"))
+    with running(*command) as next_line:
+        assert next_line() == "watching\n"
+        orders.insert_one({"_id": 1})
+        assert next_line() == "insert 1\n"
+        orders.update_one({"_id": 1}, {"$set": {"paid": True}})
+        assert next_line() == "update 1\n"
+        # The token of a change is stored before the next one is printed.
+        orders.insert_one({"_id": 2})
+        assert next_line() == "insert 2\n"
+    orders.delete_one({"_id": 1})
+    with running(*command) as next_line:
+        assert next_line() == "watching\n"
+        # The run above may have ended before it stored the token of the last change.
+        line = next_line()
+        assert (next_line() if line == "insert 2\n" else line) == "delete 1\n"
+
+
+def test_motor(router: RouterProcess, orders: Any) -> None:
+    with running(sys.executable, str(EXAMPLES / "watch_motor.py"), router.uri) as next_line:
+        assert next_line() == "watching\n"
+        orders.insert_one({"_id": 1})
+        assert next_line() == "insert 1\n"
+
+
+def test_node(router: RouterProcess, orders: Any) -> None:
+    try:
+        modules = node_packages(NODE_PACKAGES)
+    except DownloadError as error:
+        pytest.skip(str(error))
+    example = str(EXAMPLES / "watch_node.js")
+    with running("node", example, router.uri, NODE_PATH=str(modules)) as next_line:
+        assert next_line() == "watching\n"
+        orders.insert_one({"_id": 1})
+        assert next_line() == "insert 1\n"
+
+
+def test_the_feed(router: RouterProcess, orders: Any) -> None:
+    example = str(EXAMPLES / "read_feed.py")
+    with running(sys.executable, example, "127.0.0.1", str(router.feed_port)) as next_line:
+        assert next_line() == "watching\n"
+        # The feed tells nobody when its stream is open: write until a change arrives.
+        first: list[str] = []
+        reader = threading.Thread(target=lambda: first.append(next_line()))
+        reader.start()
+        number = 0
+        while reader.is_alive():
+            orders.insert_one({"_id": number})
+            number += 1
+            reader.join(0.05)
+        assert first[0].startswith("insert ")
