@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 SEEDS ?= 1000
+MINUTES ?= 30
 
-.PHONY: help format demo test lint typecheck pytest bench simulate soak driver-tests conformance clean install
+.PHONY: help format demo test lint typecheck pytest bench simulate soak faults driver-tests conformance clean install
 
 test: lint typecheck pytest  ## lint, type-check and test
 
@@ -21,6 +22,9 @@ simulate: install  ## SEEDS seeds of the whole process in virtual time, with fau
 
 soak: install  ## what takes too long for every run: thousands of connections
 	$(BIN)/python -m tests.soak $(ARGS)
+
+faults: install  ## MINUTES of faults on real replica sets of three members, under load
+	$(BIN)/python -m tests.faults --minutes $(MINUTES) $(ARGS)
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)

@@ -20,6 +20,9 @@ class Launcher(Protocol):
     def relaunch(self, name: str) -> None:
         """Start a program that was killed once more, with its files."""
 
+    def running(self, name: str) -> bool:
+        """Tell whether a program that was launched has neither ended nor been killed."""
+
     def pause(self, name: str) -> None:
         """Have a program stand still."""
 
@@ -63,6 +66,9 @@ class ServerBinaries:
         self._processes[name].kill()
         self._processes[name].wait()
 
+    def running(self, name: str) -> bool:
+        return self._processes[name].poll() is None
+
     def pause(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGSTOP)
 
@@ -98,6 +104,11 @@ class Containers:
 
     def relaunch(self, name: str) -> None:
         self._containers[name].get_wrapped_container().start()
+
+    def running(self, name: str) -> bool:
+        container = self._containers[name].get_wrapped_container()
+        container.reload()
+        return bool(container.status in ("running", "paused"))
 
     def pause(self, name: str) -> None:
         self._containers[name].get_wrapped_container().pause()

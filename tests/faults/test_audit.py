@@ -1,0 +1,72 @@
+"""The audit finds what it is there for."""
+
+from typing import Any
+
+import pytest
+
+from tests.faults.audit import ledger_problems, opener_problems, watcher_problems
+from tests.faults.watchers import Opener, Watch, Watcher
+from tests.faults.writers import Ledger
+from tests.simulation.watcher import Segment
+
+
+def _event(number: int, step: int = 0) -> dict[str, Any]:
+    return {
+        "_id": {"_data": f"{number:04}"},
+        "operationType": "update" if step else "insert",
+        "ns": {"db": "shop", "coll": "orders"},
+        "documentKey": {"_id": f"d{number - step}"},
+        "fullDocument": {"n": step},
+    }
+
+
+HISTORY = [_event(1), _event(2, 1), _event(3), _event(4)]
+LEDGER = Ledger(
+    begun={("d1", 0): 1.0, ("d1", 1): 2.0, ("d3", 0): 3.0, ("d4", 0): 4.0},
+    acknowledged={"d1": ["insert", "update"], "d3": ["insert"], "d4": ["insert"]},
+)
+
+
+def _watcher(*segments: Segment) -> Watcher:
+    return Watcher("w", "", Watch(), segments=list(segments))
+
+
+def test_a_run_without_fault_has_no_problem() -> None:
+    whole = _watcher(
+        Segment("0000", HISTORY[:2], end="0002"), Segment("0002", HISTORY[2:], end="9")
+    )
+    assert [*watcher_problems(whole, HISTORY)] == []
+    assert [*ledger_problems(LEDGER, HISTORY)] == []
+
+
+@pytest.mark.parametrize(
+    ("got", "problem"),
+    [
+        ([0, 1, 3], "missing"),
+        ([0, 1, 2], "missing"),
+        ([0, 1, 1, 2, 3], "given 2 times"),
+        ([0, 2, 1, 3], "out of order"),
+    ],
+)
+def test_a_lost_doubled_or_misplaced_event_is_found(got: list[int], problem: str) -> None:
+    watcher = _watcher(Segment("0000", [HISTORY[each] for each in got], end="9"))
+    assert any(problem in each for each in watcher_problems(watcher, HISTORY))
+
+
+def test_an_event_lost_between_two_streams_is_found() -> None:
+    watcher = _watcher(
+        Segment("0000", HISTORY[:1], end="0002"), Segment("0002", HISTORY[2:], end="9")
+    )
+    assert any("missing" in each for each in watcher_problems(watcher, HISTORY))
+
+
+@pytest.mark.parametrize("history", [HISTORY[:3], [*HISTORY, _event(5)], HISTORY[:1] + HISTORY[2:]])
+def test_a_history_other_than_what_was_acknowledged_is_found(history: list[Any]) -> None:
+    assert [*ledger_problems(LEDGER, history)]
+
+
+def test_a_stream_from_now_that_begins_too_late_is_found() -> None:
+    opener = Opener("o", "", 1, found=[(Watch(), Segment("0003", HISTORY[3:], end="0004"), 2.5)])
+    assert any("written later" in each for each in opener_problems(opener, HISTORY, LEDGER, "0004"))
+    opener.found = [(Watch(), Segment("0003", HISTORY[3:], end="0004"), 3.5)]
+    assert [*opener_problems(opener, HISTORY, LEDGER, "0004")] == []

@@ -1,0 +1,169 @@
+"""Watchers of a driver, and what each of their streams gave."""
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymongo
+from pymongo.errors import PyMongoError
+from pymongo.read_preferences import ReadPreference
+
+from tests.faults.writers import DATABASE, SHARDED
+from tests.harness.cluster_base import Client
+from tests.simulation.watcher import Segment
+
+PREFERENCES = {
+    "primary": ReadPreference.PRIMARY,
+    "secondary": ReadPreference.SECONDARY,
+    "nearest": ReadPreference.NEAREST,
+    "secondaryPreferred": ReadPreference.SECONDARY_PREFERRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is watched: a collection (empty: the database), with which read preference."""
+
+    collection: str = SHARDED
+    preference: str = "primary"
+    pipeline: tuple[Any, ...] = ()
+
+    def selects(self, event: dict[str, Any]) -> bool:
+        """Tell whether an event of the database belongs to the stream."""
+        if self.collection and event["ns"].get("coll") != self.collection:
+            return False
+        return not self.pipeline or event["operationType"] in ("insert", "delete")
+
+    def open(self, client: Client, token: Any) -> Any:
+        """Open it after ``token``, or from now."""
+        target: Any = client.get_database(DATABASE, read_preference=PREFERENCES[self.preference])
+        if self.collection:
+            target = target[self.collection]
+        return target.watch(list(self.pipeline), start_after=token, max_await_time_ms=200)
+
+
+INSERTS_AND_DELETES = ({"$match": {"operationType": {"$in": ["insert", "delete"]}}},)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that a driver's user got."""
+
+    at: float
+    during: str
+    error: str
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Watches until ``stop``; with ``patience``, over many streams, each resumed from the last.
+
+    The first stream is from now. ``patience`` is how many times a stream is asked for an event.
+    """
+
+    name: str
+    uri: str
+    watch: Watch
+    patience: int | None = None
+    segments: list[Segment] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    events: int = 0
+    last_id: Any = None
+    opened: threading.Event = field(default_factory=threading.Event)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    passed: set[Any] = field(default_factory=set)
+    """Markers that came."""
+
+    def run(self) -> None:
+        """Read until ``stopping``; errors are noted, and the last token resumed from."""
+        token: Any = None
+        client: Client
+        with pymongo.MongoClient(self.uri, appname=self.name) as client:
+            while not self.stopping.is_set():
+                begun = time.monotonic()
+                try:
+                    with self.watch.open(client, token) as stream:
+                        token = token or stream.resume_token
+                        segment = Segment(token["_data"])
+                        self.segments.append(segment)
+                        self.opened.set()
+                        token = self._read(stream, segment, token)
+                except PyMongoError as error:
+                    if self.segments:
+                        last = self.segments[-1]
+                        token = {"_data": last.end or last.start}
+                    self.failures.append(
+                        Failure(
+                            time.monotonic(),
+                            "",
+                            f"{error!r} after {time.monotonic() - begun:.1f} s",
+                        )
+                    )
+                    time.sleep(0.2)
+
+    def _read(self, stream: Any, segment: Segment, token: Any) -> Any:
+        left = self.patience or 10**9
+        while left and stream.alive and not self.stopping.is_set():
+            event = stream.try_next()
+            # Also when nothing came: the token moves on, and may be resumed from as well.
+            token = stream.resume_token
+            left -= 1
+            if event is not None:
+                segment.events.append(event)
+                self.events += 1
+                key = event["documentKey"]["_id"]
+                self.last_id = key
+                if str(key).startswith("marker-"):
+                    self.passed.add(key)
+            segment.end = token["_data"]
+        return token
+
+
+@dataclass(slots=True)
+class Opener:
+    """Opens streams from now, one after the other, and reads each for a moment."""
+
+    name: str
+    uri: str
+    seed: int
+    preferences: tuple[str, ...] = ("primary",)
+    found: list[tuple[Watch, Segment, float]] = field(default_factory=list)
+    """Each stream: what it watched, what it gave, and when it was open (monotonic clock)."""
+    failures: list[Failure] = field(default_factory=list)
+    slowest: float = 0.0
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Open, read, close, until ``stopping``."""
+        chance = random.Random(f"{self.seed} {self.name}")
+        client: Client
+        with pymongo.MongoClient(self.uri, appname=self.name) as client:
+            while not self.stopping.wait(chance.uniform(0.1, 0.8)):
+                watch = Watch(
+                    chance.choice((SHARDED, SHARDED, "")), chance.choice(self.preferences)
+                )
+                begun = time.monotonic()
+                try:
+                    with watch.open(client, None) as stream:
+                        opened = time.monotonic()
+                        self.slowest = max(self.slowest, opened - begun)
+                        segment = Segment(stream.resume_token["_data"])
+                        segment.end = segment.start
+                        self.found.append((watch, segment, opened))
+                        until = opened + chance.uniform(0, 2)
+                        while time.monotonic() < until and not self.stopping.is_set():
+                            event = stream.try_next()
+                            if event is not None:
+                                segment.events.append(event)
+                            segment.end = stream.resume_token["_data"]
+                except PyMongoError as error:
+                    self.failures.append(
+                        Failure(
+                            time.monotonic(),
+                            "",
+                            f"{error!r} after {time.monotonic() - begun:.1f} s",
+                        )
+                    )
+                    time.sleep(0.2)

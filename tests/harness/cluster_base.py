@@ -1,0 +1,117 @@
+"""What tests ask of a sharded cluster, whoever plays it."""
+
+import time
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, Self
+
+import pymongo
+
+Client = pymongo.MongoClient[dict[str, Any]]
+
+_DRAIN_SECONDS = 120.0
+
+
+class TestCluster(ABC):
+    """A running sharded cluster."""
+
+    __test__ = False
+
+    mongos: str
+    """``host:port`` of the mongos."""
+
+    configdb: str
+    """The config server's host string."""
+
+    shards: dict[str, str]
+    """The shards by id, with their host strings."""
+
+    @property
+    def mongos_uri(self) -> str:
+        """The connection string of the mongos."""
+        return f"mongodb://{self.mongos}/"
+
+    @property
+    @abstractmethod
+    def real(self) -> bool:
+        """Whether these are MongoDB's own servers."""
+
+    @abstractmethod
+    def start_shard(self) -> tuple[str, str]:
+        """Start one more shard server, which is no shard yet; return its id and host string."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End all servers."""
+
+    @abstractmethod
+    def stop_member(self, name: str) -> None:
+        """End a shard's server (``config``: the config server's) as a power cut would."""
+
+    @abstractmethod
+    def start_member(self, name: str) -> None:
+        """Start a server that was stopped, with its data, at its address."""
+
+    @abstractmethod
+    def hang_member(self, name: str) -> None:
+        """Have a server answer nobody, though it can be connected to."""
+
+    @abstractmethod
+    def wake_member(self, name: str) -> None:
+        """Have a server that hangs go on."""
+
+    @abstractmethod
+    def step_down(self, name: str, seconds: float) -> None:
+        """Leave a replica set without a primary for so long, then have the same one elected."""
+
+    @abstractmethod
+    def kill_cursors(self, name: str) -> None:
+        """Kill all cursors on a server."""
+
+    def add_shard(self) -> tuple[str, str]:
+        """Start one more server and make it a shard; return its id and host string."""
+        name, host = self.start_shard()
+        self.join_shard(name, host)
+        return name, host
+
+    def join_shard(self, name: str, host: str) -> None:
+        """Make a server that runs a shard of the cluster."""
+        client: Client
+        with pymongo.MongoClient(self.mongos_uri) as client:
+            client.admin.command("addShard", host, name=name)
+        self.shards[name] = host
+
+    def remove_shard(self, name: str) -> str:
+        """Drain a shard and take it out of the cluster; its server runs on. Return its host.
+
+        Its databases go to another shard.
+        """
+        other = next(each for each in self.shards if each != name)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        client: Client
+        with pymongo.MongoClient(self.mongos_uri) as client:
+            while (state := client.admin.command("removeShard", name))["state"] != "completed":
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{name} does not drain: {state}")
+                for database in state.get("dbsToMove", ()):
+                    client.admin.command("movePrimary", database, to=other)
+                time.sleep(0.05)
+        return self.shards.pop(name)
+
+    def direct(self, name: str, **options: Any) -> Client:
+        """Return a client of one shard's server (``config``: the config server's)."""
+        host = self.configdb if name == "config" else self.shards[name]
+        return pymongo.MongoClient(
+            f"mongodb://{host.partition('/')[2]}/?directConnection=true", **options
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,145 @@
+"""A sharded cluster of MongoDB's own servers."""
+
+from typing import Any
+
+import pymongo
+
+from tests.harness.cluster_base import Client, TestCluster
+from tests.harness.launchers import Launcher
+from tests.harness.ports import free_port
+from tests.harness.replica_sets import ReplicaSet, eventually
+from tests.harness.server_settings import ServerSettings
+
+
+class RealCluster(TestCluster):
+    """MongoDB's own servers.
+
+    Args:
+        launcher: what starts them.
+        shards: how many shards, called shard0, shard1, …
+        noop_interval: seconds between an idle primary's no-ops; None for the server's default.
+        members: how many members each replica set has, the config server's included.
+        mongoses: how many mongos; ``mongos`` is the first.
+        settings: how the servers are configured; then ``noop_interval`` is ignored.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        shards: int,
+        *,
+        noop_interval: float | None = None,
+        members: int = 1,
+        mongoses: int = 1,
+        settings: ServerSettings | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._started = 0
+        self._settings = settings or ServerSettings(noop_interval=noop_interval)
+        self._members = members
+        self.shards = {}
+        self.sets: dict[str, ReplicaSet] = {}
+        """The replica sets by shard id, ``config`` being the config server's."""
+        self.mongoses: dict[str, str] = {}
+        """The addresses of all mongos by the names of their programs."""
+        try:
+            self._start(shards, mongoses)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def real(self) -> bool:
+        return True
+
+    def start_shard(self) -> tuple[str, str]:
+        shard = self._launch_shard()
+        shard.initiate()
+        return shard.name, shard.host_string
+
+    def direct(self, name: str, **options: Any) -> Client:
+        replica_set = self.sets[name]
+        program = next(iter(replica_set.members))
+        if len(replica_set.members) > 1:
+            program = replica_set.wait_primary()
+        return pymongo.MongoClient(replica_set.uri(program), **options)
+
+    def stop_member(self, name: str) -> None:
+        replica_set = self.sets[name]
+        replica_set.kill(replica_set.wait_primary())
+
+    def start_member(self, name: str) -> None:
+        replica_set = self.sets[name]
+        for program in replica_set.members:
+            if not self._launcher.running(program):
+                replica_set.start(program)
+        replica_set.wait_healthy()
+
+    def hang_member(self, name: str) -> None:
+        replica_set = self.sets[name]
+        replica_set.hang(replica_set.wait_primary())
+
+    def wake_member(self, name: str) -> None:
+        replica_set = self.sets[name]
+        for program in replica_set.members:
+            replica_set.wake(program)
+
+    def step_down(self, name: str, seconds: float) -> None:
+        replica_set = self.sets[name]
+        replica_set.step_down(max(1, round(seconds)))
+        replica_set.wait_primary()
+
+    def kill_cursors(self, name: str) -> None:
+        replica_set = self.sets[name]
+        replica_set.kill_cursors(replica_set.wait_primary())
+
+    def stop_mongos(self, name: str) -> None:
+        """End a mongos as a power cut would."""
+        self._launcher.kill(name)
+
+    def start_mongos(self, name: str) -> None:
+        """Start a mongos that was stopped, and wait until it answers."""
+        self._launcher.relaunch(name)
+        eventually(f"mongodb://{self.mongoses[name]}/", f"{name} to start", _answers)
+
+    def stop(self) -> None:
+        self._launcher.stop()
+
+    def _start(self, shards: int, mongoses: int) -> None:
+        config = ReplicaSet(
+            self._launcher, "cfg", "--configsvr", self._settings, members=self._members
+        )
+        self.sets["config"] = config
+        config.launch()
+        launched = [self._launch_shard() for _ in range(shards)]
+        config.initiate()
+        self.configdb = config.host_string
+        for number in range(mongoses):
+            name = f"mongos-{number}" if number else "mongos"
+            port = free_port()
+            self._launcher.launch(
+                name, "mongos", "--configdb", self.configdb, "--bind_ip", "127.0.0.1",
+                "--port", str(port), *self._settings.mongos(),
+            )  # fmt: skip
+            self.mongoses[name] = f"127.0.0.1:{port}"
+        self.mongos = self.mongoses["mongos"]
+        for shard in launched:
+            shard.initiate()
+        for name, address in self.mongoses.items():
+            eventually(f"mongodb://{address}/", f"{name} to start", _answers)
+        for shard in launched:
+            self.join_shard(shard.name, shard.host_string)
+
+    def _launch_shard(self) -> ReplicaSet:
+        name = f"shard{self._started}"
+        self._started += 1
+        shard = ReplicaSet(
+            self._launcher, name, "--shardsvr", self._settings, members=self._members
+        )
+        self.sets[name] = shard
+        shard.launch()
+        return shard
+
+
+def _answers(client: Client) -> bool:
+    return bool(client.admin.command("ping")["ok"])

@@ -1,0 +1,279 @@
+"""Replica sets of MongoDB's own servers, and what can go wrong in them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pymongo
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+
+from tests.harness.launchers import Launcher
+from tests.harness.ports import free_port
+from tests.harness.server_settings import ServerSettings
+
+Client = pymongo.MongoClient[dict[str, Any]]
+
+WAIT_SECONDS = 120.0
+_ALREADY_INITIALIZED = 23
+_INCOMING = ("replSetHeartbeat", "replSetUpdatePosition", "replSetRequestVotes")
+
+
+class ReplicaSet:
+    """A replica set; its members' programs are called ``name``, ``name-1``, ``name-2``, …
+
+    Call ``launch`` for several sets, then ``initiate`` for each: their servers start side by side.
+    """
+
+    def __init__(
+        self, launcher: Launcher, name: str, role: str, settings: ServerSettings, members: int = 1
+    ) -> None:
+        self.name = name
+        self._launcher = launcher
+        self._role = role
+        self._settings = settings
+        programs = [name, *(f"{name}-{number}" for number in range(1, members))]
+        self.members = {program: f"127.0.0.1:{free_port()}" for program in programs}
+        """The members' addresses by the names of their programs, also of those removed."""
+        self._ids = {program: number for number, program in enumerate(programs)}
+
+    @property
+    def host_string(self) -> str:
+        """``name/address,address``, as config.shards has it."""
+        return f"{self.name}/" + ",".join(self.members.values())
+
+    def launch(self) -> None:
+        """Start the servers."""
+        for program, address in self.members.items():
+            self._launcher.launch(
+                program, "mongod", self._role, "--replSet", self.name, "--bind_ip", "127.0.0.1",
+                "--port", address.rpartition(":")[2], *self._settings.mongod(),
+            )  # fmt: skip
+
+    def initiate(self) -> None:
+        """Make them a replica set and wait for its primary, and until all others follow it."""
+        config: dict[str, Any] = {
+            "_id": self.name,
+            "members": [self._member(program) for program in self.members],
+            "settings": self._settings.replica_set(),
+        }
+        if self._role == "--configsvr":
+            config["configsvr"] = True
+        first = next(iter(self.members))
+
+        def initiated(client: Client) -> bool:
+            for program in self.members:
+                if not self._launcher.running(program):
+                    raise RuntimeError(f"{program} has ended; see its log")
+            try:
+                client.admin.command("replSetInitiate", config)
+            except OperationFailure as error:
+                return error.code == _ALREADY_INITIALIZED
+            return True
+
+        eventually(self.uri(first), f"{self.name} to take its configuration", initiated)
+        self.wait_primary()
+        self.wait_healthy()
+
+    def uri(self, program: str) -> str:
+        """Return the connection string of one member."""
+        return f"mongodb://{self.members[program]}/?directConnection=true"
+
+    def client(self, program: str, **options: Any) -> Client:
+        """Return a client of one member, which fails soon when that does not answer."""
+        short = {"serverSelectionTimeoutMS": 2000, "socketTimeoutMS": 5000}
+        return pymongo.MongoClient(self.uri(program), **{**short, **options})
+
+    def primary(self) -> str | None:
+        """Return the member that says it is primary, of several that of the latest term."""
+        found: dict[Any, str] = {}
+        for program in self.members:
+            with suppress(PyMongoError), self.client(program, socketTimeoutMS=1000) as client:
+                hello = client.admin.command("hello")
+                if hello["isWritablePrimary"]:
+                    found[hello["electionId"]] = program
+        return found[max(found)] if found else None
+
+    def wait_primary(self, other_than: str | None = None) -> str:
+        """Wait for a primary, which is not ``other_than``; return it."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (primary := self.primary()) in (None, other_than):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited {WAIT_SECONDS:g} s for a primary of {self.name}")
+            time.sleep(0.1)
+        assert primary is not None
+        return primary
+
+    def secondaries(self) -> list[str]:
+        """Return the members that are secondaries now."""
+        found = []
+        for program in self.members:
+            with suppress(PyMongoError), self.client(program, socketTimeoutMS=1000) as client:
+                if client.admin.command("hello").get("secondary"):
+                    found.append(program)
+        return found
+
+    def wait_healthy(self) -> None:
+        """Wait until there is a primary and every other configured member is a secondary."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        states: Any = None
+        while time.monotonic() < deadline:
+            primary = self.primary()
+            if primary is not None:
+                with suppress(PyMongoError), self.client(primary) as client:
+                    members = client.admin.command("replSetGetStatus")["members"]
+                    states = sorted(member["stateStr"] for member in members)
+                    if states == ["PRIMARY", *["SECONDARY"] * (len(members) - 1)]:
+                        return
+            time.sleep(0.1)
+        raise RuntimeError(f"waited {WAIT_SECONDS:g} s for {self.name} to be healthy: {states}")
+
+    # Faults.
+
+    def kill(self, program: str) -> None:
+        """End a member as a power cut would."""
+        self._launcher.kill(program)
+
+    def start(self, program: str) -> None:
+        """Start a member that was killed."""
+        self._launcher.relaunch(program)
+
+    def hang(self, program: str) -> None:
+        """Stop a member's process: connections are accepted, nothing is answered."""
+        self._launcher.pause(program)
+
+    def wake(self, program: str) -> None:
+        """Have a member that hangs go on."""
+        self._launcher.unpause(program)
+
+    def step_down(self, seconds: int = 10) -> None:
+        """Have the primary step down; it does not become one for so many seconds."""
+        primary = self.wait_primary()
+        with suppress(AutoReconnect), self.client(primary) as client:
+            client.admin.command("replSetStepDown", seconds, force=True)
+
+    @contextmanager
+    def fail_point(
+        self, program: str, name: str, data: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Switch a fail point on, and off in the end, also when the member was away meanwhile."""
+        with self.client(program) as client:
+            client.admin.command(
+                {"configureFailPoint": name, "mode": "alwaysOn", "data": data or {}}
+            )
+        try:
+            yield
+        finally:
+
+            def off(client: Client) -> bool:
+                client.admin.command("configureFailPoint", name, mode="off")
+                return True
+
+            eventually(self.uri(program), f"{name} to be off", off)
+
+    @contextmanager
+    def lagging(self, program: str) -> Iterator[None]:
+        """Have a secondary fetch nothing from the others: it answers, with what it has."""
+        with self.fail_point(program, "stopReplProducer"):
+            yield
+
+    @contextmanager
+    def partitioned_primary(self) -> Iterator[str]:
+        """Cut the primary off from the other members, not from clients; another is elected.
+
+        It goes on answering clients as the primary that it takes itself for: its majority commit
+        point stands still, since no member replicates from it and it hears of no newer term. In the
+        end the members hear each other again. By fail points of the servers' test commands: the
+        primary's own messages to the others fail, it drops theirs, the others' fetchers stop until
+        one of them is elected, and the step-down of a primary without a majority is held back.
+        """
+        former = self.wait_primary()
+        others = [program for program in self.members if program != former]
+        unreachable = {"cmdNames": list(_INCOMING), "errorCode": 6}
+        dropping = {
+            "failCommands": list(_INCOMING),
+            "failInternalCommands": True,
+            "closeConnection": True,
+        }
+        with (
+            self.fail_point(former, "blockHeartbeatStepdown"),
+            self.fail_point(former, "networkInterfaceCommandsFailedWithErrorCode", unreachable),
+            self.fail_point(former, "failCommand", dropping),
+        ):
+            with self.fail_point(others[0], "stopReplProducer"):
+                if len(others) > 1:
+                    with self.fail_point(others[1], "stopReplProducer"):
+                        self.wait_primary(other_than=former)
+                else:
+                    self.wait_primary(other_than=former)
+            yield former
+
+    def remove_member(self, program: str) -> None:
+        """Take a member out of the configuration; its server runs on."""
+        address = self.members[program]
+        self._reconfigure(
+            lambda members: [member for member in members if member["host"] != address]
+        )
+
+    def add_member(self, program: str) -> None:
+        """Take a member that was removed into the configuration again."""
+        address = self.members[program]
+        self._reconfigure(
+            lambda members: [
+                *(member for member in members if member["host"] != address),
+                self._member(program),
+            ]
+        )
+
+    def kill_cursors(self, program: str) -> None:
+        """Kill the cursors of all change streams on a member."""
+        with self.client(program) as client:
+            current = [{"$currentOp": {"idleCursors": True, "allUsers": True}}]
+            for operation in client.admin.aggregate(current):
+                cursor = operation.get("cursor")
+                if cursor is not None and "changeStream" in str(cursor.get("originatingCommand")):
+                    database, _, collection = operation["ns"].partition(".")
+                    killing = {"killCursors": collection, "cursors": [cursor["cursorId"]]}
+                    client[database].command(killing)
+
+    def _member(self, program: str) -> dict[str, Any]:
+        return {"_id": self._ids[program], "host": self.members[program]}
+
+    def _reconfigure(self, change: Callable[[list[Any]], list[Any]]) -> None:
+        def done(client: Client) -> bool:
+            config = client.admin.command("replSetGetConfig")["config"]
+            config["members"] = change(config["members"])
+            config["version"] += 1
+            client.admin.command("replSetReconfig", config, maxTimeMS=10_000)
+            return True
+
+        eventually(self.uri, f"{self.name} to be reconfigured", done, of=self.wait_primary)
+
+
+def eventually(
+    uri: str | Callable[[str], str],
+    what: str,
+    done: Callable[[Client], bool],
+    *,
+    of: Callable[[], str] | None = None,
+) -> None:
+    """Ask, with a new client each time, until ``done``; a bounded time.
+
+    New clients, since a connection from before replSetInitiate refuses sessions. With ``of``, the
+    member to ask is chosen anew each time, and ``uri`` gives its connection string.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    failure: PyMongoError | None = None
+    client: Client
+    while time.monotonic() < deadline:
+        at = uri if isinstance(uri, str) else uri(of() if of is not None else "")
+        try:
+            with pymongo.MongoClient(
+                at, serverSelectionTimeoutMS=1000, socketTimeoutMS=20_000
+            ) as client:
+                if done(client):
+                    return
+        except PyMongoError as error:
+            failure = error
+        time.sleep(0.1)
+    raise RuntimeError(f"waited {WAIT_SECONDS:g} s for {what}: {failure}")
