@@ -1,4 +1,4 @@
-"""The newest cluster time seen, which is passed on as received (docs/protocol.md, section 8)."""
+"""The newest cluster time that servers have told (docs/protocol.md, section 8)."""
 
 from collections.abc import Callable, Mapping
 from struct import Struct
@@ -16,11 +16,12 @@ _MOST_DRIFT = 365 * 24 * 60 * 60.0
 
 
 class ClusterClock:
-    """The newest ``$clusterTime`` seen. It is passed on as received, signature and all.
+    """The newest ``$clusterTime`` that a server has sent, passed on as received, signature and all.
 
-    No I/O and no clock of its own: time comes from servers' replies and clients' commands. What is
-    more than a year ahead of the wall clock ``wall`` (seconds since 1970), if given, is ignored:
-    servers refuse whoever passes it on, as of MongoDB's maxAcceptableLogicalClockDriftSecs.
+    Only servers' replies advance it: a client's time proves nothing, and would reach every other
+    client and every member. The clock does no I/O. A time that is more than a year ahead of the
+    wall clock ``wall`` (seconds since 1970), if given, is ignored: servers refuse a command that
+    carries such a time (MongoDB's maxAcceptableLogicalClockDriftSecs).
     """
 
     __slots__ = ("_ordinal", "_raw", "_wall")

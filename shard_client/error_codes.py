@@ -15,6 +15,7 @@ class ErrorCode(IntEnum):
     HostUnreachable = 6
     HostNotFound = 7
     FailedToParse = 9
+    UnsupportedFormat = 12
     Unauthorized = 13
     TypeMismatch = 14
     InvalidLength = 16
@@ -44,6 +45,7 @@ class ErrorCode(IntEnum):
     CommandNotSupportedOnView = 166
     ClientMetadataCannotBeMutated = 186
     PrimarySteppedDown = 189
+    ClusterTimeFailsRateLimiter = 205
     NoSuchSession = 206
     StaleClusterTime = 209
     RetryChangeStream = 234

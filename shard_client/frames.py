@@ -4,7 +4,7 @@ A frame is one whole message: the 16-byte header and what follows. Source: docs/
 section 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
@@ -41,6 +41,7 @@ _op_msg = Struct("<iiiiIB")
 _op_compressed = Struct("<iiiiiiB")
 _op_reply = Struct("<iiiiiqii")
 _BODY, _SEQUENCE = 0, 1
+_MOST_SECTIONS = 100
 
 BODY_OFFSET = _op_msg.size
 """Where the body document of an OP_MSG frame begins whose first section is the body."""
@@ -156,6 +157,38 @@ def parse_message(frame: bytes | memoryview) -> Message:
 
 def parse_op_msg(frame: bytes) -> OpMsg:
     """Parse an OP_MSG frame (header included, not compressed); raises ProtocolError."""
+    (flags,) = _uint32.unpack_from(frame, HEADER_SIZE) if len(frame) >= _op_msg.size else (0,)
+    body = None
+    sequences: dict[str, list[bytes]] = {}
+    for kind, start, end in iter_sections(frame):
+        if kind == _BODY:
+            body = frame[start:end]
+        else:
+            name, documents = _parse_sequence(frame, start, end)
+            if name in sequences:
+                raise ProtocolError(f"an OP_MSG has two document sequences {name!r}")
+            sequences[name] = documents
+    assert body is not None
+    return OpMsg(flags, body, sequences)
+
+
+def find_body(frame: bytes) -> tuple[int, int]:
+    """Return where the body document of an OP_MSG frame begins and ends.
+
+    Flags, checksum and the sections' sizes are checked; no document is looked into, so that this
+    takes as long for 48 MB as for a few bytes, unless there is a checksum. Raises ProtocolError.
+    """
+    found = [(start, end) for kind, start, end in iter_sections(frame) if kind == _BODY]
+    return found[0]
+
+
+def iter_sections(frame: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield kind, start and end of each section of an OP_MSG frame (header included).
+
+    The start is that of the content, after the byte that tells the kind. Raises ProtocolError on
+    unknown flags or kinds, a wrong checksum, sizes that do not fit, too many sections, and, once
+    all are yielded, if there is no body.
+    """
     end = len(frame)
     if end < _op_msg.size:
         raise ProtocolError("an OP_MSG is cut off")
@@ -167,28 +200,27 @@ def parse_op_msg(frame: bytes) -> OpMsg:
         (checksum,) = _uint32.unpack_from(frame, end)
         if google_crc32c.value(frame[:end]) != checksum:
             raise ProtocolError("an OP_MSG's checksum does not match")
-    body = None
-    sequences: dict[str, list[bytes]] = {}
+    has_body = False
     position = HEADER_SIZE + 4
-    while position < end:
+    for _ in range(_MOST_SECTIONS):
+        if position >= end:
+            break
         kind = frame[position]
-        position += 1
+        start = position + 1
         if kind == _BODY:
-            if body is not None:
+            if has_body:
                 raise ProtocolError("an OP_MSG has two bodies")
-            section_end = document_end(frame, position, end)
-            body = frame[position:section_end]
+            has_body = True
+            position = document_end(frame, start, end)
         elif kind == _SEQUENCE:
-            name, documents, section_end = _parse_sequence(frame, position, end)
-            if name in sequences:
-                raise ProtocolError(f"an OP_MSG has two document sequences {name!r}")
-            sequences[name] = documents
+            position = _sequence_end(frame, start, end)
         else:
             raise ProtocolError(f"unknown OP_MSG section kind {kind}")
-        position = section_end
-    if body is None:
+        yield kind, start, position
+    if position < end:
+        raise ProtocolError(f"an OP_MSG has more than {_MOST_SECTIONS} sections")
+    if not has_body:
         raise ProtocolError("an OP_MSG has no body")
-    return OpMsg(flags, body, sequences)
 
 
 def reply_body(frame: memoryview) -> bytes:
@@ -328,21 +360,26 @@ def _check_header(frame: bytes) -> tuple[int, int, int]:
     return request_id, response_to, op_code
 
 
-def _parse_sequence(frame: bytes, start: int, limit: int) -> tuple[str, list[bytes], int]:
-    """Return name and documents of the section of kind 1 at ``start``, and where it ends."""
+def _sequence_end(frame: bytes, start: int, limit: int) -> int:
+    """Return where the section of kind 1 at ``start`` ends."""
     if limit - start < 4:
         raise ProtocolError("a document sequence is cut off")
     (size,) = _int32.unpack_from(frame, start)
-    end = start + size
+    end = start + int(size)
     if size < 5 or end > limit:
         raise ProtocolError(f"a document sequence claims {size} bytes of {limit - start}")
+    return end
+
+
+def _parse_sequence(frame: bytes, start: int, end: int) -> tuple[str, list[bytes]]:
+    """Return name and documents of the section of kind 1 from ``start`` to ``end``."""
     name, position = _cstring(frame, start + 4, end)
     documents = []
     while position < end:
         document = document_end(frame, position, end)
         documents.append(frame[position:document])
         position = document
-    return name, documents, end
+    return name, documents
 
 
 def _parse_op_query(frame: bytes) -> OpQuery:

@@ -48,9 +48,9 @@ class Cluster:
     """A sharded cluster, known by its config server (``rsName/host:port[,host:port]``).
 
     ``replica_set`` makes the monitoring of one replica set from its name and seeds; the default is
-    the driver's (Motor). ``clock`` is the cluster time that replies carried; advance it with what
-    clients gossip. ``wall`` is the wall clock, in seconds since 1970. Must be made in a running
-    loop. Raises ValueError for a bad ``configdb``.
+    the driver's (Motor). ``clock`` is the cluster time that servers' replies carried; a client's
+    time never reaches it. ``wall`` is the wall clock, in seconds since 1970. Must be made in a
+    running loop. Raises ValueError for a bad ``configdb``.
     """
 
     def __init__(

@@ -24,7 +24,6 @@ from router.change_stream.stages import (
     check_arguments,
     check_names,
     check_positions,
-    concerns_change_streams,
     stage_name,
 )
 from shard_client.error_codes import ErrorCode
@@ -37,7 +36,6 @@ __all__ = [
     "Scope",
     "Start",
     "StreamRequest",
-    "is_change_stream",
     "parse_request",
 ]
 
@@ -97,15 +95,6 @@ class StreamRequest:
     def splits_large_events(self) -> bool:
         """Whether the stream ends in ``$changeStreamSplitLargeEvent``, which needs v2 tokens."""
         return bool(self.stages) and stage_name(self.stages[-1]) == SPLIT
-
-
-def is_change_stream(command: Mapping[str, Any]) -> bool:
-    """Tell whether an ``aggregate`` is about a change stream, rightly or wrongly formed.
-
-    True for any pipeline that names a change stream's stages, also where they may not stand:
-    ``parse_request`` has the error for these.
-    """
-    return concerns_change_streams(command.get("pipeline"))
 
 
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:

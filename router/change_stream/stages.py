@@ -80,16 +80,9 @@ def stage_name(stage: Mapping[str, Any]) -> str:
     return next(iter(stage))
 
 
-def concerns_change_streams(pipeline: Any) -> bool:
-    """Tell whether any stage is about change streams, wherever it stands."""
-    return isinstance(pipeline, (list, tuple)) and any(
-        isinstance(stage, Mapping)
-        and any(
-            name in (CHANGE_STREAM, SPLIT) or name.startswith(_INTERNAL_PREFIX + "ChangeStream")
-            for name in stage
-        )
-        for stage in pipeline
-    )
+def concerns_change_streams(name: str) -> bool:
+    """Tell whether the stage of that name is about change streams."""
+    return name in (CHANGE_STREAM, SPLIT) or name.startswith(_INTERNAL_PREFIX + "ChangeStream")
 
 
 def check_shape(pipeline: Any) -> Sequence[Mapping[str, Any]]:

@@ -5,8 +5,9 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from router.change_stream.request import StreamRequest, is_change_stream, parse_request
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
+from router.change_stream.recognition import explains_change_stream, is_change_stream
+from router.change_stream.request import StreamRequest, parse_request
+from router.commands.answer import Answer, AnyAnswer, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
@@ -17,13 +18,11 @@ from shard_client.errors import CommandError
 
 
 async def aggregate(call: Call) -> AnyAnswer:
-    """Open a change stream (docs/protocol.md, sections 2 and 4); pass on what is none.
+    """Open a change stream (docs/protocol.md, sections 2 and 4).
 
     Raises:
         CommandError: what mongos answers to the same request, labelled as on change streams.
     """
-    if not is_change_stream(call.command):
-        return PASS_THROUGH
     node = call.node
     request = parse_request(call.database, call.command)
     if request.explain:
@@ -54,16 +53,12 @@ async def aggregate(call: Call) -> AnyAnswer:
 
 
 async def explain(call: Call) -> AnyAnswer:
-    """Show how a change stream would be run; pass on what explains anything else.
+    """Show how a change stream would be run.
 
     Raises:
         CommandError: what mongos answers to the same request.
     """
     inner = call.command[call.name]
-    if not isinstance(inner, Mapping) or next(iter(inner), "") != "aggregate":
-        return PASS_THROUGH
-    if not is_change_stream(inner):
-        return PASS_THROUGH
     verbosity = call.command.get("verbosity", "allPlansExecution")
     request = parse_request(call.database, {"cursor": {}, **inner})
     return await _explained(call, request, inner, verbosity)
@@ -87,6 +82,11 @@ async def _explained(
 
 
 COMMANDS = (
-    Command(("aggregate",), aggregate, "change streams", api_versions=("1",)),
-    Command(("explain",), explain, "how a change stream would be run", api_versions=("1",)),
-)
+    Command(
+        ("aggregate",), aggregate, "change streams", api_versions=("1",), is_ours=is_change_stream
+    ),
+    Command(
+        ("explain",), explain, "how a change stream would be run", api_versions=("1",),
+        is_ours=explains_change_stream,
+    ),
+)  # fmt: skip

@@ -17,13 +17,21 @@ def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) 
         CommandError: 322 APIVersionError, 323 APIStrictError, or a field of the wrong type.
     """
     version = command.get("apiVersion")
+    if version is not None and not isinstance(version, str):
+        raise wrong_type("APIParametersFromClient.apiVersion", version, "type 'string'")
+    flags = {name: command[name] for name in API_FIELDS[1:] if command.get(name) is not None}
+    for field, value in flags.items():
+        if not isinstance(value, bool):
+            raise wrong_type(f"APIParametersFromClient.{field}", value, "type 'bool'")
     if version is None:
-        for field in API_FIELDS[1:]:
-            if command.get(field) is not None:
-                raise CommandError(4886600, f"Provided {field} without passing apiVersion")
+        if flags:
+            raise CommandError(
+                4886600,
+                "Provided apiStrict and/or apiDeprecationErrors without passing apiVersion",
+            )
         return
-    if not isinstance(version, str):
-        raise wrong_type("apiVersion", version, "type 'string'")
+    if version == "2":
+        raise CommandError(ErrorCode.APIVersionError, "Cannot accept API version 2")
     if version != "1":
         raise CommandError(ErrorCode.APIVersionError, 'API version must be "1"')
     if command.get("apiStrict") and "1" not in versions:

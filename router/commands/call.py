@@ -89,7 +89,8 @@ class Command:
     """One command of the registry: its names (the first is the official one) and its function.
 
     ``while_quiescing`` tells that it is answered until the end, ``for_tests`` that it exists under
-    ``enableTestCommands`` only.
+    ``enableTestCommands`` only. ``is_ours``, if given, tells by the raw command whether the router
+    answers it, without decoding what goes on to the upstream.
     """
 
     names: tuple[str, ...]
@@ -99,6 +100,7 @@ class Command:
     while_quiescing: bool = False
     for_tests: bool = False
     api_versions: tuple[str, ...] = ()
+    is_ours: Callable[[bytes], bool] | None = None
 
     def check(self, call: Call) -> None:
         """Refuse what mongos refuses before it runs any command; raises CommandError."""

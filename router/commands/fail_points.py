@@ -9,7 +9,7 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from router.change_stream.request import is_change_stream
+from router.change_stream.recognition import is_change_stream
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.fail_point import FailPoint, integer_field
@@ -17,6 +17,7 @@ from router.commands.fields import text
 from router.commands.node import Node
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.frames import encode
 
 FAIL_COMMAND = "failCommand"
 FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
@@ -237,7 +238,7 @@ def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
         error.labels = frozenset(str(label) for label in labels)
     elif call.command.get("autocommit") is False and _transient(call.name, code):
         error.labels = frozenset({"TransientTransactionError"})
-    elif call.name == "aggregate" and is_change_stream(call.command):
+    elif call.name == "aggregate" and is_change_stream(encode(call.command)):
         return error.with_change_stream_label()
     return error
 

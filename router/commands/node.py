@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from bson.timestamp import Timestamp
-
+from router.commands.client_time import ClientTime, check_client_time
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from shard_client.compression import AVAILABLE
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from router.upstream_mongos import UpstreamMongos
     from router.workers.peers import Peers
     from shard_client.cluster_clock import ClusterClock
-
-_MOST_DRIFT = 365 * 24 * 60 * 60.0
 
 
 def _now() -> datetime:
@@ -53,7 +50,7 @@ class Node:
     """The router as its commands see it.
 
     Args:
-        clock: the cluster time that replies carry.
+        clock: the cluster's time, as servers have told it; replies carry it.
         cursors: the merged cursors that clients have open.
         cluster: shards and config server.
         upstream: the mongos that takes what is not ours; None: such commands are unknown.
@@ -100,13 +97,6 @@ class Node:
             return {}
         return {"$clusterTime": document, "operationTime": self.clock.time}
 
-    def gossip(self, cluster_time: object) -> None:
-        """Take note of a client's ``$clusterTime``, unless it is absurdly far ahead.
-
-        Source: MongoDB's maxAcceptableLogicalClockDriftSecs, a year.
-        """
-        if not isinstance(cluster_time, Mapping):
-            return
-        time = cluster_time.get("clusterTime")
-        if isinstance(time, Timestamp) and time.time <= self.now().timestamp() + _MOST_DRIFT:
-            self.clock.advance(cluster_time)
+    def check_client_time(self, cluster_time: object) -> ClientTime:
+        """Check a client's ``$clusterTime``; it moves no clock. Raises CommandError."""
+        return check_client_time(cluster_time, self.now().timestamp())

@@ -75,7 +75,7 @@ class ClientConnection:
             while (frame := await self._stream.receive(bytes)) is not None:
                 self.idle.clear()
                 self._counters.bytes_in += len(frame)
-                await self._take(read_request(frame))
+                await self._take(await read_request(frame))
                 self.idle.set()
         except ProtocolError as error:
             log.warning(
@@ -107,12 +107,12 @@ class ClientConnection:
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
         self._counters.by_kind[_KINDS.get(request.name, "command")] += 1
-        if request.query is not None and not self._legacy_allowed(request):
+        if request.query is not None and not await self._legacy_allowed(request):
             return
         with anyio.CancelScope() as self._scope:
             await self._answer(request)
         if self._scope.cancelled_caught and not request.replied:
-            self._send_error(request, interrupted(request.name), request.request_id)
+            await self._send_error(request, interrupted(request.name), request.request_id)
         self._scope = None
         await self._stream.drain()
 
@@ -133,33 +133,35 @@ class ClientConnection:
                 if isinstance(answer, ToWorker):
                     await self._to_worker(request, answer)
                     return
-                response_to = self._send(request, answer, response_to)
+                response_to = await self._send(request, answer, response_to)
                 following = answer.next_command if isinstance(answer, Answer) else None
                 if following is None:
                     return
                 await self._stream.drain()
         except CommandError as error:
-            self._send_error(request, error, response_to)
+            await self._send_error(request, error, response_to)
         except NetworkError:
             raise
         except ProtocolError as error:
             refusal = CommandError(ErrorCode.ProtocolError, str(error))
-            self._send_error(request, refusal, response_to)
+            await self._send_error(request, refusal, response_to)
             raise
         except Exception as error:  # one command's bug must not end the others
             log.exception("Unexpected error", component="COMMAND", command=request.name)
             refusal = CommandError(ErrorCode.InternalError, f"unexpected error: {error!r}")
-            self._send_error(request, refusal, response_to)
+            await self._send_error(request, refusal, response_to)
 
     async def _run(self, request: Request, again: Mapping[str, Any] | None) -> AnyAnswer:
         """Find the command and run it, ``again`` with another document if that is given."""
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
             raise shutting_down(request.name)
+        if command is not None and command.is_ours is not None and request.query is None:
+            command = command if command.is_ours(request.body()) else None
         fail_points = self._node.fail_points
         if command is None and fail_points is None:
             return PASS_THROUGH
-        document = again if again is not None else request.command()
+        document = again if again is not None else await request.command()
         call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",
@@ -168,9 +170,10 @@ class ClientConnection:
             node=self._node,
             exhaust=request.takes_exhaust,
         )
-        self._node.gossip(document.get("$clusterTime"))
         if command is not None:
             command.check(call)
+            if "$clusterTime" in document:
+                self._node.check_client_time(document["$clusterTime"])
         if self.client.is_worker:
             fail_points = None  # they have acted where the client is
         if fail_points is not None:
@@ -197,7 +200,7 @@ class ClientConnection:
         async with aclosing(self.client.upstream_link(upstream).relay(request.frame)) as replies:
             async for reply in replies:
                 self._note_cluster_time(reply)
-                self._replies.relay(request, reply, first=first, added=added)
+                await self._replies.relay(request, reply, first=first, added=added)
                 first = False
                 await self._stream.drain()
 
@@ -224,7 +227,7 @@ class ClientConnection:
                 return
             if not (answer.or_upstream and _is_cursor_not_found(reply)):
                 self._note_cluster_time(reply)
-                self._replies.relay(request, reply, first=True)
+                await self._replies.relay(request, reply, first=True)
                 return
         await self._pass_through(request, {})
 
@@ -233,27 +236,27 @@ class ClientConnection:
         if element is not None:
             self._node.clock.advance(reply[element.start : element.end])
 
-    def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
+    async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
         if isinstance(answer, RawAnswer):
-            return self._replies.send(request, answer.parts, response_to=response_to)
+            return await self._replies.send(request, answer.parts, response_to=response_to)
         assert isinstance(answer, Answer)
-        return self._replies.send_document(
+        return await self._replies.send_document(
             request,
             reply_document(answer.fields, self._node.times()),
             response_to=response_to,
             more_to_come=answer.next_command is not None,
         )
 
-    def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
+    async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
         self._counters.user_asserts += 1
         document = error_document(error, self._node.times())
-        self._replies.send_document(request, document, response_to=response_to)
+        await self._replies.send_document(request, document, response_to=response_to)
 
-    def _legacy_allowed(self, request: Request) -> bool:
+    async def _legacy_allowed(self, request: Request) -> bool:
         """Tell whether an OP_QUERY is one that servers still take; answer the others."""
         assert request.query is not None
         if not request.query.namespace.endswith(".$cmd"):
-            self._replies.refuse_query(
+            await self._replies.refuse_query(
                 request,
                 5739101,
                 "OP_QUERY is no longer supported. The client driver may require an upgrade. "
@@ -266,7 +269,7 @@ class ClientConnection:
                 f"Unsupported OP_QUERY command: {request.name}. The client driver may require an "
                 f"upgrade. For more details see {_LEGACY_URL}",
             )
-            self._send_error(request, error, request.request_id)
+            await self._send_error(request, error, request.request_id)
             return False
         return True
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from router.commands.node import Counters
+from router.server.off_loop import off_loop
 from router.server.request import Request
 from shard_client.compression import NEVER_COMPRESSED
 from shard_client.frame_protocol import FrameStream
@@ -28,6 +29,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class ReplyWriter:
     """Writes replies to one client (docs/protocol.md, section 1).
 
+    A large reply is compressed off the loop; replies go out in the order in which they are sent,
+    since the connection waits for each.
+
     Args:
         stream: the client's connection.
         counters: where bytes are counted.
@@ -37,7 +41,7 @@ class ReplyWriter:
         self._stream = stream
         self._counters = counters
 
-    def send(
+    async def send(
         self,
         request: Request,
         parts: list[bytes],
@@ -59,16 +63,16 @@ class ReplyWriter:
         reply_id = next(_ids) & 0x7FFFFFFF
         if request.query is not None:
             frame = build_op_reply(b"".join(parts), request_id=reply_id, response_to=response_to)
-            self._write(request, frame)
+            await self._write(request, frame)
         elif request.wants_reply:
             flags = MORE_TO_COME if more_to_come else 0
             framed = build_reply_parts(
                 parts, request_id=reply_id, response_to=response_to, flags=flags
             )
-            self._write(request, b"".join(framed))
+            await self._write(request, b"".join(framed))
         return reply_id
 
-    def send_document(
+    async def send_document(
         self,
         request: Request,
         document: Mapping[str, Any],
@@ -77,11 +81,11 @@ class ReplyWriter:
         more_to_come: bool = False,
     ) -> int:
         """Encode a reply and send it as ``send`` does."""
-        return self.send(
+        return await self.send(
             request, [encode(document)], response_to=response_to, more_to_come=more_to_come
         )
 
-    def relay(
+    async def relay(
         self, request: Request, reply: bytes, *, first: bool, added: Mapping[str, Any] = _NOTHING
     ) -> None:
         """Pass on an upstream's reply frame unchanged but for the id that it responds to.
@@ -100,9 +104,9 @@ class ReplyWriter:
         if first:
             own_id = int.from_bytes(reply[4:8], "little", signed=True)
             reply = with_ids(reply, request_id=own_id, response_to=request.request_id)
-        self._write(request, reply)
+        await self._write(request, reply)
 
-    def refuse_query(self, request: Request, code: int, message: str) -> None:
+    async def refuse_query(self, request: Request, code: int, message: str) -> None:
         """Answer an OP_QUERY that is no command with a query failure."""
         document = encode({"$err": message, "code": code, "ok": 0.0})
         frame = build_op_reply(
@@ -111,11 +115,11 @@ class ReplyWriter:
             response_to=request.request_id,
             flags=_AWAIT_CAPABLE | _QUERY_FAILURE,
         )
-        self._write(request, frame)
+        await self._write(request, frame)
 
-    def _write(self, request: Request, frame: bytes) -> None:
+    async def _write(self, request: Request, frame: bytes) -> None:
         if request.compressor is not None and request.name not in NEVER_COMPRESSED:
-            frame = compress_frame(frame, request.compressor)
+            frame = await off_loop(len(frame), compress_frame, frame, request.compressor)
         request.replied = True
         self._counters.bytes_out += len(frame)
         self._stream.write(frame)

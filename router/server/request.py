@@ -4,33 +4,46 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
+from router.change_stream.bson_text import render
+from router.server.gradual_decoding import decode_gradually
+from router.server.off_loop import off_loop
+from shard_client.bson_slices import iter_elements
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.frames import (
     BODY_OFFSET,
     EXHAUST_ALLOWED,
+    MAX_REPLY_DOCUMENT_SIZE,
     MORE_TO_COME,
     OP_COMPRESSED,
     OP_MSG,
     OP_QUERY,
-    OpMsg,
     OpQuery,
+    decode,
     decompress_frame,
+    find_body,
     parse_message,
-    parse_op_msg,
 )
 
+MOST_OWN = 1024 * 1024
+"""Bytes of a command that the router answers itself, where no stages can make it larger."""
+
+_LONG_PIPELINES = frozenset({"aggregate", "explain"})
+_MOST_IN_QUERY = 64 * 1024
 _header = Struct("<iiiiI")
+_uncompressed_size = Struct("<i")
 _BODY_SECTION = b"\0"
 _LONGEST_NAME = 128
+_LONGEST_SHOWN = 1024
 
 
 @dataclass(slots=True)
 class Request:
     """One message of a client, whole and uncompressed in ``frame``.
 
-    ``name`` is the command's; of what is not ours nothing more is looked at. ``compressor`` is the
-    number of the one that the client used, None if it used none. ``replied`` is set with the first
-    reply.
+    ``name`` is the command's; of a command that goes on to the upstream nothing more is looked at.
+    ``compressor`` is the number of the one that the client used, None if it used none. ``replied``
+    is set with the first reply.
     """
 
     frame: bytes
@@ -40,8 +53,8 @@ class Request:
     name: str
     compressor: int | None = None
     query: OpQuery | None = None
-    message: OpMsg | None = None
     replied: bool = False
+    _body: bytes | None = None
 
     @property
     def wants_reply(self) -> bool:
@@ -53,15 +66,46 @@ class Request:
         """Whether the client takes further answers without asking for them."""
         return bool(self.flags & EXHAUST_ALLOWED)
 
-    def command(self) -> dict[str, Any]:
-        """Return the decoded command, document sequences folded in; raises ProtocolError."""
+    def body(self) -> bytes:
+        """Return the raw command. Its document sequences, which the router never uses, stay out.
+
+        Raises:
+            ProtocolError: the message is malformed.
+            CommandError: BSONObjectTooLarge, in mongos's words.
+        """
         if self.query is not None:
-            document = self.query.document()
-            wrapped = document.get("$query", document.get("query"))
-            return wrapped if isinstance(wrapped, dict) else document
-        if self.message is None:
-            self.message = parse_op_msg(self.frame)
-        return self.message.document()
+            return self.query.query
+        if self._body is not None:
+            return self._body
+        start, end = find_body(self.frame)
+        body = self.frame[start:end]
+        if len(body) > MAX_REPLY_DOCUMENT_SIZE:
+            size = len(body)
+            raise CommandError(
+                ErrorCode.BSONObjectTooLarge,
+                f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
+                f"{MAX_REPLY_DOCUMENT_SIZE}(16MB) First element: {_first_element(body)}",
+            )
+        self._body = body
+        return body
+
+    async def command(self) -> dict[str, Any]:
+        """Return the decoded command, without holding up the loop.
+
+        Raises:
+            ProtocolError: the message is malformed.
+            CommandError: BSONObjectTooLarge.
+        """
+        if self.query is not None:
+            return _unwrapped(self.query.document())
+        body = self.body()
+        if len(body) > MOST_OWN and self.name not in _LONG_PIPELINES:
+            raise CommandError(
+                ErrorCode.BSONObjectTooLarge,
+                f"the command {self.name} has {len(body)} bytes; the router takes {MOST_OWN} at "
+                "most for a command that it answers itself",
+            )
+        return await decode_gradually(body)
 
     def database(self, command: dict[str, Any]) -> str:
         """Return the database that the command is for; raises CommandError."""
@@ -76,8 +120,8 @@ class Request:
         return database
 
 
-def read_request(frame: bytes) -> Request:
-    """Find out what a client's frame asks for.
+async def read_request(frame: bytes) -> Request:
+    """Find out what a client's frame asks for; a large compressed one is unpacked off the loop.
 
     Raises:
         ProtocolError: it is malformed, or of an opcode that servers do not take any more.
@@ -85,36 +129,49 @@ def read_request(frame: bytes) -> Request:
     compressor = None
     if int.from_bytes(frame[12:16], "little") == OP_COMPRESSED:
         compressor = frame[24] if len(frame) > 24 else None
-        frame = decompress_frame(frame)
+        size = _uncompressed_size.unpack_from(frame, 20)[0] if len(frame) > 24 else 0
+        frame = await off_loop(max(size, len(frame)), decompress_frame, frame)
     if len(frame) < _header.size:
         raise ProtocolError("a message is cut off")
     _length, request_id, _response_to, op_code, flags = _header.unpack_from(frame)
     if op_code == OP_MSG:
-        name = (
-            _name_at(frame, BODY_OFFSET)
-            if frame[BODY_OFFSET - 1 : BODY_OFFSET] == _BODY_SECTION
-            else None
-        )
-        message = None
-        if name is None:
-            message = parse_op_msg(frame)
-            name = _name_at(message.body, 0)
-        return Request(frame, request_id, op_code, flags, name or "", compressor, None, message)
+        start = BODY_OFFSET
+        if frame[start - 1 : start] != _BODY_SECTION:
+            start, _end = find_body(frame)
+        name = _name_at(frame, start)
+        return Request(frame, request_id, op_code, flags, name, compressor)
     if op_code == OP_QUERY:
+        if len(frame) > _MOST_IN_QUERY:
+            raise ProtocolError(f"an OP_QUERY of {len(frame)} bytes is too long")
         query = parse_message(frame).payload
         assert isinstance(query, OpQuery)
-        document = query.document()
-        wrapped = document.get("$query", document.get("query"))
-        document = wrapped if isinstance(wrapped, dict) else document
-        name = next(iter(document), "")
+        name = next(iter(_unwrapped(query.document())), "")
         return Request(frame, request_id, op_code, 0, name, compressor, query)
     raise ProtocolError(f"opcode {op_code} is not answered")
 
 
-def _name_at(buffer: bytes, body: int) -> str | None:
-    """Return the first field's name of the document at ``body``; None if there is none."""
+def _unwrapped(document: dict[str, Any]) -> dict[str, Any]:
+    wrapped = document.get("$query", document.get("query"))
+    return wrapped if isinstance(wrapped, dict) else document
+
+
+def _name_at(buffer: bytes, body: int) -> str:
+    """Return the first field's name of the document at ``body``; an empty one if there is none."""
     start = body + 5
     end = buffer.find(b"\0", start, start + _LONGEST_NAME)
     if end < 0 or not buffer[start - 1 : start].strip(b"\0"):
-        return None
+        return ""
     return buffer[start:end].decode("utf-8", "replace")
+
+
+def _first_element(body: bytes) -> str:
+    """Return a document's first field as servers print it; of a long value the name alone."""
+    element = next(iter_elements(body), None)
+    if element is None:
+        return "EOO"
+    name = element.name.decode(errors="replace")
+    if element.end - element.start > _LONGEST_SHOWN:
+        return name
+    field = bytes((element.type,)) + body[4 + 1 : element.end]
+    document = _uncompressed_size.pack(len(field) + 5) + field + b"\0"
+    return f"{name}: {render(decode(document)[name])}"

@@ -2,8 +2,10 @@
 
 import pytest
 
-from router.change_stream.request import AfterToken, is_change_stream, parse_request
+from router.change_stream.recognition import is_change_stream
+from router.change_stream.request import AfterToken, parse_request
 from shard_client.errors import CommandError
+from shard_client.frames import encode
 from tests.recordings.recorded import cases
 
 # What mongos learns from the shards, or knows about them: a request is well formed as it is.
@@ -45,7 +47,7 @@ def test_bad_requests_get_the_error_of_mongos(db, command, reply):
 @pytest.mark.parametrize(("db", "command", "reply"), GOOD)
 def test_good_requests_are_taken(db, command, reply):
     request = parse_request(db, command)
-    assert is_change_stream(command)
+    assert is_change_stream(encode(command))
     if "cursor" in reply and "firstBatch" in reply["cursor"]:
         assert request.namespace == reply["cursor"]["ns"]
     if isinstance(request.start, AfterToken):
@@ -55,9 +57,11 @@ def test_good_requests_are_taken(db, command, reply):
 
 @pytest.mark.parametrize("name", ["not-first", "split-without", "internal-stage"])
 def test_misplaced_stages_count_as_change_streams(name):
-    assert is_change_stream(cases()[name]["steps"][0]["command"])
+    assert is_change_stream(encode(cases()[name]["steps"][0]["command"]))
 
 
 def test_ordinary_aggregates_are_no_change_streams():
-    assert not is_change_stream({"aggregate": "a", "pipeline": [{"$match": {}}], "cursor": {}})
-    assert not is_change_stream({"aggregate": "a", "pipeline": 5})
+    assert not is_change_stream(
+        encode({"aggregate": "a", "pipeline": [{"$match": {}}], "cursor": {}})
+    )
+    assert not is_change_stream(encode({"aggregate": "a", "pipeline": 5}))

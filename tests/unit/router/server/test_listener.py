@@ -97,12 +97,14 @@ async def test_unacknowledged_messages_get_no_reply() -> None:
         assert (await client.receive()).response_to == last
 
 
-async def test_document_sequences_are_folded_into_the_command() -> None:
+async def test_document_sequences_are_no_fields_of_own_commands() -> None:
     async with facade() as router, await router.client() as client:
-        command = {"aggregate": "c", "cursor": {}}
-        reply = await client.command("db", command, sequences={"pipeline": [{"$changeStream": {}}]})
-        assert reply["ok"] == 1
-        assert router.cursors.opened[0].collection == "c"
+        command = {"killCursors": "c"}
+        reply = await client.command("db", command, sequences={"cursors": [{}]})
+        assert (reply["code"], reply["errmsg"]) == (
+            40414,
+            "BSON field 'killCursors.cursors' is missing but a required field",
+        )
 
 
 async def test_compression_is_negotiated_and_used_as_the_client_uses_it() -> None:

@@ -1,0 +1,107 @@
+"""A client's ``$clusterTime``: checked as servers check it, in mongos's words.
+
+Clients' times never reach the cluster's clock, which takes time from servers alone: without
+authentication nothing proves them (docs/design.md, section 11). A message that passes on to the
+upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bson.binary import Binary
+from bson.decimal128 import Decimal128
+from bson.timestamp import Timestamp
+
+from router.commands.fields import bson_type
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+MOST_DRIFT = 365 * 24 * 60 * 60
+"""Seconds that a time may be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
+
+_HASH_SIZE = 20
+_INT64_END = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTime:
+    """A well-formed ``$clusterTime``: the time and the signature that came with it.
+
+    ``digest`` is the signature's 20 bytes, ``key_id`` names the key that made it. Whether the
+    signature is right is for whoever has the keys to tell.
+    """
+
+    time: Timestamp
+    digest: bytes
+    key_id: int
+
+
+def check_client_time(value: object, now: float) -> ClientTime:
+    """Return the parsed ``$clusterTime`` of a client's command.
+
+    Args:
+        value: the field as decoded; fields that do not belong there are ignored, as servers do.
+        now: the wall clock, in seconds since 1970.
+
+    Raises:
+        CommandError: what mongos answers to a malformed time (10065, 2, 4, 12, 14), or to one that
+            lies more than a year ahead (205).
+    """
+    if not isinstance(value, Mapping | list):
+        raise CommandError(10065, "invalid parameter: expected an object ($clusterTime)")
+    document = value if isinstance(value, Mapping) else {}
+    time = _field(document, "clusterTime", Timestamp, "timestamp")
+    signature = _field(document, "signature", Mapping, "object")
+    digest = _field(signature, "hash", bytes, "binData")
+    if isinstance(digest, Binary) and digest.subtype != 0:
+        raise CommandError(
+            ErrorCode.UnsupportedFormat, "SHA1Block only accepts BinDataGeneral type"
+        )
+    if len(digest) != _HASH_SIZE:
+        raise CommandError(
+            ErrorCode.UnsupportedFormat, f"Unsupported SHA1Block hash length: {len(digest)}"
+        )
+    key_id = _number(signature, "keyId")
+    if time.time > now + MOST_DRIFT:
+        raise CommandError(
+            ErrorCode.ClusterTimeFailsRateLimiter,
+            f"New $clusterTime, {time.time}, is too far from this node's wall clock time, "
+            f"{int(now)}.",
+        )
+    return ClientTime(time, bytes(digest), key_id)
+
+
+def _field(document: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
+    value = _present(document, name)
+    if not isinstance(value, kind):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f'"{name}" had the wrong type. Expected {expected}, found {bson_type(value)}',
+        )
+    return value
+
+
+def _number(document: Mapping[str, Any], name: str) -> int:
+    value = _present(document, name)
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f'Expected field "{name}" to have numeric type, but found {bson_type(value)}',
+        )
+    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number or abs(number) >= _INT64_END or int(number) != number:
+        shown = f"{value}.0" if isinstance(value, float) and "." not in str(value) else value
+        raise CommandError(
+            ErrorCode.BadValue,
+            f'Expected field "{name}" to have a value exactly representable as a 64-bit integer, '
+            f"but found {name}: {shown}",
+        )
+    return int(number)
+
+
+def _present(document: Mapping[str, Any], name: str) -> Any:
+    try:
+        return document[name]
+    except KeyError:
+        raise CommandError(ErrorCode.NoSuchKey, f'Missing expected field "{name}"') from None

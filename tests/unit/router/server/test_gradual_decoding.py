@@ -1,0 +1,84 @@
+"""Large documents decoded in pieces: the same values, and no piece holds up the loop."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import bson
+import pytest
+from bson import Timestamp
+from bson.code import Code
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.server import gradual_decoding
+from router.server.gradual_decoding import PIECE_SIZE, decode_gradually
+from shard_client.errors import ProtocolError
+from shard_client.frames import decode
+from tests.unit.shard_client.bson_values import documents
+
+SMALL = 16
+
+
+# Code with a scope is never cut, and what has the form of a DBRef becomes none.
+CUT = documents.filter(
+    lambda document: not any(name in repr(document) for name in ("Code", "DBRef", "$ref"))
+)
+
+
+@given(CUT)
+def test_pieces_give_what_the_whole_gives(document: dict[str, Any]) -> None:
+    encoded = bson.encode(document)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradual_decoding, "PIECE_SIZE", SMALL)
+        assert asyncio.run(decode_gradually(encoded)) == decode(encoded)
+
+
+@given(documents, st.data())
+def test_damage_is_a_protocol_error(document: dict[str, Any], data: st.DataObject) -> None:
+    damaged = bytearray(bson.encode({"a": document, "b": [document, 1]}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(4, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradual_decoding, "PIECE_SIZE", SMALL)
+        with suppress(ProtocolError):
+            asyncio.run(decode_gradually(bytes(damaged)))
+
+
+async def test_the_loop_turns_between_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counting(encoded: bytes) -> dict[str, Any]:
+        sizes.append(len(encoded))
+        return decode(encoded)
+
+    monkeypatch.setattr(gradual_decoding, "decode", counting)
+    times = [Timestamp(number, 1) for number in range(100_000)]
+    document = {"a": {"b": times, "c": {str(number): None for number in range(10_000)}}}
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counter = asyncio.create_task(count())
+    assert await decode_gradually(bson.encode(document)) == document
+    counter.cancel()
+    assert max(sizes) < 2 * PIECE_SIZE
+    assert turns >= len(sizes) > 20
+
+
+async def test_what_cannot_be_cut_is_refused_if_it_is_costly() -> None:
+    scope = {"a": [Timestamp(1, 1)] * PIECE_SIZE}
+    with pytest.raises(ProtocolError, match="code with scope"):
+        await decode_gradually(bson.encode({"a": Code("", scope)}))
+
+
+async def test_nesting_has_an_end() -> None:
+    document: dict[str, Any] = {"pad": b"x" * PIECE_SIZE}
+    for _ in range(201):
+        document = {"a": document}
+    with pytest.raises(ProtocolError, match="nests deeper"):
+        await decode_gradually(bson.encode(document))

@@ -1,0 +1,137 @@
+"""Large messages stop nobody else: refused before they are decoded, or worked on off the loop."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import bson
+import pytest
+from bson import Int64
+
+from router.server import replies, request
+from router.server.off_loop import INLINE_SIZE
+from router.upstream_mongos import UpstreamMongos
+from tests.harness.facade import facade
+from tests.harness.fake_cursors import event
+from tests.harness.scripted_server import Asked, scripted_server
+
+LIMIT = 16 * 1024 * 1024 + 16 * 1024
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+async def answer_ok(asked: Asked) -> None:
+    asked.reply({"you": "asked", "n": next(iter(asked.command)), "ok": 1.0})
+
+
+class Threads:
+    """Which threads ran a function that is watched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+        function: Callable[..., Any] = getattr(module, name)
+        self.names: list[str] = []
+
+        def watched(*arguments: Any) -> Any:
+            self.names.append(threading.current_thread().name)
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, watched)
+
+    @property
+    def on_the_loop(self) -> list[bool]:
+        return [name == threading.main_thread().name for name in self.names]
+
+
+def undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def decode(_body: bytes) -> dict[str, Any]:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(request, "decode_gradually", decode)
+
+
+async def test_a_body_beyond_the_limit_is_refused_undecoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    undecodable(monkeypatch)
+    async with facade() as router, await router.client() as client:
+        for command, first in (({"ping": 1}, "ping: 1"), (WATCH, 'aggregate: "c"')):
+            empty = len(bson.encode({**command, "comment": "", "$db": "admin"}))
+            pad = "x" * (LIMIT + 1 - empty)
+            reply = await client.command("admin", {**command, "comment": pad})
+            assert (reply["code"], reply["codeName"]) == (10334, "BSONObjectTooLarge")
+            assert reply["errmsg"] == (
+                "BSONObj size: 16793601 (0x1004001) is invalid. Size must be between 0 and "
+                f"16793600(16MB) First element: {first}"
+            )
+
+
+async def test_only_change_streams_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with facade() as router, await router.client() as client:
+        pad = "x" * request.MOST_OWN
+        pipeline = [*WATCH["pipeline"], {"$match": {"a": pad}}]
+        reply = await client.command("db", {**WATCH, "pipeline": pipeline})
+        assert reply["cursor"]["id"]
+        undecodable(monkeypatch)
+        reply = await client.command("admin", {"ping": 1, "comment": pad})
+        assert (reply["code"], reply["codeName"]) == (10334, "BSONObjectTooLarge")
+        assert "1048576 at most" in reply["errmsg"]
+
+
+async def test_what_passes_through_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    undecodable(monkeypatch)
+    documents = [{"_id": number, "pad": "x" * 100_000} for number in range(30)]
+    commands: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"insert": "c"}, {"sequences": {"documents": documents}}),
+        ({"insert": "c", "documents": documents}, {}),
+        ({"aggregate": "c", "pipeline": [{"$match": {"a": "x" * 3_000_000}}], "cursor": {}}, {}),
+        ({"explain": {"aggregate": "c", "pipeline": [{"$match": {}}], "cursor": {}}}, {}),
+        ({"explain": {"find": "c"}}, {}),
+    ]
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(UpstreamMongos([("127.0.0.1", mongos.port)])) as router,
+        await router.client() as client,
+    ):
+        for command, how in commands:
+            assert (await client.command("db", command, **how))["n"] == next(iter(command))
+
+
+async def test_document_sequences_of_own_commands_are_left_alone() -> None:
+    async with facade() as router, await router.client() as client:
+        documents = [{}] * 100_000
+        reply = await client.command("admin", {"ping": 1}, sequences={"documents": documents})
+        assert reply["ok"] == 1
+
+
+async def test_large_messages_are_unpacked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacking = Threads(monkeypatch, request, "decompress_frame")
+    packing = Threads(monkeypatch, replies, "compress_frame")
+    async with facade() as router, await router.client() as client:
+        for size in (1, INLINE_SIZE):
+            command = {"ping": 1, "comment": "x" * size}
+            assert (await client.command("admin", command, compressed=True))["ok"] == 1
+        assert unpacking.on_the_loop == [True, False]
+        assert packing.on_the_loop == [True, True]
+
+
+async def test_large_replies_are_packed_off_the_loop_and_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with facade() as router, await router.client() as client:
+        cursor_id: Int64 = (await client.command("db", WATCH))["cursor"]["id"]
+        router.cursors.cursors[cursor_id].put(event(1, 4_000_000), event(2))
+        packing = Threads(monkeypatch, replies, "compress_frame")
+        command = {"getMore": cursor_id, "collection": "c", "batchSize": 1}
+        asked = [client.send("db", command, compressed=True) for _ in range(2)]
+        asked.append(client.send("admin", {"ping": 1}, compressed=True))
+        answers = [await client.receive() for _ in asked]
+        assert [each.response_to for each in answers] == asked
+        assert [each["cursor"]["nextBatch"][0]["n"] for each in answers[:2]] == [1, 2]
+        assert packing.on_the_loop == [False, True, True]
+
+
+async def test_a_flood_of_sections_is_refused() -> None:
+    async with facade() as router, await router.client() as client:
+        sequences: dict[str, list[dict[str, Any]]] = {f"s{number}": [] for number in range(200)}
+        reply = await client.command("admin", {"ping": 1}, sequences=sequences)
+        assert "more than 100 sections" in reply["errmsg"]
+        assert await client.closed()
