@@ -1,98 +1,41 @@
-"""An embedded mongod: a replica set of one member, in memory."""
+"""An embedded mongod: a replica set of one member, in memory, behind a socket."""
 
 import asyncio
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
-from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import structlog
-from bson.binary import Binary
-from bson.int64 import Int64
-from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
 from embedded.commands import dispatch
-from embedded.cursors import CursorTable
-from embedded.elections import Elections
-from embedded.errors import no_such_transaction
-from embedded.journal import Journal
-from embedded.logical_clock import LogicalClock
-from embedded.oplog import Oplog, OplogEntry
+from embedded.member import Member
 from embedded.server import Server
-from embedded.sessions import SessionTable
-from embedded.storage.bson_values import MISSING, Document, id_key, value_at
-from embedded.storage.catalog import Catalog
-from embedded.storage.collection import ID_INDEX, Collection
-from embedded.transactions import Transaction
+from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
 log = structlog.get_logger()
 
-Role = Literal["shardsvr", "configsvr"]
-
 _MOST_DRIFT = 365 * 86_400
 """Seconds that a gossiped cluster time may be ahead of the wall clock."""
 
-_VERSIONS = {1: ("6.0.15", 17), 2: ("8.2.0", 27)}
 
+class Mongod(Member):
+    """The only member of its replica set, served on a port; primary unless told to step down.
 
-class Mongod:
-    """The only member of its replica set; primary unless told to step down.
-
-    Args:
-        name: for logs, and the set's name unless ``set_name`` is given.
-        role: of the sharded cluster.
-        set_name: the replica set's name.
-        token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md, section 3).
-        oplog_size: entries that the oplog holds.
-        noop_interval: seconds without a write after which a no-op is logged; 0 for never.
-        clock: the logical clock, to be shared; by default one of its own.
-        wall: the wall clock, in seconds since 1970.
-        random: where UUIDs and cursor ids come from.
+    Takes the arguments of ``Member``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        role: Role = "shardsvr",
-        set_name: str | None = None,
-        *,
-        token_version: int = 1,
-        oplog_size: int = 200_000,
-        noop_interval: float = 10.0,
-        clock: LogicalClock | None = None,
-        wall: Callable[[], float] = time.time,
-        random: Random | None = None,
-    ) -> None:
-        self.name = name
-        self.role: Role = role
-        self.set_name = set_name or name
-        self.token_version = token_version
-        self.version, self.wire_version = _VERSIONS[token_version]
-        self.noop_interval = noop_interval
-        self.wall = wall
-        self._random = random or Random()
-        self.clock = clock or LogicalClock(wall)
-        self.oplog = Oplog(oplog_size)
-        self.journal = Journal(self.clock, self.oplog, wall)
-        self.catalog = Catalog(self.new_uuid)
-        self.cursors = CursorTable(self._random)
-        self.sessions = SessionTable()
-        self.topology_version = self._new_process()
-        self.elections = Elections()
-        self.find_elsewhere: Callable[[Binary, Document], Document | None] | None = None
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._server = Server(self)
         self._noops: asyncio.Task[None] | None = None
         self._answers = asyncio.Event()
         self._answers.set()
-        self.append_noop({"msg": "initiating set"})
 
     async def start(self, port: int = 0) -> None:
         """Listen on 127.0.0.1, on a free port when ``port`` is 0."""
         await self._server.start(port)
+        self.address = self._server.address
         if self.noop_interval > 0:
             self._noops = asyncio.create_task(self._write_noops(), name=f"noops of {self.name}")
         log.info("member listens", member=self.name, role=self.role, port=self.address[1])
@@ -117,7 +60,7 @@ class Mongod:
 
     async def start_again(self) -> None:
         """Start after ``stop``, at the same address with the same data."""
-        self.topology_version = self._new_process()
+        self.topology_version = self.new_process()
         await self.start(self.address[1])
 
     def hang(self) -> None:
@@ -128,57 +71,10 @@ class Mongod:
         """Answer what has been waiting since ``hang``, and what comes."""
         self._answers.set()
 
-    def step_down(self, *, kill_cursors: bool = False) -> None:
-        """Be secondary from now on, until ``step_up``; ``kill_cursors`` as some stepdowns do."""
-        self.elections.step_down()
-        self._changed_state()
-        if kill_cursors:
-            self.cursors.close()
-
-    def step_up(self) -> None:
-        """Be elected."""
-        self.elections.step_up()
-        self._changed_state()
-
-    def _changed_state(self) -> None:
-        counter = Int64(self.topology_version["counter"] + 1)
-        self.topology_version = {**self.topology_version, "counter": counter}
-        log.info("member's state", member=self.name, primary=self.elections.is_primary)
-
-    def _new_process(self) -> dict[str, Any]:
-        return {"processId": ObjectId(self._random.randbytes(12)), "counter": Int64(6)}
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and port that it listens on, or listened on last."""
-        return self._server.address
-
-    @property
-    def host_string(self) -> str:
-        """``set/host:port``, as config.shards has it."""
-        host, port = self.address
-        return f"{self.set_name}/{host}:{port}"
-
     @property
     def connections(self) -> int:
         """How many connections are open."""
         return self._server.connections
-
-    def now(self) -> datetime:
-        """The wall clock as a BSON date, in UTC without a zone."""
-        moment = datetime.fromtimestamp(self.wall(), UTC).replace(tzinfo=None)
-        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
-
-    def new_uuid(self) -> Binary:
-        """Return a new random UUID."""
-        value = bytearray(self._random.randbytes(16))
-        value[6] = (value[6] & 0x0F) | 0x40
-        value[8] = (value[8] & 0x3F) | 0x80
-        return Binary(bytes(value), 4)
-
-    def new_object_id(self) -> ObjectId:
-        """Return a new object id: the time, then random bytes."""
-        return ObjectId(int(self.wall()).to_bytes(4, "big") + self._random.randbytes(8))
 
     # commands
 
@@ -220,143 +116,9 @@ class Mongod:
     def connection_closed(self, client: Client) -> None:
         """A client is gone; its cursors and sessions stay, as on a server."""
 
-    # what change streams read
-
-    def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
-        """Return the present document of that key; None when it, or the collection, is gone.
-
-        With ``uuid`` the collection is the one of that UUID, whatever its name is now; a shard
-        then looks on other shards too (``find_elsewhere``), since the document may have moved.
-        """
-        found = self.find_here(ns, uuid, document_key)
-        if found is None and uuid is not None and self.find_elsewhere is not None:
-            return self.find_elsewhere(uuid, document_key)
-        return found
-
-    def find_here(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
-        """Like ``find_one``, on this member alone."""
-        collection = self.catalog.get(ns) if uuid is None else self.catalog.by_uuid(uuid)
-        found = None if collection is None else collection.get(id_key(document_key["_id"]))
-        if found is None or any(
-            not _same(value_at(found, path), value) for path, value in document_key.items()
-        ):
-            return None
-        return found
-
-    def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
-        """Return the document before the change that the entry at ``ts`` logged.
-
-        ``apply_ops_index`` is the operation's place in that entry's ``applyOps``.
-        """
-        return self.journal.images.get(uuid, ts, apply_ops_index)
-
-    # what the embedded mongos does besides commands, without waiting in between
-
-    def append_noop(
-        self,
-        o: Document,
-        *,
-        ns: str = "",
-        uuid: Binary | None = None,
-        o2: Document | None = None,
-        from_migrate: bool = False,
-    ) -> OplogEntry:
-        """Log a no-op: a message, or with ``o2`` what change streams show as an event."""
-        fields: dict[str, Any] = {"op": "n", "ns": ns}
-        if uuid is not None:
-            fields["ui"] = uuid
-        fields["o"] = o
-        if o2 is not None:
-            fields["o2"] = o2
-        return self.journal.log(fields, from_migrate=from_migrate)
-
-    def create_collection(
-        self,
-        database: str,
-        name: str,
-        options: Document | None = None,
-        *,
-        uuid: Binary | None = None,
-        from_migrate: bool = False,
-    ) -> Collection:
-        """Create a collection and log it; raises NamespaceExists."""
-        collection = self.catalog.create(database, name, options, uuid)
-        o = {"create": collection.logged_name, **collection.options}
-        if "clusteredIndex" not in o:
-            o["idIndex"] = dict(ID_INDEX)
-        self.journal.log_command(database, o, uuid=collection.uuid, from_migrate=from_migrate)
-        return collection
-
-    def drop_collection(self, collection: Collection, *, from_migrate: bool = False) -> None:
-        """Drop a collection and log it."""
-        self.journal.log_command(
-            collection.database,
-            {"drop": collection.logged_name},
-            uuid=collection.uuid,
-            o2={"numRecords": len(collection)},
-            from_migrate=from_migrate,
-        )
-        self.catalog.drop(collection)
-
-    def set_shard_key(self, ns: str, fields: tuple[str, ...]) -> None:
-        """Make ``fields`` the shard key, which leads document keys from now on.
-
-        Raises NamespaceNotFound.
-        """
-        self.catalog.require(ns).shard_key = fields
-
-    def prepare_transaction(self, lsid: dict[str, Any], txn_number: int) -> Timestamp:
-        """Prepare for a commit over several shards; returns the prepare timestamp.
-
-        Raises NoSuchTransaction when it is not in progress.
-        """
-        transaction = self._transaction(lsid, txn_number)
-        if transaction.state == "prepared" and transaction.prepared_at is not None:
-            return transaction.prepared_at
-        if transaction.state != "in progress":
-            raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")
-        return self.journal.prepare(transaction)
-
-    def commit_transaction(
-        self, lsid: dict[str, Any], txn_number: int, commit_time: Timestamp | None = None
-    ) -> Timestamp:
-        """Commit, prepared or not; returns the cluster time of the commit.
-
-        ``commit_time``, when given, must be newer than this member's last oplog entry; otherwise
-        it is a new tick. Committing again is fine. Raises NoSuchTransaction.
-        """
-        transaction = self._transaction(lsid, txn_number)
-        if transaction.state == "aborted":
-            raise no_such_transaction(f"Transaction {txn_number} has been aborted.")
-        if transaction.committed_at is not None:
-            return transaction.committed_at
-        return self.journal.commit(transaction, commit_time)
-
-    def abort_transaction(self, lsid: dict[str, Any], txn_number: int) -> None:
-        """Abort; raises NoSuchTransaction when it is finished or unknown."""
-        transaction = self._transaction(lsid, txn_number)
-        if not transaction.is_open:
-            raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")
-        self.journal.abort(transaction)
-
-    def _transaction(self, lsid: dict[str, Any], txn_number: int) -> Transaction:
-        session = self.sessions.find(lsid)
-        transaction = session.transaction if session is not None else None
-        if transaction is None or transaction.txn_number != txn_number:
-            raise no_such_transaction(
-                f"Given transaction number {txn_number} does not match any in-progress "
-                f"transactions. The active transaction number is "
-                f"{session.txn_number if session is not None else -1}"
-            )
-        return transaction
-
     async def _write_noops(self) -> None:
         while True:
             before = self.oplog.last_ts
             await asyncio.sleep(self.noop_interval)
             if self.oplog.last_ts == before:
                 self.append_noop({"msg": "periodic noop"})
-
-
-def _same(found: Any, wanted: Any) -> bool:
-    return found is not MISSING and id_key(found) == id_key(wanted)

@@ -4,7 +4,7 @@ Source: docs/protocol.md, section 6 (reads after a cluster time).
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson.timestamp import Timestamp
 
@@ -24,19 +24,17 @@ from embedded.commands.arguments import check_arguments
 from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Handler, Request
 from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
 from embedded.logical_clock import as_ordinal
+from embedded.member import Member
 from embedded.sessions import Session
 from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
 from shard_client.errors import CommandError
 
-if TYPE_CHECKING:
-    from embedded.mongod import Mongod
-
 _ENDS = frozenset({"commitTransaction", "abortTransaction", "prepareTransaction"})
 _TRANSACTION_SECONDS = 60.0
 
 
-async def execute(mongod: "Mongod", database: str, command: Document, client: Client) -> Document:
+async def execute(mongod: Member, database: str, command: Document, client: Client) -> Document:
     """Run one command on ``mongod``; raises CommandError."""
     name = next(iter(command), "")
     handler = COMMANDS.get(name)

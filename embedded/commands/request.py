@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedded.clients import Client
 from embedded.errors import type_mismatch
 from embedded.journal import CommittedWrites
+from embedded.member import Member
 from embedded.sessions import Session
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
@@ -14,9 +15,6 @@ from embedded.storage.type_names import type_name
 from embedded.transactions import Transaction
 from embedded.writes import WriteUnit
 from shard_client.errors import CommandError
-
-if TYPE_CHECKING:
-    from embedded.mongod import Mongod
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +25,7 @@ class Request:
     ``is_retryable`` when it has a ``txnNumber`` but is no transaction's.
     """
 
-    mongod: "Mongod"
+    mongod: Member
     database: str
     name: str
     command: Document
