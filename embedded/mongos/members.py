@@ -1,7 +1,7 @@
 """The servers that the embedded mongos works on, called inside the process."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -103,21 +103,30 @@ async def execute_on_all(
     outcomes: dict[Member, Outcome] = {}
 
     async def one(member: Member, command: Mapping[str, Any]) -> None:
+        if member is first:
+            _exchange_times(members)
         try:
             outcomes[member] = await member.run(database, command, from_migrate=from_migrate)
         except CommandError as error:
             outcomes[member] = error
 
-    for member in members:
-        member.tell()  # a no-op of its own may have put it ahead of the others
-    for member in members:
-        member.hear()
+    # The tasks begin one right after the other. Whatever was to run before them, such as a
+    # member's no-op, has run when the first one begins, and so the times are exchanged there.
+    first = next(iter(members), None)
     async with asyncio.TaskGroup() as group:
         for member, command in members.items():
             group.create_task(one(member, command))
     for member in members:
         member.tell()
     return {member: outcomes[member] for member in members}
+
+
+def _exchange_times(members: Iterable[Member]) -> None:
+    """Give all members the largest cluster time that any of them knows."""
+    for member in members:
+        member.tell()
+    for member in members:
+        member.hear()
 
 
 def replies_of(outcomes: Mapping[Member, Outcome]) -> dict[Member, Document]:

@@ -61,28 +61,63 @@ async def move_chunk(
     await _delete(donor, local, moving)
 
 
-async def move_unsharded(donor: Member, to: Member, database: str, keep: Iterable[str]) -> None:
-    """Move a database's collections and views, those in ``keep`` left out, to another shard.
+async def clone_database(
+    donor: Member, to: Member, database: str, sharded: Iterable[str]
+) -> list[Collection]:
+    """Copy a database's collections and views to another shard, as ``movePrimary`` of 6.0 does.
+
+    Change streams show the new collections and their indexes; the documents and the views come
+    unseen. Unsharded collections get new UUIDs. Of the ``sharded`` ones, given by namespace, only
+    the catalog entry is copied, and only where the shard does not have it.
+
+    Returns the donor's collections that were copied, which are the caller's to drop.
 
     Raises:
         CommandError: what the shards raise.
     """
-    views = f"{database}.system.views"
-    kept = {*keep, views}  # those are made anew, each on its own
-    for local in donor.mongod.catalog.collections(database):
-        if local.ns in kept:
-            continue
-        await create_like(local, to)
-        await insert_documents(to, local.ns, list(local.documents()))
-        await donor.execute(database, {"drop": local.name}, from_migrate=True)
-    for namespace, view in list(donor.mongod.catalog.views.items()):
-        in_database, _, name = namespace.partition(".")
-        if in_database == database:
-            options = {field: value for field, value in view.items() if field != "_id"}
-            await to.execute(database, {"create": name, **options}, from_migrate=True)
-            await donor.execute(database, {"drop": name}, from_migrate=True)
-    if donor.mongod.catalog.get(views) is not None:
+    views, kept = f"{database}.system.views", set(sharded)
+    local = [each for each in donor.mongod.catalog.collections(database) if each.ns != views]
+    entries = [
+        (each, each.uuid if each.ns in kept else donor.mongod.new_uuid())
+        for each in sorted(local, key=lambda each: bytes(each.uuid))
+        if to.mongod.catalog.get(each.ns) is None
+    ]
+    to.hear()
+    for each, uuid in entries:
+        to.mongod.create_collection(database, each.name, _options(each), uuid=uuid)
+    to.tell()
+    for each, _ in entries:
+        await _create_indexes(each, to)
+    for name, view in _views_of(donor, database):
+        options = {field: value for field, value in view.items() if field != "_id"}
+        await to.execute(database, {"create": name, **options}, from_migrate=True)
+    copied = [each for each, _ in entries if each.ns not in kept]
+    for each in copied:
+        await insert_documents(to, each.ns, list(each.documents()))
+    return copied
+
+
+async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]) -> None:
+    """Drop what ``clone_database`` copied; change streams show it of collections.
+
+    Raises:
+        CommandError: what the shard raises.
+    """
+    for each in sorted(copied, key=lambda each: each.logged_name):
+        await donor.execute(database, {"drop": each.name})
+    for name, _ in _views_of(donor, database):
+        await donor.execute(database, {"drop": name}, from_migrate=True)
+    if donor.mongod.catalog.get(f"{database}.system.views") is not None:
         await donor.execute(database, {"drop": "system.views"}, from_migrate=True)
+
+
+def _views_of(member: Member, database: str) -> list[tuple[str, Document]]:
+    prefix = f"{database}."
+    return [
+        (namespace.removeprefix(prefix), view)
+        for namespace, view in member.mongod.catalog.views.items()
+        if namespace.startswith(prefix)
+    ]
 
 
 async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedCollection) -> None:
@@ -95,13 +130,20 @@ async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedColle
 
 async def create_like(local: Collection, to: Member, uuid: Binary | None = None) -> None:
     """Create a collection like ``local`` on one more shard; ``uuid`` if it is to be another one."""
-    options: Document = {name: v for name, v in local.options.items() if name != "uuid"}
-    create = {"create": local.name, **options, "uuid": uuid or local.uuid}
+    create = {"create": local.name, **_options(local), "uuid": uuid or local.uuid}
     await to.execute(local.database, create, from_migrate=True)
+    await _create_indexes(local, to, from_migrate=True)
+
+
+def _options(collection: Collection) -> Document:
+    return {name: value for name, value in collection.options.items() if name != "uuid"}
+
+
+async def _create_indexes(local: Collection, to: Member, *, from_migrate: bool = False) -> None:
     indexes = [index for name, index in local.indexes.items() if name != "_id_"]
     if indexes:
         command = {"createIndexes": local.name, "indexes": indexes}
-        await to.execute(local.database, command, from_migrate=True)
+        await to.execute(local.database, command, from_migrate=from_migrate)
 
 
 async def insert_documents(to: Member, namespace: str, documents: list[Document]) -> None:

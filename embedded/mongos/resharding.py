@@ -18,6 +18,8 @@ from shard_client.errors import CommandError
 async def refine_shard_key(request: Request) -> Document:
     """Add fields to a shard key; the chunks stay where they are.
 
+    It is an event of change streams from 6.1 on.
+
     Raises:
         CommandError: 26 for a collection that is not sharded, 72 for a key that does not begin
             with the present one.
@@ -38,8 +40,9 @@ async def refine_shard_key(request: Request) -> Document:
         for holder in request.catalog.holders(collection):
             holder.mongod.set_shard_key(namespace, key.fields)
         await request.catalog.rewrite_collection(collection, collection.uuid)
-        event = {"shardKey": dict(wanted), "oldShardKey": dict(present)}
-        _note(request, collection, "refineCollectionShardKey", event)
+        if request.state.identity.token_version > 1:
+            event = {"shardKey": dict(wanted), "oldShardKey": dict(present)}
+            _note(request, collection, "refineCollectionShardKey", event)
     return {}
 
 

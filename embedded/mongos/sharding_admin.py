@@ -6,7 +6,7 @@ from embedded.errors import bad_value
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.members import Member
-from embedded.mongos.migration import move_chunk, move_unsharded
+from embedded.mongos.migration import clone_database, drop_cloned, move_chunk
 from embedded.mongos.request import Request
 from embedded.mongos.shard_key import KeyValues
 from embedded.storage.bson_values import Document
@@ -140,8 +140,9 @@ async def move_primary(request: Request) -> Document:
         held = [collection.ns for collection in donor.mongod.catalog.collections(database)]
         async with request.state.locks.exclusive(database, *held):
             sharded = [collection.namespace for collection in request.catalog.sharded_in(database)]
-            await move_unsharded(donor, to, database, sharded)
+            copied = await clone_database(donor, to, database, sharded)
             await request.catalog.move_primary(database, to)
+            await drop_cloned(donor, database, copied)
     return {}
 
 
