@@ -9,9 +9,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client
-
-PATIENCE = 15.0
-"""Seconds in which what must come has come."""
+from tests.harness.until import PATIENCE
 
 Event = dict[str, Any]
 CLUSTER = {"allChangesForCluster": True}

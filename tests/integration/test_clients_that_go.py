@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
 from tests.soak import CURSOR_TIMEOUT_MS, Soak
 
 _MIB = 1024 * 1024
@@ -44,7 +45,7 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
         yield running
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
@@ -247,12 +248,12 @@ def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestClus
         try:
             begun = time.monotonic()
             os.kill(router.process.pid, signal.SIGTERM)
-            assert router.process.wait(20) == 0
+            assert router.process.wait(PATIENCE) == 0
             assert time.monotonic() - begun < 8
         finally:
             for member in members:
                 cluster.wake_member(member)
-        waiting.join(10)
+        waiting.join(PATIENCE)
         assert failures, "the driver tried to resume, in vain"
 
 

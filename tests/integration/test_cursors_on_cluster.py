@@ -14,6 +14,7 @@ from router.change_stream.request import parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry, Owner
 from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.until import PATIENCE
 
 OWNER = Owner()
 
@@ -51,7 +52,7 @@ async def engine(servers: TestCluster) -> AsyncIterator[Engine]:
 async def read(cursor: MergedCursor, count: int) -> list[dict[str, Any]]:
     """Read ``count`` events."""
     events: list[dict[str, Any]] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(events) < count:
             batch = await cursor.next_batch(count - len(events), 1)
             events += [bson.decode(event) for event in batch.events]
@@ -103,7 +104,7 @@ async def test_a_shard_joins_under_load(engine: Engine):
         name, _ = await asyncio.to_thread(engine.servers.add_shard)
         await engine.client.admin.command("enableSharding", "aside", primaryShard=name)
         await engine.client["aside"].c.insert_one({"_id": 0})
-        await asyncio.wait_for(reach(len(written) + 50), 20)
+        await asyncio.wait_for(reach(len(written) + 50), PATIENCE)
         stop.set()
     rest = await read(cursor, len(written) - len(first))
     assert [event["documentKey"]["_id"] for event in first + rest] == written
@@ -120,7 +121,7 @@ async def test_a_shard_that_joins_is_read_from_its_first_event(engine: Engine):
     for n in range(10):
         await engine.client["fresh"].c.insert_one({"_id": n})
     found: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(found) < 10:
             for event in (await cursor.next_batch(None, 1)).events:
                 document = bson.decode(event)

@@ -12,6 +12,7 @@ from bson import Timestamp
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, EmbeddedProcess
+from tests.harness.until import PATIENCE
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -30,7 +31,7 @@ def test_ends_quickly_on_a_signal_whatever_clients_do(number: signal.Signals) ->
             shard.watch().try_next()
             began = time.monotonic()
             cluster.process.send_signal(number)
-            assert cluster.process.wait(5) == 0
+            assert cluster.process.wait(PATIENCE) == 0
             assert time.monotonic() - began < 3
     assert '"Stopped"' in cluster.logs[-1]
 
@@ -74,7 +75,7 @@ def test_oplog_is_bounded_and_idle_servers_write_noops() -> None:
                 shard.a.watch(start_at_operation_time=Timestamp(start.time, start.inc))
             assert error.value.code == 286
             before = _operation_time(shard)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + PATIENCE
             while _operation_time(shard) == before and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert _operation_time(shard) > before

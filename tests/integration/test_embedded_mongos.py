@@ -11,6 +11,7 @@ from pymongo import DeleteOne, InsertOne, ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.until import PATIENCE
 
 SHARDS = ["shard0", "shard1", "shard2"]
 
@@ -286,7 +287,7 @@ def test_migration_waits_for_transactions(client: Client, orders: Any) -> None:
         mover.join(0.3)
         assert mover.is_alive()
         session.commit_transaction()
-    mover.join(20)
+    mover.join(PATIENCE)
     assert not mover.is_alive()
     assert sorted(d["_id"] for d in orders.find({"region": "a"})) == [0, 4, 8, 60]
 

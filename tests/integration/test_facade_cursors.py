@@ -10,6 +10,7 @@ from bson import Binary, Int64
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.raw_client import EXHAUST_ALLOWED, RawClient
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 MINE = {"lsid": {"id": Binary(b"m" * 16, 4)}}
@@ -40,7 +41,7 @@ async def open_cursor(client: RawClient, **fields: Any) -> Int64:
 
 async def in_use(client: RawClient, cursor_id: Int64, **fields: Any) -> None:
     """Wait until a getMore of another connection holds the cursor."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             reply = await client.command("cursors", get_more(cursor_id, maxTimeMS=1, **fields))
             if reply.get("code") == 143:
@@ -107,7 +108,7 @@ async def test_an_invalidated_stream_ends_as_mongos_ends_it(router: RouterProces
         cursor_id = reply["cursor"]["id"]
         await client.command("cursors", {"drop": "gone"})
         seen: list[str] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while cursor_id:
                 reply = await client.command(
                     "cursors", {"getMore": cursor_id, "collection": "gone", "maxTimeMS": 1000}

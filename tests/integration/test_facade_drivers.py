@@ -22,6 +22,7 @@ from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
 
 NODE_TESTS = Path(__file__).parent / "node"
 _AWAIT_MS = 2000
@@ -170,7 +171,7 @@ def test_monitors_get_hello_streamed(router: RouterProcess) -> None:
         router.uri, heartbeatFrequencyMS=500, event_listeners=[heartbeats]
     ) as client:
         assert client.is_mongos
-        assert heartbeats.awaited.wait(10)
+        assert heartbeats.awaited.wait(PATIENCE)
 
 
 async def test_pymongo_s_asynchronous_client(

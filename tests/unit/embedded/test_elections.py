@@ -8,6 +8,7 @@ from embedded.clients import Client
 from embedded.mongod import Mongod
 from shard_client.connection import Connection
 from shard_client.errors import CommandError, NetworkError
+from tests.harness.until import PATIENCE
 
 HELLO = {"hello": 1}
 INSERT = {"insert": "c", "documents": [{"_id": 1}]}
@@ -44,7 +45,7 @@ async def test_a_hello_that_waits_is_told_of_an_election():
     answer = asyncio.create_task(member.run_command("admin", waiting, Client()))
     await asyncio.sleep(0)
     member.step_down(kill_cursors=True)
-    told = await asyncio.wait_for(answer, 5)
+    told = await asyncio.wait_for(answer, PATIENCE)
     assert told["secondary"] is True
     assert told["topologyVersion"]["counter"] > first["topologyVersion"]["counter"]
     ids = []

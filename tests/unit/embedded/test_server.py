@@ -21,6 +21,7 @@ from shard_client.frames import (
     compress_frame,
     parse_message,
 )
+from tests.harness.until import PATIENCE
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ async def test_a_client_that_leaves_takes_its_waiting_get_more_along(member: Mon
     while (await other.ask({**more, "maxTimeMS": 1}))["code"] != 143:
         pass
     wire.writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while (await other.ask({**more, "maxTimeMS": 1}))["code"] != 43:
             pass
     other.writer.close()

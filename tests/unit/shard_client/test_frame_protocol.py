@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shard_client.errors import NetworkError, ProtocolError
 from shard_client.frame_protocol import FrameStream
+from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -96,7 +97,7 @@ def test_any_cutting_of_the_stream_gives_the_same_frames(bodies, data):
 @given(st.lists(st.binary(max_size=60), max_size=6))
 def test_random_bytes_give_frames_or_protocol_errors(pieces):
     with suppress(ProtocolError):
-        asyncio.run(asyncio.wait_for(_receive_then_end(pieces), 5))
+        asyncio.run(asyncio.wait_for(_receive_then_end(pieces), PATIENCE))
 
 
 async def _receive_then_end(pieces: list[bytes]) -> None:

@@ -18,6 +18,7 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError, ProtocolError
 from shard_client.remote_cursor import RemoteCursor
 from shard_client.remote_settings import RemoteSettings
 from tests.harness.scripted_member import ScriptedMember, event_token
+from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import until
 
 SETTINGS = RemoteSettings(
@@ -235,7 +236,7 @@ async def test_a_member_that_takes_its_time_is_waited_for(member: ScriptedMember
     await until(lambda: member.commands["hello"] >= 3)
     assert reader.suspected == []
     assert reader.failures == []
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE):
         await reader.cursor.close()
     assert not member.cursors
 
@@ -376,7 +377,7 @@ async def test_a_member_that_stays_away_is_given_up(member: ScriptedMember):
     await until(lambda: reader.failures)
     assert reader.failures[0].code == 6
     assert RESUMABLE_LABEL in reader.failures[0].labels
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE):
         await reader.cursor.close()
 
 

@@ -12,6 +12,7 @@ from shard_client.probed_replica_set import ProbedReplicaSet
 from shard_client.read_preference import Member, ReadPreference
 from shard_client.replica_set import ReplicaSet, host_string, parse_hosts
 from tests.harness.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
 
 Factory = Callable[[str, Iterable[Address]], ReplicaSet]
 
@@ -39,7 +40,7 @@ async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
         assert replica_set.name == "rs"
         assert replica_set.hosts == seeds(member)
         preference = ReadPreference("secondaryPreferred")
-        assert await replica_set.select(preference, 5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(preference, PATIENCE) == ("127.0.0.1", member.port)
     finally:
         await replica_set.close()
 
@@ -49,14 +50,14 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
     member.primary = False
     replica_set = make("rs", seeds(member))
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(CommandError) as failure:
                 await replica_set.primary(0.3)
         assert failure.value.code == 133
         assert RESUMABLE_LABEL in failure.value.labels
         assert "for set rs" in failure.value.message
         preference = ReadPreference("secondary")
-        assert await replica_set.select(preference, 5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(preference, PATIENCE) == ("127.0.0.1", member.port)
     finally:
         await replica_set.close()
 
@@ -67,7 +68,7 @@ async def test_whoever_waits_learns_that_nobody_watches_any_more(member: Scripte
     replica_set = motor("rs", seeds(member))
     waiting = asyncio.create_task(replica_set.primary(60))
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await replica_set.close()
         with pytest.raises(CommandError):
             await waiting
@@ -90,11 +91,11 @@ async def test_waiting_ends_when_there_is_a_primary(make: Factory, member: Scrip
     member.primary = False
     replica_set = make("rs", seeds(member))
     try:
-        waiting = asyncio.create_task(replica_set.primary(10))
+        waiting = asyncio.create_task(replica_set.primary(PATIENCE))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         member.primary = True
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             assert await waiting == ("127.0.0.1", member.port)
     finally:
         await replica_set.close()

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
 from embedded.mongos.command_table import COMMANDS
+from tests.harness.until import PATIENCE
 
 scalars = st.one_of(
     st.none(),
@@ -52,7 +53,7 @@ async def send_all(sent: list[tuple[str, Any, dict[str, Any]]]) -> None:
         for name, target, fields in sent:
             for database in ("d", "admin"):
                 command = {name: target, **fields}
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE):
                     reply = await cluster.mongos.run_command(database, command, client)
                 assert reply["ok"] in (0.0, 1.0)
                 assert "$clusterTime" in reply

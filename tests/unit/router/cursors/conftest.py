@@ -16,15 +16,16 @@ from router.cursors.merged_cursor import Batch, MergedCursor
 from router.cursors.registry import CursorRegistry, Owner
 from shard_client.probed_replica_set import ProbedReplicaSet
 from tests.harness.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
 
 LIMITS = StreamLimits(
     await_quiet=0.01,
     await_active=0.005,
     await_gate=0.001,
     look_worth=60.0,
-    failure_timeout=1.0,
-    open_timeout=2.0,
-    connect_timeout=0.5,
+    failure_timeout=5.0,
+    open_timeout=10.0,
+    connect_timeout=2.0,
     close_timeout=0.5,
     backoff_first=0.005,
     nudge=False,
@@ -86,15 +87,15 @@ class ScriptedCluster:
             await member.stop()
 
 
-async def until(condition: Callable[[], object], seconds: float = 3.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait until ``condition()`` holds; fails after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-async def read_until(cursor: MergedCursor, count: int, time: float = 2.0) -> list[int]:
-    """Read until ``count`` events have come, a second each at most."""
+async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -> list[int]:
+    """Read until ``count`` events have come; fail when none comes for ``time`` seconds."""
     found: list[int] = []
     while len(found) < count:
         batch = await cursor.next_batch(None, time)

@@ -8,6 +8,7 @@ from bson import Timestamp
 from router.catalog.cluster import Cluster
 from router.cursors.nudge import Nudger
 from shard_client.probed_replica_set import ProbedReplicaSet
+from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import (
     LIMITS,
     OWNER,
@@ -169,7 +170,7 @@ async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: Scripted
         quiet = sum(member.commands["getMore"] for member in cluster.members)
         assert quiet <= 8, "a quiet stream hardly asks"
         cluster.shards["s0"].insert(1000 * (number + 1), number)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert await read_until(cursor, 1) == [number]
         notes = [member.commands["appendOplogNote"] for member in cluster.members]
         assert notes == [1, 0, 1, 1]

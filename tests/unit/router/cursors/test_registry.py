@@ -10,6 +10,7 @@ from router.change_stream.request import parse_request
 from router.cursors.registry import Owner
 from shard_client.errors import CommandError
 from tests.harness.scripted_member import ScriptedMember, mark_token
+from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import (
     OWNER,
     ScriptedCluster,
@@ -75,7 +76,7 @@ async def test_waiting_ends_as_soon_as_an_event_is_ready(cluster: ScriptedCluste
     await asyncio.sleep(0)
     cluster.shards["s1"].insert(101, 7)
     cluster.noop(102)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert numbers(await waiting) == [7]
 
 

@@ -11,6 +11,7 @@ from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
 from tests.harness.scripted_member import mark_token
+from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import (
     OWNER,
     ScriptedCluster,
@@ -172,7 +173,7 @@ async def test_a_client_that_never_waits_goes_on_as_well(cluster: ScriptedCluste
     write(cluster, *range(101, 111), size=BIG)
     assert len(await read_until(fast, 10)) == 10
     found: list[int] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(found) < 10:
             found += numbers(await impatient.next_batch(None, 0))
             await asyncio.sleep(0.001)

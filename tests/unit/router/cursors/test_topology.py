@@ -15,6 +15,7 @@ from shard_client.probed_replica_set import ProbedReplicaSet
 from shard_client.read_preference import PRIMARY
 from shard_client.replica_set import ReplicaSet
 from tests.harness.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import (
     LIMITS,
     OWNER,
@@ -132,7 +133,7 @@ async def test_what_the_config_server_has_forgotten_can_be_resumed(cluster: Scri
     """Whoever resumes has the list read anew; so this is not the end, as a shard's would be."""
     cursor, _ = await cluster.registry().open(stream(), OWNER)
     cluster.config.fail("getMore", 286, "Resume of change stream was not possible")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(CommandError, match="was not possible") as failure:  # noqa: PT012
             while True:
                 await cursor.next_batch(None, 0.1)
@@ -236,7 +237,7 @@ async def test_members_join_and_leave_a_replica_set(
     first.cut()
     second.insert(105, 1)
     cluster.noop(106)
-    assert await read_until(cursor, 1, time=10.0) == [1]
+    assert await read_until(cursor, 1) == [1]
     assert remote(registry, "s1").address == both[1]
     first.hosts = second.hosts = both[1:]
     await first.stop()

@@ -10,6 +10,7 @@ from bson import Timestamp
 from router.cursors.limits import StreamLimits
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.harness.scripted_member import ScriptedMember, mark_token
+from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import (
     OWNER,
     ScriptedCluster,
@@ -91,7 +92,7 @@ async def test_a_shard_that_stays_away_becomes_a_retriable_error(cluster: Script
     registry = cluster.registry(failure_timeout=0.2, connect_timeout=0.1)
     cursor, _ = await registry.open(stream(), OWNER)
     await cluster.shards["s0"].stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(CommandError) as failure:  # noqa: PT012
             while True:
                 await cursor.next_batch(None, 5)
@@ -101,7 +102,7 @@ async def test_a_shard_that_stays_away_becomes_a_retriable_error(cluster: Script
 async def test_an_unreachable_shard_fails_the_opening_retriably(cluster: ScriptedCluster):
     registry = cluster.registry(open_timeout=0.3, connect_timeout=0.1)
     await cluster.shards["s0"].stop()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(CommandError) as failure:
             await registry.open(stream(), OWNER)
     assert RESUMABLE_LABEL in failure.value.labels
@@ -112,7 +113,7 @@ async def test_an_unreachable_shard_fails_the_opening_retriably(cluster: Scripte
 async def test_an_unreachable_config_server_is_a_retriable_error(cluster: ScriptedCluster):
     registry = cluster.registry(open_timeout=0.3, connect_timeout=0.1)
     await cluster.config.stop()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(CommandError) as failure:
             await registry.open(stream(None), OWNER)
     assert failure.value.code == 133
@@ -234,10 +235,10 @@ async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluste
     await until(lambda: all(member.commands["getMore"] for member in cluster.members))
     for number, second in enumerate((105, 1105, 2105)):
         cluster.shards[f"s{number}"].insert(second, number)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert await read_until(cursor, 1) == [number]
     assert cluster.open_cursors <= 4 + 3, "a second one for each shard at most"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await registry.close()
     assert cluster.open_cursors == 0
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from router.workers.channel import DRIVER, FEED, Arrivals, Channel, Handed, hand_over
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 
 async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
@@ -32,7 +32,7 @@ async def test_connections_are_handed_over_with_their_port_and_number() -> None:
         with near:
             with far:
                 hand_over(way, Handed(port, 2**40 + number, far))
-            handed = await asyncio.wait_for(arrived.get(), 5)
+            handed = await asyncio.wait_for(arrived.get(), PATIENCE)
             assert handed[:2] == (port, 2**40 + number)
             with handed.connection:
                 handed.connection.send(b"here")

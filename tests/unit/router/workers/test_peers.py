@@ -12,7 +12,7 @@ from router.workers.cursor_ids import CursorIds
 from tests.harness.fake_cursors import event
 from tests.harness.raw_client import MORE_TO_COME
 from tests.harness.scripted_server import Asked, scripted_server
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 from tests.harness.worker_facades import MARK, worker_facades
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -44,7 +44,7 @@ async def test_a_client_that_goes_takes_its_get_more_along() -> None:
         cursor = workers[0].cursors.cursors[cursor_id]
         async with await workers[1].client() as reader:
             reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
-            await asyncio.wait_for(cursor.waiting.wait(), 5)
+            await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
             reply = await opener.command("db", get_more(cursor_id))
             assert reply["code"] == 143
         await until(lambda: not workers[0].cursors.cursors)
@@ -70,7 +70,7 @@ async def test_the_cursors_of_a_worker_that_has_died_are_not_found() -> None:
         cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
         reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
         cursor = workers[0].cursors.cursors[cursor_id]
-        await asyncio.wait_for(cursor.waiting.wait(), 5)
+        await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
         assert workers[0].private is not None
         await workers[0].private.__aexit__(None, None, None)
         for reply in (await reader.receive(), await reader.command("db", get_more(cursor_id))):

@@ -12,6 +12,7 @@ from router.workers import child, supervisor
 from router.workers.channel import DRIVER
 from router.workers.dealer import Dealer
 from router.workers.supervisor import Supervisor, WorkerFailedError
+from tests.harness.until import PATIENCE
 
 
 def settings() -> Settings:
@@ -61,7 +62,7 @@ async def test_a_signal_before_all_are_ready_ends_what_has_begun(
 
     monkeypatch.setattr(child.Child, "start", noted)
     stop = asyncio.Event()
-    await asyncio.wait_for(Supervisor(settings(), []).run(stop), 10)
+    await asyncio.wait_for(Supervisor(settings(), []).run(stop), PATIENCE)
     assert started
     for pid in started:
         with pytest.raises(ProcessLookupError):
