@@ -129,7 +129,7 @@ async def _parts(
             clock=cluster.clock,
             cursors=cursors,
             cluster=cluster,
-            upstream=_upstream(settings),
+            upstream=_upstream(settings, place),
             arguments=list(arguments),
             options=settings.given(),
             parameters=parameters,
@@ -161,10 +161,11 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-def _upstream(settings: Settings) -> UpstreamMongos | None:
+def _upstream(settings: Settings, place: Place | None) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
-    return UpstreamMongos(parse_upstream(settings.upstream))
+    moved = place.announce_upstream if place is not None else None
+    return UpstreamMongos(parse_upstream(settings.upstream), moved=moved)
 
 
 async def learn_identity(cluster: Cluster, learnt: Callable[[ServerIdentity], None]) -> None:

@@ -1,7 +1,7 @@
 """The mongos behind ``--upstream``: one connection to it for each client, message for message."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -33,38 +33,75 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
 class UpstreamMongos:
     """Where commands go that the router does not answer (docs/design.md, section 11).
 
+    All links lead to the same mongos until it cannot be connected to; then all go on to the next
+    that can. A driver's pool has several connections to the router: a cursor or a transaction that
+    one of them has opened must be there for the others.
+
+    ``chosen`` is the index of the mongos in use, ``generation`` counts the changes.
+
     Args:
-        addresses: the mongoses; links are spread over them and go on to the next if one is gone.
+        addresses: the mongoses, in order of preference.
         connect_timeout: seconds for one attempt to connect.
+        moved: called when this process has moved on, so that other workers follow.
     """
 
-    def __init__(self, addresses: Sequence[Address], *, connect_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        connect_timeout: float = 5.0,
+        moved: Callable[["UpstreamMongos"], None] | None = None,
+    ) -> None:
         if not addresses:
             raise ValueError("an upstream has at least one address")
+        self.chosen = 0
+        self.generation = 0
         self._addresses = tuple(addresses)
         self._timeout = connect_timeout
-        self._next = 0
+        self._moved = moved
 
     def link(self) -> "UpstreamLink":
         """Return a client's own way to the upstream; it connects when first used."""
         return UpstreamLink(self)
 
+    def serves(self, address: Address) -> bool:
+        """Tell whether a connection to that address leads to the mongos in use."""
+        return address == self._addresses[self.chosen]
+
+    def follow(self, chosen: int, generation: int) -> None:
+        """Use the mongos that all workers use, unless this one has moved on since."""
+        if generation >= self.generation:
+            self.chosen, self.generation = chosen % len(self._addresses), generation
+
     async def connect(self) -> Connection:
-        """Open a connection to the next mongos that answers.
+        """Open a connection to the mongos in use, or to the next one that answers.
 
         Raises:
             CommandError: HostUnreachable, none of them does.
         """
+        first, generation = self.chosen, self.generation
         failures = []
-        for _ in self._addresses:
-            address = self._addresses[self._next % len(self._addresses)]
+        for step in range(len(self._addresses)):
+            index = (first + step) % len(self._addresses)
+            host, port = address = self._addresses[index]
             try:
-                return await Connection.open(
+                connection = await Connection.open(
                     address, timeout=self._timeout, app_name="mergerouter upstream"
                 )
             except (NetworkError, CommandError) as error:
-                failures.append(f"{address[0]}:{address[1]}: {error}")
-                self._next += 1
+                failures.append(f"{host}:{port}: {error}")
+                continue
+            if index != self.chosen and generation == self.generation:
+                log.warning(
+                    "Upstream mongos has failed; using the next",
+                    component="NETWORK",
+                    failures=failures,
+                    next=f"{host}:{port}",
+                )
+                self.chosen, self.generation = index, generation + 1
+                if self._moved is not None:
+                    self._moved(self)
+            return connection
         log.warning("Upstream mongos is unreachable", component="NETWORK", failures=failures)
         raise CommandError(
             ErrorCode.HostUnreachable, "the upstream mongos is unreachable: " + "; ".join(failures)
@@ -76,6 +113,10 @@ class Reachable(Protocol):
 
     async def connect(self) -> Connection:
         """Open a connection; raises CommandError, NetworkError."""
+        ...
+
+    def serves(self, address: Address) -> bool:
+        """Tell whether a connection to that address may be used further."""
         ...
 
 
@@ -107,6 +148,20 @@ class UpstreamLink:
             sent = {name: value for name, value in command.items() if name != "$db"}
             return await connection.command(database, sent, timeout=None)
 
+    async def connect(self) -> None:
+        """Have a connection ready; raises CommandError HostUnreachable if there can be none."""
+        async with self._in_use:
+            await self._open()
+
+    async def is_local(self) -> bool:
+        """Tell whether the other server takes this connection for one from its own machine.
+
+        Raises:
+            CommandError: HostUnreachable; nothing was sent.
+        """
+        async with self._in_use:
+            return (await self._open()).from_loopback
+
     def abort(self) -> None:
         """Cut the connection at once, so that the upstream ends what still runs there."""
         if self._connection is not None:
@@ -114,6 +169,9 @@ class UpstreamLink:
             self._connection = None
 
     async def _open(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection = await self._upstream.connect()
-        return self._connection
+        connection = self._connection
+        if connection is not None and not self._upstream.serves(connection.address):
+            connection.abort()
+        if connection is None or connection.closed or not self._upstream.serves(connection.address):
+            self._connection = connection = await self._upstream.connect()
+        return connection

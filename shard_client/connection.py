@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from ipaddress import ip_address
 from itertools import count
 from struct import Struct
 from typing import Any, Self
@@ -58,6 +59,18 @@ def format_address(address: Address) -> str:
     """Return ``host:port``, an IPv6 address in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(peername: Any) -> bool:
+    """Tell whether a socket's peer name is on this machine; False for what is no IP address."""
+    if not isinstance(peername, tuple) or not peername:
+        return False
+    try:
+        address = ip_address(peername[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
 
 
 class Connection:
@@ -126,6 +139,12 @@ class Connection:
     def closed(self) -> bool:
         """True once the connection is closed or was cut."""
         return self._stream.closed
+
+    @property
+    def from_loopback(self) -> bool:
+        """Whether the server takes this connection for one from its own machine."""
+        transport = self._stream.transport
+        return transport is not None and is_loopback(transport.get_extra_info("peername"))
 
     @property
     def busy(self) -> bool:

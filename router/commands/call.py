@@ -20,7 +20,8 @@ class Client:
     """One client connection as the commands see it.
 
     ``is_worker`` tells that it is another worker of this router, which asks for a client or for
-    itself: it is answered from what is here, and nothing is passed on.
+    itself: it is answered from what is here, and nothing is passed on. ``is_local`` tells that the
+    client connects from this machine, over a loopback address.
     """
 
     connection_id: int
@@ -29,6 +30,7 @@ class Client:
     greeted: bool = False
     link: "UpstreamLink | None" = None
     is_worker: bool = False
+    is_local: bool = False
     worker_links: "dict[int, UpstreamLink]" = field(default_factory=dict)
 
     def upstream_link(self, upstream: "UpstreamMongos") -> "UpstreamLink":

@@ -8,6 +8,7 @@ from router.commands import (
     diagnostics,
     fail_points,
     hello,
+    local_only,
     server_status,
     sessions,
 )
@@ -40,6 +41,7 @@ _ALL: tuple[Command, ...] = (
     *cursors.COMMANDS,
     *sessions.COMMANDS,
     *fail_points.COMMANDS,
+    *local_only.COMMANDS,
     Command(("listCommands",), list_commands, "the commands"),
 )
 

@@ -20,9 +20,11 @@ from router.commands.answer import (
 )
 from router.commands.call import Call, Client
 from router.commands.fail_points import share_with_workers
+from router.commands.local_only import LOCAL_ONLY, refused
 from router.commands.node import Counters, Node
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
+from router.commands.unsent import labelled_unsent
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
 from shard_client.bson_slices import find
@@ -195,9 +197,18 @@ class ClientConnection:
             if request.name == "aggregate":
                 message = f"{request.name} without a change stream takes an upstream mongos"
             raise CommandError(ErrorCode.CommandNotFound, message)
+        link = self.client.upstream_link(upstream)
+        try:
+            if request.name in LOCAL_ONLY and not self.client.is_local and await link.is_local():
+                raise refused(request.name)
+            await link.connect()
+        except CommandError as error:
+            if error.code == ErrorCode.HostUnreachable:  # nothing was sent
+                raise labelled_unsent(error, request.name, request.body()) from error
+            raise
         self._counters.passed_through += 1
         first = True
-        async with aclosing(self.client.upstream_link(upstream).relay(request.frame)) as replies:
+        async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
                 self._note_cluster_time(reply)
                 await self._replies.relay(request, reply, first=first, added=added)

@@ -12,6 +12,7 @@ import structlog
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
+from shard_client.connection import is_loopback
 from shard_client.frame_protocol import FrameStream
 from shard_client.keepalive import probe_peer
 
@@ -156,9 +157,15 @@ class Listener:
             return
         if not self._for_workers:
             probe_peer(stream.transport)
-        peer = stream.transport.get_extra_info("peername") or ("unknown", 0)
+        peername = stream.transport.get_extra_info("peername")
+        peer = peername or ("unknown", 0)
         name = "another worker" if self._for_workers else f"{peer[0]}:{peer[1]}"
-        client = Client(connection_id or next(self._ids), name, is_worker=self._for_workers)
+        client = Client(
+            connection_id or next(self._ids),
+            name,
+            is_worker=self._for_workers,
+            is_local=is_loopback(peername),
+        )
         connection = ClientConnection(stream, self._node, client, counters)
         counters.connections += 1
         counters.connections_created += 1

@@ -24,8 +24,9 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """One worker as its parent sees it.
 
-    ``identity`` gets what the worker says of the cluster, ``ready`` is set once it takes
-    connections, ``drained`` when it has nothing in flight any more, ``gone`` when it has ended.
+    ``identity`` gets what the worker says of the cluster, ``upstream`` which mongos it has moved on
+    to. ``ready`` is set once it takes connections, ``drained`` when it has nothing in flight any
+    more, ``gone`` when it has ended.
 
     Use ``start`` to make one.
     """
@@ -43,6 +44,7 @@ class Child:
         self.drained = asyncio.Event()
         self.gone = asyncio.Event()
         self.identity: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.upstream: asyncio.Queue[dict[str, int]] = asyncio.Queue()
         self.given = 0
         self.load = Load()
         self._channel = channel
@@ -85,6 +87,8 @@ class Child:
                     self.ready.set()
                 case {"identity": identity}:
                     self.identity.put_nowait(identity)
+                case {"upstream": choice}:
+                    self.upstream.put_nowait(choice)
                 case {"drained": _}:
                     self.drained.set()
                 case {"load": load}:
@@ -125,6 +129,10 @@ class Child:
     def tell_identity(self, identity: Mapping[str, Any], counter: int) -> None:
         """Tell it what the cluster is, and the topology version's counter that goes with it."""
         self._channel.say(identity=dict(identity), counter=counter)
+
+    def tell_upstream(self, choice: Mapping[str, int]) -> None:
+        """Tell it which mongos all workers use."""
+        self._channel.say(upstream=dict(choice))
 
     def drain(self, seconds: float) -> None:
         """Have it refuse new commands and end those in flight within ``seconds``."""

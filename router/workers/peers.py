@@ -9,7 +9,7 @@ import structlog
 
 from router.upstream_mongos import UpstreamLink
 from router.workers.cursor_ids import CursorIds
-from shard_client.connection import Connection
+from shard_client.connection import Address, Connection
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 
 log = structlog.get_logger()
@@ -44,6 +44,10 @@ class Peer:
         return await Connection.open(
             self._address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter worker"
         )
+
+    def serves(self, address: Address) -> bool:
+        """Tell whether a connection to that address may be used further: a worker stays."""
+        return address == self._address
 
     def link(self) -> UpstreamLink:
         """Return a client's own way to the worker; it connects when first used."""

@@ -14,6 +14,7 @@ from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.feed.feed import Feed
 from router.server.listener import Listener
+from router.upstream_mongos import UpstreamMongos
 from router.workers.channel import DRIVER, Arrivals, Channel, Handed
 from router.workers.cursor_ids import CursorIds
 from router.workers.peers import Peers, private_address
@@ -54,6 +55,10 @@ class Place:
                 "max_wire_version": identity.max_wire_version,
             }
         )
+
+    def announce_upstream(self, upstream: UpstreamMongos) -> None:
+        """Tell the parent which mongos this worker has moved on to; it tells all workers."""
+        self._channel.say(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
     async def serve(self, node: Node, listener: Listener, feed: Feed | None) -> None:
         """Take connections until the parent ends it, or is gone.
@@ -97,6 +102,9 @@ class Place:
                 case {"identity": identity, "counter": counter}:
                     node.identity = ServerIdentity(**identity, known=True)
                     node.topology.move_to(counter)
+                case {"upstream": choice}:
+                    if node.upstream is not None:
+                        node.upstream.follow(**choice)
                 case {"drain": seconds}:
                     arrivals.close()
                     await listener.drain(seconds)

@@ -67,6 +67,7 @@ class Supervisor:
         self._dealer = Dealer(settings.net.max_incoming_connections)
         self._identity: dict[str, Any] | None = None
         self._counter = 0
+        self._upstream: dict[str, int] | None = None
         self._stopping = False
         self._started_up = False
         self._all_ready = asyncio.Event()
@@ -158,12 +159,16 @@ class Supervisor:
         try:
             if self._identity is not None:
                 child.tell_identity(self._identity, self._counter)
+            if self._upstream is not None:
+                child.tell_upstream(self._upstream)
             async with asyncio.TaskGroup() as tasks:
                 told = tasks.create_task(self._share_identity(child))
+                moved = tasks.create_task(self._share_upstream(child))
                 ready = tasks.create_task(self._when_ready(child))
                 await child.listen()
                 self._forget(number)
                 told.cancel()
+                moved.cancel()
                 ready.cancel()
             return await _ended(child)
         finally:
@@ -199,6 +204,17 @@ class Supervisor:
             self._counter += 1
             for each in self._alive:
                 each.tell_identity(identity, self._counter)
+
+    async def _share_upstream(self, child: Child) -> None:
+        """Have all workers follow the first that has moved on to another upstream mongos."""
+        while True:
+            choice = await child.upstream.get()
+            if self._upstream is None or choice["generation"] > self._upstream["generation"]:
+                self._upstream = choice
+                for each in self._alive:
+                    each.tell_upstream(choice)
+            else:
+                child.tell_upstream(self._upstream)
 
     async def _drain(self) -> None:
         self._stopping = True

@@ -40,9 +40,13 @@ Script = Callable[[Asked], Awaitable[None]]
 
 @dataclass
 class ScriptedServer:
-    """What has been asked so far, hellos left out; ``open`` counts connections."""
+    """What has been asked so far, hellos left out; ``open`` counts connections.
+
+    ``listening`` may be closed: nobody else can connect then, connections that are there stay.
+    """
 
     port: int = 0
+    listening: asyncio.Server | None = None
     asked: list[Asked] = field(default_factory=list)
     open: int = 0
 
@@ -82,6 +86,7 @@ async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    state.listening = server
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

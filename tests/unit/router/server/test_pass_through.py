@@ -166,22 +166,78 @@ async def test_a_client_s_time_is_checked_as_mongos_checks_it() -> None:
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_an_unreachable_upstream_is_a_retriable_error() -> None:
+NUMBER = {"lsid": {"id": b"1" * 16}, "txnNumber": Int64(1)}
+TRANSACTION = {**NUMBER, "autocommit": False}
+RETRYABLE, TRANSIENT = ["RetryableWriteError"], ["TransientTransactionError"]
+
+
+@pytest.mark.parametrize(
+    ("command", "labels"),
+    [
+        ({"insert": "c"}, None),
+        ({"find": "c"}, None),
+        ({"insert": "c", **NUMBER}, RETRYABLE),
+        ({"insert": "c", **NUMBER, "autocommit": True}, RETRYABLE),
+        ({"insert": "c", **TRANSACTION, "startTransaction": True}, TRANSIENT),
+        ({"find": "c", **TRANSACTION}, TRANSIENT),
+        ({"commitTransaction": 1, **TRANSACTION}, RETRYABLE),
+        ({"abortTransaction": 1, **TRANSACTION}, RETRYABLE),
+    ],
+)
+async def test_an_unreachable_upstream_is_an_error_that_drivers_retry(
+    command: dict[str, Any], labels: list[str] | None
+) -> None:
     async with scripted_server(answer_ok) as gone:
         port = gone.port
     async with facade(upstream(port)) as router, await router.client() as client:
-        reply = await client.command("db", {"insert": "c"})
+        reply = await client.command("db", command)
         assert (reply["code"], reply["codeName"]) == (6, "HostUnreachable")
+        assert reply.get("errorLabels") == labels
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_the_next_upstream_takes_over() -> None:
-    async with scripted_server(answer_ok) as gone:
-        dead = ("127.0.0.1", gone.port)
-    async with scripted_server(answer_ok) as mongos:
-        both = UpstreamMongos([dead, ("127.0.0.1", mongos.port)])
+async def test_all_clients_move_on_together_when_a_mongos_fails() -> None:
+    async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
+        moves: list[tuple[int, int]] = []
+        both = UpstreamMongos(
+            [("127.0.0.1", first.port), ("127.0.0.1", second.port)],
+            moved=lambda upstream: moves.append((upstream.chosen, upstream.generation)),
+        )
+        async with (
+            facade(both) as router,
+            await router.client() as old,
+            await router.client() as new,
+        ):
+            await old.command("db", {"insert": "c", "n": 1})
+            assert first.listening is not None
+            first.listening.close()
+            await new.command("db", {"insert": "c", "n": 2})
+            # The old connection would still be answered by the first one.
+            await old.command("db", {"insert": "c", "n": 3})
+            assert [each.command["n"] for each in first.asked] == [1]
+            assert [each.command["n"] for each in second.asked] == [2, 3]
+            await until(lambda: not first.open)
+            assert moves == [(1, 1)]
+
+
+async def test_workers_follow_the_one_that_has_moved_on() -> None:
+    async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
+        both = UpstreamMongos([("127.0.0.1", first.port), ("127.0.0.1", second.port)])
         async with facade(both) as router, await router.client() as client:
-            assert (await client.command("db", {"insert": "c"}))["ok"] == 1
+            for chosen, generation, asked in ((1, 1, second), (0, 0, second), (0, 2, first)):
+                both.follow(chosen, generation)
+                count = len(asked.asked)
+                await client.command("db", {"insert": "c"})
+                assert len(asked.asked) == count + 1
+
+
+async def test_a_mongos_that_cannot_be_reached_at_all_moves_nobody() -> None:
+    async with scripted_server(answer_ok) as gone:
+        port = gone.port
+    both = UpstreamMongos([("127.0.0.1", port), ("127.0.0.1", port)])
+    async with facade(both) as router, await router.client() as client:
+        assert (await client.command("db", {"insert": "c"}))["code"] == 6
+    assert (both.chosen, both.generation) == (0, 0)
 
 
 async def test_an_upstream_that_breaks_off_breaks_the_client_s_connection() -> None:
