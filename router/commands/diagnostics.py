@@ -35,22 +35,6 @@ async def get_cmd_line_opts(call: Call) -> Answer:
     return Answer({"argv": call.node.arguments, "parsed": call.node.options})
 
 
-async def get_parameter(call: Call) -> Answer:
-    """The start parameters asked for by name, or all for ``*``.
-
-    Raises:
-        CommandError: none of the names is known.
-    """
-    parameters = call.node.parameters
-    asked = call.command[call.name]
-    if asked == "*" or (isinstance(asked, dict) and asked.get("allParameters")):
-        return Answer(parameters)
-    found = {name: parameters[name] for name in call.command if name in parameters}
-    if not found:
-        raise CommandError(ErrorCode.InvalidOptions, "no option found to get")
-    return Answer(found)
-
-
 async def whats_my_uri(call: Call) -> Answer:
     """The client's address as this server sees it."""
     return Answer({"you": call.client.peer})
@@ -127,7 +111,6 @@ COMMANDS = (
     Command(("buildInfo", "buildinfo"), build_info, "the version of the cluster"),
     Command(("connectionStatus",), connection_status, "who is logged in", api_versions=("1",)),
     Command(("getCmdLineOpts",), get_cmd_line_opts, "the command line", admin_only=True),
-    Command(("getParameter",), get_parameter, "start parameters", admin_only=True),
     Command(("whatsmyuri",), whats_my_uri, "the client's address"),
     Command(("getLog",), get_log, "the last log lines", admin_only=True),
     Command(("hostInfo", "hostinfo"), host_info, "the machine"),

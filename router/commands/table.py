@@ -7,6 +7,7 @@ from router.commands import (
     cursors,
     diagnostics,
     fail_points,
+    get_parameter,
     hello,
     local_only,
     server_status,
@@ -41,6 +42,7 @@ _ALL: tuple[Command, ...] = (
     *cursors.COMMANDS,
     *sessions.COMMANDS,
     *fail_points.COMMANDS,
+    *get_parameter.COMMANDS,
     *local_only.COMMANDS,
     Command(("listCommands",), list_commands, "the commands"),
 )

@@ -59,7 +59,6 @@ async def test_get_more_s_fields(fields: dict[str, Any], code: int, said: str) -
         ({"endSessions": 5}, 14),
         ({"endSessions": [5]}, 14),
         ({"endSessions": [{"id": 5}]}, 14),
-        ({"getParameter": 1, "nonsense": 1}, 72),
         ({"getLog": "nonsense"}, 96),
         ({"ping": 1, "apiVersion": "2"}, 322),
         ({"ping": 1, "apiVersion": 1}, 14),

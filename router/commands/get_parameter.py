@@ -1,0 +1,102 @@
+"""getParameter: the router's own start parameters; all others are a server's to tell."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.catalog.cluster import CONFIG
+from router.commands.answer import Answer, AnyAnswer
+from router.commands.call import Call, Command
+from router.commands.fields import GENERIC_FIELDS, wrong_type
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_ASK_TIMEOUT = 5.0
+_NOTHING_FOUND = "no option found to get"
+_REPLY_FIELDS = frozenset({"ok", "operationTime", "$clusterTime", "lastCommittedOpTime"})
+_FLAGS = ("showDetails", "allParameters")
+
+# mongod has it and mongos has not.
+_MONGOD_ALONE = frozenset({"featureCompatibilityVersion"})
+
+
+async def get_parameter(call: Call) -> AnyAnswer:
+    """Return the parameters asked for by name, or all for ``*`` and ``allParameters``.
+
+    What is not the router's own is asked of the upstream; where there is none, of a server of the
+    cluster if it is asked for by name: feature flags are the same everywhere.
+
+    Raises:
+        CommandError: 40415 or 14, the flags are wrong; or the server asked cannot answer.
+    """
+    asked = call.command[call.name]
+    details, everything = _flags(asked)
+    own: Mapping[str, Any] = call.node.parameters
+    if not everything:
+        own = {name: own[name] for name in call.command if name in own}
+    found = {name: _detailed(value) for name, value in own.items()} if details else dict(own)
+    names = [] if everything else [name for name in call.command if _is_others(call, name)]
+    if names or everything:
+        found = {**await _ask_others(call, names), **found}
+    if not found:  # mongos refuses without a code
+        return Answer({"ok": 0.0, "errmsg": _NOTHING_FOUND})
+    return Answer(found)
+
+
+def _flags(asked: object) -> tuple[bool, bool]:
+    """Return whether details are wanted, and whether all parameters are."""
+    if not isinstance(asked, Mapping):
+        return False, asked == "*"
+    for name, value in asked.items():
+        if name not in _FLAGS:
+            raise CommandError(
+                ErrorCode.IDLUnknownField, f"BSON field 'getParameter.{name}' is an unknown field."
+            )
+        if value is not None and not isinstance(value, bool | int | float):
+            raise wrong_type(
+                f"getParameter.{name}", value, "types '[bool, long, int, decimal, double']"
+            )
+    details, everything = (bool(asked.get(name)) for name in _FLAGS)
+    return details, everything
+
+
+def _detailed(value: Any) -> dict[str, Any]:
+    return {"value": value, "settableAtRuntime": False, "settableAtStartup": True}
+
+
+def _is_others(call: Call, name: str) -> bool:
+    return (
+        name not in (call.name, *call.node.parameters)
+        and name not in GENERIC_FIELDS
+        and name not in _MONGOD_ALONE
+    )
+
+
+async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
+    """Return what a server has of ``names``, or all that it has if there are none."""
+    command = {call.name: call.command[call.name], **dict.fromkeys(names, 1)}
+    try:
+        if call.upstream is not None:
+            link = call.client.upstream_link(call.upstream)
+            reply = await link.command("admin", command)
+        elif names:
+            reply = await _ask_cluster(call, command)
+        else:
+            return {}
+    except CommandError as error:
+        if error.message == _NOTHING_FOUND:
+            return {}
+        raise
+    return {name: value for name, value in reply.items() if name not in _REPLY_FIELDS}
+
+
+async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]:
+    shards = (await call.node.cluster.shards()).hosts
+    target = next(iter(shards), CONFIG)
+    connection = await call.node.cluster.connect(target, shards.get(target))
+    try:
+        return await connection.command("admin", command, timeout=_ASK_TIMEOUT)
+    finally:
+        connection.abort()
+
+
+COMMANDS = (Command(("getParameter",), get_parameter, "start parameters", admin_only=True),)

@@ -1,0 +1,123 @@
+"""getParameter: the router's own first, everything else from a server."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.upstream_mongos import UpstreamMongos
+from shard_client.connection import Connection
+from tests.harness.facade import facade
+from tests.harness.scripted_server import Asked, scripted_server
+
+OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False}
+FLAG = {"value": True, "version": "6.0"}
+THEIRS = {"featureFlagX": FLAG, "logLevel": 0, "cursorTimeoutMillis": 600_000}
+NOTHING = {"ok": 0.0, "errmsg": "no option found to get"}
+
+
+async def answer(asked: Asked) -> None:
+    command = asked.command
+    everything = command["getParameter"] == "*"
+    found = {name: value for name, value in THEIRS.items() if everything or name in command}
+    asked.reply({**found, "ok": 1.0} if found else NOTHING)
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"getParameter": 1, "cursorTimeoutMillis": 1}, {"cursorTimeoutMillis": 5}),
+    ({"getParameter": 1, "featureFlagX": 1}, {"featureFlagX": FLAG}),
+    (
+        {"getParameter": 1, "featureFlagX": 1, "enableTestCommands": 1, "nosuch": 1},
+        {"featureFlagX": FLAG, "enableTestCommands": False},
+    ),
+    ({"getParameter": "*"}, {**THEIRS, **OWN}),
+    (
+        {"getParameter": {"showDetails": True}, "enableTestCommands": 1},
+        {
+            "enableTestCommands": {
+                "value": False,
+                "settableAtRuntime": False,
+                "settableAtStartup": True,
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), CASES)
+async def test_parameters(command: dict[str, Any], expected: dict[str, Any]) -> None:
+    async with (
+        scripted_server(answer) as mongos,
+        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
+        await router.client() as client,
+    ):
+        reply = await client.command("admin", command)
+        assert reply.pop("ok") == 1
+        assert {k: v for k, v in reply.items() if k not in ("$clusterTime", "operationTime")} == (
+            expected
+        )
+
+
+async def test_what_nobody_has_is_an_error_without_a_code() -> None:
+    async with (
+        scripted_server(answer) as mongos,
+        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
+        await router.client() as client,
+    ):
+        for command in ({"getParameter": 1}, {"getParameter": 1, "nosuch": 1, "comment": "x"}):
+            reply = await client.command("admin", command)
+            assert (reply["ok"], reply["errmsg"], reply.get("code")) == (
+                0,
+                "no option found to get",
+                None,
+            )
+        assert mongos.asked[-1].command.keys() & {"nosuch", "comment"} == {"nosuch"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        ({"x": 1}, 40415, "BSON field 'getParameter.x' is an unknown field."),
+        (
+            {"allParameters": "x"},
+            14,
+            "BSON field 'getParameter.allParameters' is the wrong type 'string', expected types "
+            "'[bool, long, int, decimal, double']",
+        ),
+    ],
+)
+async def test_bad_flags(flags: dict[str, Any], code: int, message: str) -> None:
+    async with facade(parameters=OWN) as router, await router.client() as client:
+        reply = await client.command("admin", {"getParameter": flags})
+        assert (reply["code"], reply["errmsg"]) == (code, message)
+
+
+async def test_without_an_upstream_a_shard_tells() -> None:
+    async with scripted_server(answer) as shard:
+        address = ("127.0.0.1", shard.port)
+
+        class OneShard:
+            async def shards(self) -> Any:
+                return SimpleNamespace(hosts={"s0": "s0/host"})
+
+            async def connect(self, target: str, host: str | None) -> Connection:
+                assert (target, host) == ("s0", "s0/host")
+                return await Connection.open(address, timeout=5)
+
+        async with facade(parameters=OWN) as router, await router.client() as client:
+            router.node.cluster = OneShard()  # type: ignore[assignment]
+            reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
+            assert reply["featureFlagX"] == FLAG
+            reply = await client.command("admin", {"getParameter": "*"})
+            assert "featureFlagX" not in reply
+            assert reply["cursorTimeoutMillis"] == 5
+            reply = await client.command("admin", {"getParameter": 1, "nosuch": 1})
+            assert reply["errmsg"] == "no option found to get"
+
+
+async def test_fail_points_do_not_exist_without_test_commands() -> None:
+    async with facade() as router, await router.client() as client:
+        for database in ("admin", "db"):
+            command = {"configureFailPoint": "failCommand", "mode": "off"}
+            reply = await client.command(database, command)
+            assert (reply["code"], reply["errmsg"]) == (59, "no such cmd: configureFailPoint")
