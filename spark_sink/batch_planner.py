@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.event_stream import STALLED_AFTER, EventStream, StreamError, sort_key
-from spark_sink.positions import FromNow, Position, Token, is_after, time_of
+from spark_sink.errors import StreamError
+from spark_sink.event_stream import STALLED_AFTER, EventStream, sort_key
+from spark_sink.positions import AtTime, FromNow, Position, Token, is_after, time_of
 from spark_sink.router_client import WatchedStream
 
 # Seconds that a call waits for a first event, and that it gathers events that keep coming.
@@ -43,6 +44,7 @@ class BatchPlanner:
     """Plans micro-batches one after the other, reading ahead on one stream of tokens.
 
     watch: opens a stream of tokens after a position; cluster_time: the newest that the cluster has;
+    beginning: where a query without a start option begins;
     events_per_range: most events of a range, 0 for ranges that are whole batches;
     idle_advance: seconds of cluster time that the offset of a quiet stream may stay behind.
     """
@@ -51,6 +53,7 @@ class BatchPlanner:
         self,
         watch: Callable[[Position], WatchedStream],
         cluster_time: Callable[[], Timestamp],
+        beginning: Callable[[], AtTime],
         *,
         events_per_range: int = 0,
         idle_advance: float = 60.0,
@@ -58,6 +61,7 @@ class BatchPlanner:
     ) -> None:
         self._watch = watch
         self._cluster_time = cluster_time
+        self._beginning = beginning
         self._events_per_range = events_per_range
         self._idle_advance = idle_advance
         self._clock = clock
@@ -77,7 +81,7 @@ class BatchPlanner:
         Raises StreamError.
         """
         if isinstance(start, FromNow):
-            self._plan = _Plan(start, self._pin_now(), ())
+            self._plan = _Plan(start, self._beginning(), ())
             return self._plan.end
         until = self._target
         if until is None and max_events is None:
@@ -163,16 +167,6 @@ class BatchPlanner:
             self.close()
             self._stream = EventStream(self._watch, start, clock=self._clock)
         return self._stream
-
-    def _pin_now(self) -> Token:
-        """Open the stream without a start point: its first token is where the query begins."""
-        self.close()
-        self._stream = EventStream(self._watch, FromNow(), clock=self._clock)
-        self._stream.open()
-        reached = self._stream.position
-        if reached is None:
-            raise StreamError("the server gave no postBatchResumeToken")
-        return reached
 
     def _present(self) -> Timestamp:
         """A cluster time that no finished write lies behind."""

@@ -7,7 +7,8 @@ translate between Spark's interface and the planner and the streams, which know 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -23,11 +24,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_sink.batch_planner import BatchPlanner, TokenRange
+from spark_sink.errors import OptionError, told_briefly
 from spark_sink.event_rows import SCHEMA, arrow_batches, canonical_json, relaxed_json
 from spark_sink.event_stream import EventStream, read_range
-from spark_sink.options import OptionError, StreamOptions, parse_options
-from spark_sink.positions import from_offset, to_offset
+from spark_sink.options import StreamOptions, parse_options
+from spark_sink.positions import AtTime
+from spark_sink.query_start import cluster_time_at, query_started
 from spark_sink.router_client import RouterClient
+from spark_sink.scope import Offsets
 
 FORMAT = "mergerouter"
 
@@ -48,26 +52,36 @@ class RangePartition(InputPartition):
 class MergerouterDataSource(DataSource):
     """The data source behind the format name. Options: spark_sink.options.StreamOptions."""
 
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._loaded = time.time()
+
     @classmethod
     def name(cls) -> str:
         """The format's name."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The fixed schema; the options are checked here, before a query starts.
+        """The fixed schema; options and router are checked here, before a query starts.
 
-        Raises OptionError.
+        Raises OptionError and StreamError.
         """
-        parse_options(self.options)
+        with told_briefly():
+            client = RouterClient(parse_options(self.options))
+            try:
+                client.require_reachable()
+            finally:
+                client.close()
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> MergerouterStreamReader:  # noqa: N802
         """The reader for one query. Raises OptionError."""
-        if schema.fieldNames() != SCHEMA.fieldNames():
-            raise OptionError(
-                "the schema is fixed: leave .schema(…) out and select columns instead"
-            )
-        return MergerouterStreamReader(parse_options(self.options))
+        with told_briefly():
+            if schema.fieldNames() != SCHEMA.fieldNames():
+                raise OptionError(
+                    "the schema is fixed: leave .schema(…) out and select columns instead"
+                )
+            return MergerouterStreamReader(parse_options(self.options), self._loaded)
 
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,13 +90,15 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     Spark sends copies of it to the tasks: the connection is made at first use and never copied.
     """
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, loaded: float) -> None:
         self._options = options
+        self._offsets = Offsets(options.scope)
+        self._loaded = loaded
         self._client: RouterClient | None = None
         self._planner: BatchPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_client": None, "_planner": None}
+        return {**self.__dict__, "_client": None, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins.
@@ -90,7 +106,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         Spark asks again if it is restarted before its first batch is committed, so the answer must
         depend on the options only: "now" is pinned down by the first, empty batch.
         """
-        return to_offset(self._options.start)
+        return self._offsets.write(self._options.start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """At most maxEventsPerTrigger events in a micro-batch."""
@@ -98,7 +114,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember the present; batches planned from now on end before it. Raises StreamError."""
-        self._planning().stop_at_present()
+        with told_briefly():
+            self._planning().stop_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the micro-batch after `start` ends. Raises StreamError."""
@@ -108,16 +125,23 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             max_events = None
         else:
             raise TypeError(f"a read limit that this source never asked for: {limit}")
-        return to_offset(self._planning().next_end(from_offset(start), max_events))
+        with told_briefly():
+            begin = self._offsets.read(start)
+            end = self._planning().next_end(begin, max_events)
+        return start if end == begin else self._offsets.write(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges that the tasks of a micro-batch read. Raises StreamError."""
-        ranges = self._planning().ranges(from_offset(start), from_offset(end))
-        return [RangePartition(one) for one in ranges]
+        with told_briefly():
+            begin, until = self._offsets.read(start), self._offsets.read(end)
+            return [RangePartition(one) for one in self._planning().ranges(begin, until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one range, as Arrow batches. Raises StreamError."""
-        wanted = cast("RangePartition", partition).value
+        with told_briefly():
+            yield from self._read(cast("RangePartition", partition).value)
+
+    def _read(self, wanted: TokenRange) -> Iterator[pa.RecordBatch]:
         batch_size = _EVENTS_PER_REPLY
         if wanted.events is not None:
             batch_size = min(wanted.events, _EVENTS_PER_REPLY)
@@ -141,11 +165,18 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _planning(self) -> BatchPlanner:
         if self._planner is None:
-            self._client = RouterClient(self._options, guarded=True)
+            self._client = client = RouterClient(self._options, guarded=True)
+            client.require_reachable()
             self._planner = BatchPlanner(
-                partial(self._client.watch_tokens, max_await=_PLANNING_AWAIT),
-                self._client.cluster_time,
+                partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
+                lambda: client.clocks().cluster_time,
+                lambda: _beginning(client, query_started(self._loaded)),
                 events_per_range=self._options.events_per_partition,
                 idle_advance=self._options.idle_advance_seconds,
             )
         return self._planner
+
+
+def _beginning(client: RouterClient, started: float) -> AtTime:
+    clocks = client.clocks()
+    return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))

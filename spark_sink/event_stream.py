@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterator
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
 
+from spark_sink.errors import StreamError
 from spark_sink.positions import Position, Token, is_invalidate
 from spark_sink.router_client import WatchedStream
 
 _RESUMABLE_LABEL = "ResumableChangeStreamError"
 _HISTORY_LOST = 286
 _FATAL = 280
+_NOT_ALLOWED = (13, 18)  # Unauthorized, AuthenticationFailed
 
 # Seconds without any progress after which reading a range that must exist gives up.
 STALLED_AFTER = 120.0
-
-
-class StreamError(Exception):
-    """The stream cannot go on; the message says why, and what can be done."""
 
 
 class EventStream:
@@ -124,7 +122,7 @@ class EventStream:
         except PyMongoError as error:
             self.close()
             if not _may_pass(error):
-                raise _explained(error) from error
+                raise _explained(error) from None
             self._back_off(error)
             return False, None
 
@@ -133,7 +131,11 @@ class EventStream:
         if self._failing_since is None:
             self._failing_since = now
         if now - self._failing_since >= self._retry_for:
-            raise StreamError(f"gave up after {self._retry_for:.0f} s: {error}") from error
+            raise StreamError(
+                f"gave up after {self._retry_for:.0f} s: the router cannot be reached or does not "
+                "answer. See whether it runs at the address in option 'uri', and restart the query",
+                error,
+            ) from error
         self._sleep(min(0.05 * 2 ** min(self._attempts, 6), 2.0) * random.uniform(0.5, 1.0))
         self._attempts += 1
 
@@ -184,18 +186,25 @@ def _may_pass(error: PyMongoError) -> bool:
 def _explained(error: PyMongoError) -> StreamError:
     code = error.code if isinstance(error, OperationFailure) else None
     if code == _HISTORY_LOST:
-        hint = (
-            "; the shards' oplogs no longer reach back to this position: what was lost must be "
-            "read from the collections, and the query be started with a new checkpoint"
+        cause = (
+            "history lost: the shards' oplogs no longer reach back to this position. Read what "
+            "was lost from the collections, start the query with a new checkpointLocation, and "
+            "make the oplogs larger"
         )
     elif code == _FATAL:
-        hint = (
-            "; was the pipeline, database or collection changed since the checkpoint was written? "
-            "The stream must still see the event that the checkpoint ends with"
+        cause = (
+            "the stream cannot be resumed here: it must still see the event that the checkpoint "
+            "ends with. Restore the pipeline that the checkpoint was written with, or start with "
+            "a new checkpointLocation"
+        )
+    elif code in _NOT_ALLOWED:
+        cause = (
+            "not allowed: the user in option 'uri' needs the privileges find and changeStream on "
+            "what is watched"
         )
     else:
-        hint = ""
-    return StreamError(f"{error}{hint}")
+        return StreamError(f"the router refuses the stream: {error}")
+    return StreamError(cause, error)
 
 
 def _close(stream: WatchedStream) -> None:

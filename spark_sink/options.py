@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from bson import json_util
 from bson.errors import BSONError
@@ -20,7 +21,9 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
+from spark_sink.errors import OptionError
 from spark_sink.positions import AtTime, FromNow, Position, PositionError, Token
+from spark_sink.scope import Scope
 
 DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
 DEFAULT_IDLE_ADVANCE_SECONDS = 60
@@ -28,16 +31,12 @@ DEFAULT_IDLE_ADVANCE_SECONDS = 60
 _Value = TypeVar("_Value")
 
 
-class OptionError(ValueError):
-    """An option is missing, unknown or cannot be used; the message says which and why."""
-
-
 @dataclass(frozen=True)
 class StreamOptions:
     """What to watch, from where, and in which portions.
 
     uri: connection string of the router (or of a mongos).
-    database, collection: the scope; both None for the whole cluster.
+    scope: the namespaces to watch.
     pipeline: stages after `$changeStream`.
     start: where a query without a checkpoint begins.
     max_events_per_trigger: most events of a micro-batch.
@@ -49,8 +48,7 @@ class StreamOptions:
     """
 
     uri: str = field(repr=False)
-    database: str | None = None
-    collection: str | None = None
+    scope: Scope = field(default_factory=Scope)
     pipeline: tuple[Mapping[str, Any], ...] = ()
     full_document: str | None = None
     full_document_before_change: str | None = None
@@ -80,18 +78,14 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     def get(name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
         if name.lower() not in given:
             return default
-        try:
-            return parse(given[name.lower()][1])
-        except (ValueError, TypeError, BSONError) as error:
-            raise OptionError(f"option {name!r}: {error}") from error
+        return _checked(name, parse, given[name.lower()][1])
 
     uri = get("uri", _uri, None)
     if uri is None:
         raise OptionError("option 'uri' is required, for example mongodb://127.0.0.1:27020")
     parsed = StreamOptions(
         uri=uri,
-        database=get("database", _name, None),
-        collection=get("collection", _name, None),
+        scope=_scope(uri, get("database", _database, None), get("collection", _collections, ())),
         pipeline=get("pipeline", _pipeline, ()),
         full_document=get("fullDocument", _name, None),
         full_document_before_change=get("fullDocumentBeforeChange", _name, None),
@@ -108,10 +102,15 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         idle_advance_seconds=get("idleAdvanceSeconds", _positive, DEFAULT_IDLE_ADVANCE_SECONDS),
         canonical_json=get("jsonFormat", _json_format, False),
     )
-    if parsed.collection is not None and parsed.database is None:
-        raise OptionError("option 'collection' needs option 'database'")
     _refuse_unrepeatable(parsed)
     return parsed
+
+
+def _checked(name: str, parse: Callable[[str], _Value], text: str) -> _Value:
+    try:
+        return parse(text)
+    except (ValueError, TypeError, BSONError) as error:
+        raise OptionError(f"option {name!r}: {error}") from error
 
 
 _KNOWN = (
@@ -162,6 +161,51 @@ def _refuse_unrepeatable(options: StreamOptions) -> None:
                 "repeated; filter in Spark, or use fullDocument=whenAvailable or required with "
                 "post-images"
             )
+
+
+def _scope(uri: str, database: str | None, collections: tuple[str, ...]) -> Scope:
+    """The scope of the options, or else the one that the URI's path names.
+
+    A path beside a `database` option, and the path /admin, only say where a user is known.
+    """
+    path = urlsplit(uri).path.removeprefix("/")
+    if database is None and path and path != _AUTHENTICATION:
+        database, _, collection = unquote(path).partition(".")
+        if collection and not collections:
+            collections = _checked("uri", _collections, collection)
+    if collections and database is None:
+        raise OptionError("option 'collection' needs option 'database'")
+    return Scope(database, collections)
+
+
+_AUTHENTICATION = "admin"
+# What makes a collection's name a pattern: nobody has such names, and many try such patterns.
+_PATTERN = re.compile(r"[*?+|^$()\[\]{}\\]")
+
+
+def _database(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    if re.search(r'[\s,/."$]', text) or _PATTERN.search(text):
+        raise ValueError(
+            f"{text!r} is no database's name: one database, without a pattern, can be named; "
+            "without this option the whole cluster is watched, which a pipeline can narrow"
+        )
+    return text
+
+
+def _collections(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if not name:
+            raise ValueError("must not be empty, nor hold an empty name between commas")
+        if _PATTERN.search(name):
+            raise ValueError(
+                f"{name!r} looks like a pattern, and names are taken literally: list the names "
+                "with commas between them, or watch the database with a pipeline such as "
+                '[{"$match": {"ns.coll": {"$regex": "^ord"}}}]'
+            )
+    return names
 
 
 def _uri(text: str) -> str:

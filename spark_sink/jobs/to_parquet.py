@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import signal
-from types import FrameType
+import sys
 
+from pyspark.errors import AnalysisException
+
+from spark_sink.jobs.running import EndRequest, cause_of, run_to_end
 from spark_sink.session import local_session
 
 
-def main() -> None:
-    """Run the query until it fails or a signal ends it; a restart goes on from the checkpoint."""
+def main() -> int:
+    """Run the query until it fails or a signal ends it; a restart goes on from the checkpoint.
+
+    Returns the exit status: 0 after a signal, with the batch under way committed; 1 after a
+    failure, whose cause is the last line on standard error.
+    """
     args = _arguments()
-    # SIGTERM ends the query as Ctrl-C does, so that Spark can stop its workers.
-    signal.signal(signal.SIGTERM, _interrupt)
+    end = EndRequest()
+    end.listen()
     spark = local_session("mergerouter to Parquet")
-    source = spark.readStream.format("mergerouter").option("uri", args.uri)
-    for name, value in _options(args).items():
-        source = source.option(name, value)
-    query = (
-        source.load()
-        .writeStream.format("parquet")
-        .option("path", args.out)
-        .option("checkpointLocation", args.checkpoint)
-        .trigger(processingTime=args.trigger)
-        .start()
-    )
     try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+        source = spark.readStream.format("mergerouter").option("uri", args.uri)
+        for name, value in _options(args).items():
+            source = source.option(name, value)
+        query = (
+            source.load()
+            .writeStream.format("parquet")
+            .option("path", args.out)
+            .option("checkpointLocation", args.checkpoint)
+            .trigger(processingTime=args.trigger)
+            .start()
+        )
+        return run_to_end(query, end)
+    except AnalysisException as error:
+        print(f"error: {cause_of(error)}", file=sys.stderr)  # noqa: T201
+        return 1
     finally:
         spark.stop()
 
@@ -38,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spark_sink.jobs.to_parquet", description=__doc__)
     parser.add_argument("--uri", required=True, help="the router: mongodb://host:port")
     parser.add_argument("--database", help="watch one database")
-    parser.add_argument("--collection", help="watch one collection of it")
+    parser.add_argument("--collection", help="collections of it, with commas between them")
     parser.add_argument("--pipeline", help="stages after $changeStream, as a JSON array")
     parser.add_argument("--full-document", help="as the driver's full_document")
     parser.add_argument("--start-at", help="cluster time SECONDS,INCREMENT; default: now")
@@ -59,9 +66,5 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

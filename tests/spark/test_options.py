@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.options import OptionError, parse_options
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.options import parse_options
 from spark_sink.positions import AtTime, FromNow, PositionError, Token, from_offset, to_offset
+from spark_sink.scope import Offsets, Scope
 from tests.spark.history import event_token, high_water_mark
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
@@ -15,7 +19,7 @@ TOKEN = event_token(1_700_000_000, 7, "2B02")
 
 def test_defaults_watch_the_whole_cluster_from_now():
     options = parse_options({"uri": URI})
-    assert (options.database, options.collection, options.start) == (None, None, FromNow())
+    assert (options.scope, options.start) == (Scope(), FromNow())
     assert "secret" not in repr(options)
 
 
@@ -23,7 +27,25 @@ def test_names_are_not_case_sensitive():
     options = parse_options(
         {"URI": URI, "Database": "shop", "collection": "orders", "MAXEVENTSPERTRIGGER": "5"}
     )
-    assert (options.database, options.max_events_per_trigger) == ("shop", 5)
+    assert options.scope == Scope("shop", ("orders",))
+    assert options.max_events_per_trigger == 5
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "scope"),
+    [
+        (URI, {"database": "shop", "collection": "a,b"}, Scope("shop", ("a", "b"))),
+        (URI, {"database": "shop", "collection": "a, b, a"}, Scope("shop", ("a", "b"))),
+        (f"{URI}/shop", {}, Scope("shop")),
+        (f"{URI}/shop.orders.open", {}, Scope("shop", ("orders.open",))),
+        (f"{URI}/shop", {"collection": "orders"}, Scope("shop", ("orders",))),
+        (f"{URI}/users", {"database": "shop"}, Scope("shop")),
+        (f"{URI}/admin?directConnection=true", {}, Scope()),
+        (f"{URI}/?directConnection=true", {}, Scope()),
+    ],
+)
+def test_the_scope_is_what_options_and_uri_name(uri, options, scope):
+    assert parse_options({"uri": uri, **options}).scope == scope
 
 
 @pytest.mark.parametrize(
@@ -55,6 +77,11 @@ def test_a_token_to_start_after(name, text):
         ({"uri": URI, "path": "x"}, "unknown option 'path'; known: uri"),
         ({"uri": URI, "collection": "orders"}, "'collection' needs option 'database'"),
         ({"uri": URI, "database": ""}, "'database': must not be empty"),
+        ({"uri": URI, "database": "shop,crm"}, "'shop,crm' is no database's name"),
+        ({"uri": URI, "database": "shop*"}, "no database's name"),
+        ({"uri": URI, "database": "shop", "collection": "ord.*"}, "looks like a pattern"),
+        ({"uri": URI, "database": "shop", "collection": "a,,b"}, "between commas"),
+        ({"uri": f"{URI}/shop.ord.*"}, "looks like a pattern"),
         ({"uri": URI, "pipeline": '{"$match": {}}'}, "'pipeline': must be a JSON array"),
         ({"uri": URI, "pipeline": "[{"}, "'pipeline': "),
         ({"uri": URI, "pipeline": '[{"$changeStream": {}}]'}, "must not hold .changeStream"),
@@ -104,6 +131,30 @@ def test_what_can_be_repeated_is_allowed_with_update_lookup(pipeline):
 )
 def test_offsets_keep_positions(position):
     assert from_offset(to_offset(position)) == position
+
+
+@pytest.mark.parametrize("scope", [Scope(), Scope("shop"), Scope("shop", ("a", "b"))])
+def test_an_offset_of_another_scope_is_refused(scope):
+    offset = json.loads(json.dumps(Offsets(scope).write(AtTime(Timestamp(1_700_000_000, 3)))))
+    assert Offsets(scope).read(offset) == AtTime(Timestamp(1_700_000_000, 3))
+    with pytest.raises(StreamError, match=r"^the checkpoint is of another scope") as caught:
+        Offsets(Scope("shop", ("a",))).read(offset)
+    assert "startAtOperationTime=1700000000,3" in str(caught.value)
+
+
+def test_an_offset_without_a_scope_is_one_of_an_older_version():
+    assert Offsets(Scope("shop")).read({"_data": TOKEN}) == Token({"_data": TOKEN})
+
+
+def test_an_offset_of_another_source_is_refused():
+    with pytest.raises(StreamError, match="checkpointLocation"):
+        Offsets(Scope()).read({"files": 3})
+
+
+def test_long_messages_are_cut_behind_the_cause():
+    error = StreamError("the cause: the remedy", "x" * 9000)
+    assert len(str(error)) == 500
+    assert str(error).startswith("the cause: the remedy (xxx")
 
 
 @pytest.mark.parametrize("offset", [{}, {"_data": "xyz"}, {"startAtOperationTime": 5}, {"a": 1}])

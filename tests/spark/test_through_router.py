@@ -30,7 +30,12 @@ def client(uri: str, **options: str) -> Iterator[RouterClient]:
 def tokens_in_batches(client: RouterClient, start: Position, max_events: int) -> list[str]:
     """The present history, planned and read in batches of so many events."""
     watch = partial(client.watch_tokens, max_await=0.1)
-    planner = BatchPlanner(watch, client.cluster_time, events_per_range=2)
+    planner = BatchPlanner(
+        watch,
+        lambda: client.clocks().cluster_time,
+        lambda: AtTime(client.clocks().cluster_time),
+        events_per_range=2,
+    )
     planner.stop_at_present()
     tokens = []
     while (end := planner.next_end(start, max_events)) != start:

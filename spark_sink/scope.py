@@ -1,0 +1,100 @@
+"""What a stream watches, and the offsets in which Spark's checkpoint remembers it.
+
+A scope is the whole cluster, a database, one collection, or several collections of a database. An
+offset names the scope beside the position: a checkpoint of another scope is refused, since going on
+from it would leave out the events that only the new scope has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_sink.errors import StreamError
+from spark_sink.positions import Position, PositionError, from_offset, time_of, to_offset
+
+_SCOPE = "scope"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The namespaces of a stream.
+
+    database: None for the whole cluster; collections: empty for all of the database.
+    """
+
+    database: str | None = None
+    collections: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """What goes before the user's pipeline: the filter for several collections.
+
+        One collection needs none, since the server watches it as such; several are watched as
+        their database. A rename belongs to its source and to its target.
+        """
+        if len(self.collections) < 2:
+            return []
+        chosen = {"$in": list(self.collections)}
+        others = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
+        return [{"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, others]}}]
+
+    def to_document(self) -> dict[str, Any]:
+        """The scope as part of an offset."""
+        document: dict[str, Any] = {}
+        if self.database is not None:
+            document["database"] = self.database
+        if self.collections:
+            document["collections"] = list(self.collections)
+        return document
+
+    def __str__(self) -> str:
+        if self.database is None:
+            return "the whole cluster"
+        if not self.collections:
+            return f"database {self.database!r}"
+        return ", ".join(f"{self.database}.{name}" for name in self.collections)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Positions of a scope as offsets of Spark: dicts that json.dumps accepts."""
+
+    scope: Scope
+
+    def write(self, position: Position) -> dict[str, Any]:
+        """The position as an offset."""
+        return {**to_offset(position), _SCOPE: self.scope.to_document()}
+
+    def read(self, offset: Mapping[str, Any]) -> Position:
+        """The position of an offset, which may be one of an older version, without a scope.
+
+        Raises StreamError if it is of another scope, or no offset of this source.
+        """
+        plain = dict(offset)
+        written = plain.pop(_SCOPE, None)
+        try:
+            position = from_offset(plain)
+        except PositionError as error:
+            raise StreamError(
+                "the checkpoint holds no offset of this source: give the query its own "
+                "checkpointLocation",
+                error,
+            ) from None
+        if written is not None and written != self.scope.to_document():
+            raise StreamError(_changed(_scope(written), self.scope, position))
+        return position
+
+
+def _scope(document: Mapping[str, Any]) -> Scope:
+    return Scope(document.get("database"), tuple(document.get("collections", ())))
+
+
+def _changed(old: Scope, new: Scope, position: Position) -> str:
+    time = time_of(position)
+    since = "" if time is None else f" and startAtOperationTime={time.time},{time.inc}"
+    return (
+        f"the checkpoint is of another scope: it was written for {old}, and the options ask for "
+        f"{new}. Restore the options, or start with a new checkpointLocation{since}"
+    )

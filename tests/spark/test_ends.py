@@ -1,0 +1,122 @@
+"""What users of the source meet when something is wrong, and when a job is to end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark.conftest import Shop
+from tests.spark.test_exactly_once import REPOSITORY, Query
+
+pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+
+
+def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
+    given = {"uri": shop.uri, "database": shop.database, **options}
+    return spark.readStream.format("mergerouter").options(**given).load()
+
+
+def test_several_collections_and_no_others(spark: SparkSession, shop: Shop) -> None:
+    database = shop.client[shop.database]
+    for name in ("a", "b", "c"):
+        database[name].insert_one({"_id": name})
+    database.b.rename("d")
+    database.drop_collection("a")
+    start = f"{shop.created.time},{shop.created.inc}"
+    frame = stream(spark, shop, collection="a,b", startAtOperationTime=start)
+    writer = frame.writeStream.format("memory").queryName("several").trigger(availableNow=True)
+    writer.start().awaitTermination()
+    rows = [(row.operationType, row.collection) for row in spark.table("several").collect()]
+    assert rows == [("insert", "a"), ("insert", "b"), ("rename", "b"), ("drop", "a")]
+
+
+def test_another_scope_on_an_old_checkpoint_is_refused(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    def run(collection: str) -> None:
+        frame = stream(spark, shop, collection=collection)
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "rows"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    run("orders")
+    with pytest.raises(StreamingQueryException) as caught:
+        run("orders,items")
+    message = str(caught.value)
+    assert "StreamError: the checkpoint is of another scope" in message
+    assert "Traceback" not in message
+    offsets = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()
+    assert json.loads(offsets[-1])["scope"] == {
+        "database": shop.database,
+        "collections": ["orders"],
+    }
+
+
+def test_a_router_that_is_away_is_said_at_once(spark: SparkSession) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"mongodb://app:secret@127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(AnalysisException) as caught:
+            spark.readStream.format("mergerouter").option("uri", uri).load()
+    message = str(caught.value)
+    assert "cannot be reached: start it, or correct option 'uri'" in message
+    assert "Traceback" not in message
+    assert "secret" not in message
+
+
+def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> None:
+    shop.insert(5)
+    until = time.monotonic() + 60
+    while shop.now().time < shop_second(shop, seconds=8):  # older than a launch may take
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    frame = stream(spark, shop, collection="orders")
+    query = frame.writeStream.format("memory").queryName("since").start()
+    try:
+        shop.insert(5)  # before the query's processes have come up
+        while spark.table("since").count() < 5:
+            assert query.exception() is None
+            assert time.monotonic() < until
+        rows = spark.table("since").collect()
+    finally:
+        query.stop()
+    assert sorted(json.loads(row.documentKey)["_id"] for row in rows) == [5, 6, 7, 8, 9]
+
+
+def shop_second(shop: Shop, *, seconds: int) -> int:
+    """The cluster time's second so long after the last order."""
+    with shop.orders.watch(start_at_operation_time=shop.created) as watch:
+        last = [watch.next()["clusterTime"].time for _ in range(shop.written)][-1]
+    return last + seconds
+
+
+@pytest.mark.timeout(180)
+def test_sigterm_ends_the_job_with_a_committed_batch(tmp_path: Path, shop: Shop) -> None:
+    query = Query(shop, tmp_path)
+    start = f"{shop.created.time},{shop.created.inc}"
+    command = [sys.executable, "-m", "spark_sink.jobs.to_parquet", "--uri", shop.uri]
+    command += ["--database", shop.database, "--start-at", start, "--trigger", "0 seconds"]
+    command += ["--out", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint")]
+    shop.insert(200)
+    with (tmp_path / "log").open("wb") as log:
+        query.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+    try:
+        query.wait_for(lambda: query.batches("commits") != [])
+        query.process.send_signal(signal.SIGTERM)
+        assert query.process.wait(90) == 0, (tmp_path / "log").read_text()
+    finally:
+        query.process.kill()
+    assert query.batches("commits") == query.batches("offsets")
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    table = pyarrow.dataset.dataset(tmp_path / "table", format="parquet").to_table(["token"])
+    assert table.num_rows == 200

@@ -1,0 +1,43 @@
+"""When a query was started, and the cluster time that this makes its beginning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
+
+
+def test_a_process_knows_its_birth() -> None:
+    before = time.time()
+    script = "import time; time.sleep(0.5); from spark_sink import query_start as q\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}print(q.process_birth(), q._IMPORTED)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    born, imported = map(float, done.stdout.split())
+    assert before - 0.1 <= born <= imported - 0.5
+
+
+def test_a_query_starts_between_load_and_the_birth_of_its_process() -> None:
+    assert query_started(loaded=100.0, born=101.0) == 100.0
+    assert query_started(loaded=100.0, born=900.0) == 900.0 - LAUNCH_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("moment", "skew", "expected"),
+    [
+        (1000.9, 0.0, Timestamp(1000, 0)),
+        (1000.9, 3.2, Timestamp(1004, 0)),
+        (1000.9, -3.0, Timestamp(997, 0)),
+        (2000.0, 0.0, Timestamp(1500, 8)),  # nothing was written since
+    ],
+)
+def test_the_beginning_is_no_later_than_the_start(moment, skew, expected) -> None:
+    assert cluster_time_at(moment, skew, Timestamp(1500, 7)) == expected
