@@ -16,9 +16,10 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.conftest import Shop
-from tests.spark.test_exactly_once import REPOSITORY, Query
+from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+# One cluster, one Spark, which takes minutes to start on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
@@ -76,7 +77,7 @@ def test_a_router_that_is_away_is_said_at_once(spark: SparkSession) -> None:
 
 def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> None:
     shop.insert(5)
-    until = time.monotonic() + 60
+    until = time.monotonic() + WAIT
     while shop.now().time < shop_second(shop, seconds=8):  # older than a launch may take
         assert time.monotonic() < until
         time.sleep(0.2)
@@ -100,7 +101,7 @@ def shop_second(shop: Shop, *, seconds: int) -> int:
     return last + seconds
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_sigterm_ends_the_job_with_a_committed_batch(tmp_path: Path, shop: Shop) -> None:
     query = Query(shop, tmp_path)
     start = f"{shop.created.time},{shop.created.inc}"
@@ -113,7 +114,7 @@ def test_sigterm_ends_the_job_with_a_committed_batch(tmp_path: Path, shop: Shop)
     try:
         query.wait_for(lambda: query.batches("commits") != [])
         query.process.send_signal(signal.SIGTERM)
-        assert query.process.wait(90) == 0, (tmp_path / "log").read_text()
+        assert query.process.wait(WAIT) == 0, (tmp_path / "log").read_text()
     finally:
         query.process.kill()
     assert query.batches("commits") == query.batches("offsets")

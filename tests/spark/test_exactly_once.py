@@ -22,7 +22,7 @@ from tests.spark.parquet_query import parquet_writer
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
 
 REPOSITORY = Path(__file__).parents[2]
-WAIT = 60.0
+WAIT = 240.0
 
 
 class Query:
@@ -77,7 +77,7 @@ class Query:
         return sorted((token, json.loads(key)["_id"]) for token, key in rows)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_kill_and_restart(tmp_path: Path, shop: Shop, spark: SparkSession) -> None:
     query = Query(shop, tmp_path)
     try:

@@ -15,7 +15,8 @@ from pyspark.sql.functions import spark_partition_id
 
 from tests.spark.conftest import Shop
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+# One cluster, one Spark, which takes minutes to start on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def stream(spark: SparkSession, shop: Shop, **options: object) -> DataFrame:
