@@ -197,7 +197,7 @@ async def _ask(cluster: Cluster) -> ServerIdentity:
         build_info = await connection.command("admin", {"buildInfo": 1}, timeout=_ASK_TIMEOUT)
         return ServerIdentity.of_server(connection.hello, build_info)
     finally:
-        await connection.close()
+        cluster.release(connection)
 
 
 async def run_until_signalled(settings: Settings) -> None:

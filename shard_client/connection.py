@@ -35,6 +35,10 @@ Address = tuple[str, int]
 _KEEP = 2 * 1024 * 1024
 _CLOSE_TIMEOUT = 1.0
 
+APP_NAME = "mergerouter"
+MONITOR_NAME = "mergerouter monitor"
+"""Names by which servers tell the connections that streams use from those that watch members."""
+
 _response_to = Struct("<i").unpack_from
 
 
@@ -76,15 +80,18 @@ def is_loopback(peername: Any) -> bool:
 class Connection:
     """A connection that has said hello; made by ``open``. One request is in flight at a time.
 
-    ``hello`` is the server's decoded answer, ``address`` what was connected to. When the connection
-    is cut, whoever waits gets NetworkError; a request that is cancelled or times out closes the
-    connection, since its answer may still come.
+    ``hello`` is the server's latest decoded answer, ``round_trip`` the seconds it took to come,
+    ``address`` what was connected to. When the connection is cut, the caller that waits gets
+    NetworkError; a request that is cancelled or times out closes the connection, since its answer
+    may still come.
     """
 
     def __init__(self, address: Address, stream: FrameStream) -> None:
         self.address = address
         self.hello: dict[str, Any] = {}
+        self.round_trip = 0.0
         self._stream = stream
+        self._cut = False
         self._request_ids = count(1)
         self._expected = 0
         self._busy = False
@@ -98,7 +105,7 @@ class Connection:
         timeout: float,
         tls: ssl.SSLContext | None = None,
         compressors: Sequence[str] = (),
-        app_name: str = "mergerouter",
+        app_name: str = APP_NAME,
     ) -> Self:
         """Connect and say hello within ``timeout`` seconds.
 
@@ -138,7 +145,7 @@ class Connection:
     @property
     def closed(self) -> bool:
         """True once the connection is closed or was cut."""
-        return self._stream.closed
+        return self._cut or self._stream.closed
 
     @property
     def from_loopback(self) -> bool:
@@ -150,6 +157,21 @@ class Connection:
     def busy(self) -> bool:
         """Whether a request is in flight."""
         return self._busy
+
+    async def greet(self, timeout: float) -> None:
+        """Say hello once more, within ``timeout`` seconds: ``hello`` and ``round_trip`` are new.
+
+        Raises NetworkError, CommandError.
+        """
+        await self._ask_hello({"hello": 1}, timeout)
+
+    def rest(self) -> None:
+        """Give back the memory that large replies have taken; between two requests only."""
+        self._stream.shrink()
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once the connection has ended."""
+        self._stream.when_closed(callback)
 
     async def command(
         self, database: str, command: Mapping[str, Any], *, timeout: float | None
@@ -231,6 +253,7 @@ class Connection:
 
     def abort(self) -> None:
         """Cut the connection at once."""
+        self._cut = True
         self._stream.abort()
 
     async def _say_hello(self, compressors: Sequence[str], app_name: str, timeout: float) -> None:
@@ -242,12 +265,18 @@ class Connection:
         }
         offered = negotiate(compressors)
         command = {"hello": 1, "helloOk": True, "client": metadata, "compression": offered}
-        self.hello = await self.command("admin", command, timeout=timeout)
+        await self._ask_hello(command, timeout)
         chosen = self.hello.get("compression")
         for name in chosen if isinstance(chosen, list) else ():
             if name in offered:
                 self._compressor = compressor_id(name)
                 break
+
+    async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        self.hello = await self.command("admin", command, timeout=timeout)
+        self.round_trip = loop.time() - asked_at
 
     def _begin(self, request_id: int) -> None:
         if self._busy:

@@ -112,6 +112,16 @@ class FrameStream(asyncio.BufferedProtocol):
         """Wait until the connection has ended; ``lost_error`` then tells why, None if orderly."""
         await asyncio.shield(self._gone)
 
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once the connection has ended."""
+        self._gone.add_done_callback(lambda _: callback())
+
+    def shrink(self) -> None:
+        """Give back a buffer that has grown, unless something is in it."""
+        if self._start == self._end and len(self._view) > _FIRST_CAPACITY:
+            self._view = memoryview(bytearray(_FIRST_CAPACITY))
+            self._start = self._end = 0
+
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -17,8 +18,8 @@ from pymongo.monitoring import (
 )
 from pymongo.topology_description import TopologyDescription
 
-from shard_client.connection import Address, format_address
-from shard_client.read_preference import PRIMARY, Member, ReadPreference
+from shard_client.connection import MONITOR_NAME, Address, format_address, parse_address
+from shard_client.read_preference import LOCAL_THRESHOLD, PRIMARY, Member, ReadPreference
 from shard_client.replica_set import no_member
 
 log = structlog.get_logger()
@@ -32,11 +33,20 @@ _ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
 class MotorReplicaSet:
     """A ``ReplicaSet`` that Motor watches (docs/design.md, section 8).
 
-    Members that change are known as soon as the driver's streaming hello tells. Must be made in a
-    running loop; ``heartbeat`` is in seconds.
+    The driver asks each member every ``heartbeat`` seconds over one connection of its own; it keeps
+    no second one for a streaming hello. A change in between shows in what members answer to the
+    router (``observe``, ``invalidate``), which has the driver look again at once. Must be made in a
+    running loop. ``local_threshold`` is in seconds.
     """
 
-    def __init__(self, name: str, seeds: Iterable[Address], *, heartbeat: float = 10.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        seeds: Iterable[Address],
+        *,
+        heartbeat: float = 10.0,
+        local_threshold: float = LOCAL_THRESHOLD,
+    ) -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._hosts = tuple(seeds)
@@ -45,15 +55,18 @@ class MotorReplicaSet:
         self._check: asyncio.Task[None] | None = None
         self._distrusted: Address | None = None
         self._closed = False
+        self._threshold = local_threshold
         self._client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
             [format_address(address) for address in self._hosts],
             replicaSet=name,
-            appname="mergerouter",
+            appname=MONITOR_NAME,
+            serverMonitoringMode="poll",
             serverSelectionTimeoutMS=2000,
             connectTimeoutMS=5000,
             socketTimeoutMS=2000,
             heartbeatFrequencyMS=int(heartbeat * 1000),
-            maxPoolSize=2,
+            maxPoolSize=1,
+            maxIdleTimeMS=1000,
             event_listeners=[_Listener(self)],
             io_loop=self._loop,
         )
@@ -80,8 +93,8 @@ class MotorReplicaSet:
         try:
             async with asyncio.timeout(timeout):
                 while not self._closed:
-                    found = preference.choose(self._members)
-                    if found is not None and found != self._distrusted:
+                    found = preference.choose(self._trusted, threshold=self._threshold)
+                    if found is not None:
                         return found
                     if self._check is None or self._check.done():
                         self._check = self._loop.create_task(
@@ -92,6 +105,36 @@ class MotorReplicaSet:
         except TimeoutError:
             pass
         raise no_member(preference, self._name)
+
+    def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
+        """Take over what a member says it is; a secondary also tells who is primary.
+
+        What is wrong with that shows when the one it names is asked.
+        """
+        known = self._members.get(address)
+        if hello.get("setName") != self._name or known is None:
+            return
+        if hello.get("isWritablePrimary") or hello.get("ismaster"):
+            self._promote(address)
+        elif hello.get("secondary"):
+            self._members[address] = replace(known, role="secondary")
+            named = hello.get("primary")
+            primary = parse_address(named) if isinstance(named, str) else None
+            if primary is not None and primary != address and primary in self._hosts:
+                self._promote(primary)
+
+    def _promote(self, primary: Address) -> None:
+        """Take this member for the primary, and no other."""
+        for address, member in self._members.items():
+            if address != primary and member.role == "primary":
+                self._members[address] = replace(member, role="secondary")
+        known = self._members.get(primary, Member("primary"))
+        self._members[primary] = replace(known, role="primary")
+        self._changed.set()
+
+    @property
+    def _trusted(self) -> dict[Address, Member]:
+        return {at: member for at, member in self._members.items() if at != self._distrusted}
 
     def invalidate(self, address: Address) -> None:
         """Have the driver look again before ``address`` is named once more."""
@@ -121,18 +164,23 @@ class MotorReplicaSet:
             log.info("monitoring ends later", set=self._name)
 
     async def _ask_driver(self) -> None:
-        """Let the driver select and ask a primary; it marks one unknown that does not answer."""
+        """Let the driver select a primary and read nothing from it.
+
+        A member that does not answer, or refuses since it is no primary, is one that the driver
+        looks for anew.
+        """
         distrusted = self._distrusted
         try:
-            await self._client.admin.command("ping")
-            # The driver hands its events out once a second only; what it knows is there already.
-            self._take_over()
+            await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
         except PyMongoError as error:
             log.info("no primary", set=self._name, error=str(error))
             await asyncio.sleep(0.2)
         finally:
             if self._distrusted == distrusted:
                 self._distrusted = None
+            if not self._closed:
+                # The driver hands out its events once a second; what it knows is there already.
+                self._take_over()
             self._changed.set()
 
     def _take_over(self) -> None:
@@ -179,5 +227,11 @@ def _members_of(topology: TopologyDescription) -> tuple[dict[Address, Member], t
         address = (host, port or 27017)
         hosts.append(address)
         if server.server_type_name in _ROLES:
-            members[address] = Member(_ROLES[server.server_type_name], server.tags)
+            members[address] = Member(
+                _ROLES[server.server_type_name],
+                server.tags,
+                round_trip=server.round_trip_time,
+                last_write=server.last_write_date,
+                seen=server.last_update_time,
+            )
     return members, tuple(hosts)

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from shard_client.backoff import Backoff
-from shard_client.connection import Address, Connection, parse_address
+from shard_client.connection import MONITOR_NAME, Address, Connection, parse_address
 from shard_client.errors import CommandError, NetworkError
 from shard_client.read_preference import PRIMARY, Member, ReadPreference
 from shard_client.replica_set import no_member
@@ -61,6 +61,11 @@ class ProbedReplicaSet:
             await asyncio.sleep(pause)
         return found
 
+    def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
+        """Take over what the member is now."""
+        known = self._members.get(address)
+        self._note(address, hello, None if known is None else known.round_trip)
+
     def invalidate(self, address: Address) -> None:
         """Forget what the member is, so that it is asked again."""
         self._members.pop(address, None)
@@ -70,24 +75,25 @@ class ProbedReplicaSet:
 
     async def _probe(self, address: Address) -> None:
         try:
-            connection = await Connection.open(address, timeout=self._probe_timeout)
+            connection = await Connection.open(
+                address, timeout=self._probe_timeout, app_name=MONITOR_NAME
+            )
         except (NetworkError, CommandError) as error:
             log.info("member does not answer", set=self._name, member=address, error=str(error))
             self._members.pop(address, None)
             return
-        hello = connection.hello
         connection.abort()
-        self._note(address, hello)
+        self._note(address, connection.hello, connection.round_trip)
 
-    def _note(self, address: Address, hello: Mapping[str, Any]) -> None:
+    def _note(self, address: Address, hello: Mapping[str, Any], round_trip: float | None) -> None:
         if hello.get("setName") != self._name:
             self._members.pop(address, None)
         elif hello.get("isWritablePrimary") or hello.get("ismaster"):
             self._members = {at: one for at, one in self._members.items() if one.role != "primary"}
-            self._members[address] = Member("primary", hello.get("tags", {}))
+            self._members[address] = Member("primary", hello.get("tags", {}), round_trip)
             self._hosts = _hosts(hello) or (address,)
         elif hello.get("secondary"):
-            self._members[address] = Member("secondary", hello.get("tags", {}))
+            self._members[address] = Member("secondary", hello.get("tags", {}), round_trip)
             # Only a primary says who is no member any more.
             self._hosts = tuple(dict.fromkeys((*self._hosts, *_hosts(hello))))
         else:

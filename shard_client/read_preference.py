@@ -1,6 +1,11 @@
-"""Which member of a replica set to read from (docs/protocol.md, section 4)."""
+"""Which member of a replica set to read from, as the drivers' server selection has it.
 
-from collections.abc import Mapping
+Pure: it is given what is known of the members and makes a choice. The rules: by mode, then by tags,
+then at random among those whose round trip is at most ``LOCAL_THRESHOLD`` longer than the shortest.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -19,13 +24,28 @@ _ROLES_BY_MODE: Final = {
 }
 """The roles of the members that serve a mode, those of one rank together, the best first."""
 
+LOCAL_THRESHOLD: Final = 0.015
+"""Seconds of round trip by which a member may be farther than the nearest: mongos's default."""
+
+Draw = Callable[[Sequence[Address]], Address]
+"""Picks one of several."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a member that is up says of itself: "primary" or "secondary", and its tags."""
+    """What is known of a member that is up.
+
+    ``role`` is "primary" or "secondary", ``tags`` are the member's own, ``round_trip`` is the
+    average time of its hellos in seconds, None if it is not known yet. ``last_write`` is when it
+    wrote last by its own clock, ``seen`` when it said so, both in seconds, None if not known: they
+    change with each hello and do not count when two descriptions are compared.
+    """
 
     role: str
     tags: Mapping[str, str] = field(default_factory=dict)
+    round_trip: float | None = field(default=None, compare=False)
+    last_write: float | None = field(default=None, compare=False)
+    seen: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +65,47 @@ class ReadPreference:
         tag_sets = tuple(frozenset(tags.items()) for tags in given.get("tags", ()))
         return cls(given.get("mode", "primary"), tag_sets)
 
-    def choose(self, members: Mapping[Address, Member]) -> Address | None:
-        """Return the member to read from, None if none will do."""
+    def choose(
+        self,
+        members: Mapping[Address, Member],
+        *,
+        threshold: float = LOCAL_THRESHOLD,
+        draw: Draw = random.choice,
+    ) -> Address | None:
+        """Return the member to read from, None if none will do.
+
+        ``threshold`` is in seconds; ``draw`` picks one of the members that are near enough.
+        """
+        suitable = self._suitable(members)
+        if len(suitable) < 2:
+            return suitable[0] if suitable else None
+        return draw(within_window(suitable, members, threshold))
+
+    def _suitable(self, members: Mapping[Address, Member]) -> list[Address]:
+        """Return the members of the best role and the first tag set that any member has."""
         for roles in _ROLES_BY_MODE[self.mode]:
             tagged = self.tag_sets if roles != _PRIMARY_ALONE else ()
             for tags in tagged or _ANY:
-                for role in roles:
-                    for address, member in members.items():
-                        if member.role == role and tags <= member.tags.items():
-                            return address
-        return None
+                suitable = [
+                    address
+                    for address, member in members.items()
+                    if member.role in roles and tags <= member.tags.items()
+                ]
+                if suitable:
+                    return suitable
+        return []
+
+
+def within_window(
+    suitable: Sequence[Address], members: Mapping[Address, Member], threshold: float
+) -> list[Address]:
+    """Return those of the ``suitable`` members that are near enough, in their order.
+
+    A member whose round trip is not known counts as near: it would never be measured otherwise.
+    """
+    trips = [trip for each in suitable if (trip := members[each].round_trip) is not None]
+    most = min(trips, default=0.0) + threshold
+    return [each for each in suitable if (members[each].round_trip or 0.0) <= most]
 
 
 PRIMARY: Final = ReadPreference()

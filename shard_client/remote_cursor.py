@@ -11,7 +11,7 @@ import structlog
 from shard_client.backoff import Backoff
 from shard_client.batch_size import BatchSize
 from shard_client.cluster_clock import ClusterClock
-from shard_client.connection import Connection, format_address
+from shard_client.connection import Address, Connection, format_address
 from shard_client.cursor_reply import CursorBatch, leaves_open, slice_cursor_reply
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
@@ -35,13 +35,14 @@ Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 
 
 class RemoteCursor:
-    """Reads one cursor ahead over a connection of its own (docs/design.md, section 6).
+    """Reads one cursor ahead (docs/design.md, section 6).
 
-    The next ``getMore`` is sent as soon as a batch has arrived, unless paused: before a large one
-    is even split, so that the shard does not wait for the router. A failure that can be resumed is
-    mended by opening the cursor again after its own last postBatchResumeToken, with growing pauses,
-    up to ``failure_timeout``; any other ends the cursor. A member that has not answered for
-    ``reply_timeout`` is asked over another connection whether it is still there.
+    It has a connection while a getMore is in flight or about to be sent, and gives it back while it
+    is paused. The next ``getMore`` is sent as soon as a batch has arrived, unless paused: before a
+    large one is even split, so that the shard does not wait for the router. A failure that can be
+    resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
+    growing pauses, up to ``failure_timeout``; any other ends the cursor. A member that has not
+    answered for ``reply_timeout`` is asked over another connection whether it is still there.
 
     ``dialer`` finds and connects the member to read from; ``opening`` gives the command.
     ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
@@ -70,9 +71,9 @@ class RemoteCursor:
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
-        self._watchdog = Watchdog(dialer.connect_to, settings.reply_timeout)
+        self._watchdog = Watchdog(self._ask_member, settings.reply_timeout)
         self._second = SecondCursor(
-            dial=dialer.connect_to,
+            borrow=dialer.borrow,
             command=self._opening_body,
             on_batch=self._looked,
             on_end=self._ended,
@@ -127,11 +128,9 @@ class RemoteCursor:
         """What failed last, mended or not."""
         return self._last_error
 
-    def start(self, connection: Connection | None = None) -> None:
-        """Begin, over ``connection`` if one is open already."""
-        self._task = self._loop.create_task(
-            self._run(connection), name=f"remote cursor {self.name}"
-        )
+    def start(self) -> None:
+        """Begin."""
+        self._task = self._loop.create_task(self._run(), name=f"remote cursor {self.name}")
         self._task.add_done_callback(self._ended)
 
     def pause(self) -> None:
@@ -189,8 +188,7 @@ class RemoteCursor:
 
     # The loop of openings and failures.
 
-    async def _run(self, connection: Connection | None) -> None:
-        self._connection = connection
+    async def _run(self) -> None:
         while not self._stopping:
             try:
                 await self._open()
@@ -221,8 +219,7 @@ class RemoteCursor:
             self._dialer.suspect(connection.address)
         self._left_behind, self._cursor = self._cursor or self._left_behind, None
         if connection is not None and (connection.closed or blames_member(error)):
-            connection.abort()
-            self._connection = None
+            self._put_down()
         now = self._loop.time()
         if self._failing_since is None:
             self._failing_since = now
@@ -261,16 +258,17 @@ class RemoteCursor:
     async def _read(self) -> None:
         asked = False
         while self._cursor is not None and (asked or not self._stopping):
-            assert self._connection is not None
             if not asked:
                 if self._paused:
                     paused_at = self._loop.time()
+                    self._put_down()
                     await self._park(self._until_resumed())
                     if self._failing_since is not None:
                         # It could not show that it was mended.
                         self._failing_since += self._loop.time() - paused_at
                     continue
-                self._ask_for_more(self._cursor, self._connection)
+                self._ask_for_more(self._cursor, await self._picked_up(self._cursor))
+            assert self._connection is not None
             reply = await self._answer(self._connection)
             asked = len(reply) >= LARGE_REPLY and not self._paused and not self._stopping
             asked = asked and leaves_open(reply)
@@ -282,6 +280,22 @@ class RemoteCursor:
             if self._failing_since is not None:
                 self._is_mended(self._loop.time() - self._failing_since)
             self._deliver(batch)
+
+    def _put_down(self) -> None:
+        """Let others use the connection."""
+        connection, self._connection = self._connection, None
+        self._watchdog.leave()
+        if connection is not None:
+            self._dialer.release(connection)
+
+    async def _picked_up(self, cursor: OpenCursor) -> Connection:
+        """Return a connection to the cursor's member, the same one unless it was put down."""
+        if self._connection is None:
+            timeout = self._settings.connect_timeout
+            connection = await self._park(self._dialer.connect_to(cursor.address, timeout))
+            self._connection = connection
+            self._watchdog.guard(connection)
+        return self._connection
 
     def _ask_for_more(self, cursor: OpenCursor, connection: Connection) -> None:
         wanted = (cursor, self._batch_size.current, self._await_ms)
@@ -363,26 +377,29 @@ class RemoteCursor:
             self._on_failure(failure, self._last_address)
 
     async def _kill(self, deadline: float) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
         try:
             for cursor in filter(None, (self._left_behind, self._cursor)):
+                left = max(0.001, deadline - self._loop.time())
                 if (
-                    connection is None
-                    or connection.closed
-                    or connection.busy
-                    or connection.address != cursor.address
+                    connection is not None
+                    and connection.address == cursor.address
+                    and not (connection.closed or connection.busy)
                 ):
-                    if connection is not None:
-                        connection.abort()
-                    left = max(0.001, deadline - self._loop.time())
-                    connection = await self._dialer.connect_to(cursor.address, left)
-                await cursor.kill_over(connection, max(0.001, deadline - self._loop.time()))
+                    await cursor.kill_over(connection, left)
+                    continue
+                async with self._dialer.borrow(cursor.address, left) as other:
+                    await cursor.kill_over(other, max(0.001, deadline - self._loop.time()))
         except (CommandError, NetworkError) as error:
             log.info("cursor left on its shard", remote=self.name, error=str(error))
         finally:
             self._cursor = self._left_behind = None
-            if connection is not None:
-                connection.abort()
+            self._put_down()
+
+    async def _ask_member(self, address: Address, timeout: float) -> None:
+        """Have the member say hello; raises CommandError, NetworkError."""
+        async with self._dialer.borrow(address, timeout, greet=True):
+            pass
 
 
 def _retriable(error: CommandError) -> CommandError:

@@ -1,5 +1,6 @@
 """What a remote cursor is given: its bounds, and how its member is found."""
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,17 +8,30 @@ from shard_client.connection import Address, Connection
 
 
 class Dialer(Protocol):
-    """Opens connections to the members of one replica set."""
+    """Has connections to the members of one replica set; those used are kept for others."""
 
     async def connect(self, timeout: float) -> Connection:
-        """Connect to the member to read from, within ``timeout`` seconds.
+        """Return a connection to the member to read from, which has just said what it is.
 
-        Raises CommandError, NetworkError.
+        ``timeout`` in seconds. Raises CommandError, NetworkError.
         """
         ...
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
-        """Connect to this very member. Raises CommandError, NetworkError."""
+        """Return a connection to this very member. Raises CommandError, NetworkError."""
+        ...
+
+    def release(self, connection: Connection) -> None:
+        """Take back a connection; one that is closed, or has a request in flight, is cut."""
+        ...
+
+    def borrow(
+        self, address: Address, timeout: float, *, greet: bool = False
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Give a connection to this very member for a block that takes a moment.
+
+        With ``greet`` it has said hello first. Entering raises CommandError, NetworkError.
+        """
         ...
 
     def suspect(self, address: Address) -> None:

@@ -1,7 +1,7 @@
 """What the router needs to know of a replica set: its name, its members, its primary."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from shard_client.connection import Address, format_address, parse_address
 from shard_client.error_codes import ErrorCode
@@ -38,6 +38,10 @@ class ReplicaSet(Protocol):
 
         Waits and raises as ``primary``.
         """
+        ...
+
+    def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
+        """Be told what a member has just answered to a hello; no I/O of its own."""
         ...
 
     def invalidate(self, address: Address) -> None:

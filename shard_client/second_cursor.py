@@ -1,7 +1,8 @@
 """A second cursor beside one that waits, to learn how far its member has got."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import structlog
 
@@ -21,7 +22,8 @@ class SecondCursor:
     only at the end of the wait. Events wake it: they are the first cursor's to bring, and what this
     one is given of them is dropped (docs/design.md, section 9).
 
-    ``dial(address, timeout)`` connects to the first cursor's member. ``command(pbrt)`` is the raw
+    ``borrow(address, timeout)`` gives a connection to the first cursor's member for as long as it
+    is asked. ``command(pbrt)`` is the raw
     ``aggregate`` that opens the stream after a promise. ``on_batch`` is called after each reply,
     with an empty batch that has the promise of both; ``on_end`` with each task. It is opened when
     it is first asked, and anew when ``most_behind`` bytes have passed it by.
@@ -30,7 +32,7 @@ class SecondCursor:
     def __init__(
         self,
         *,
-        dial: Callable[[Address, float], Awaitable[Connection]],
+        borrow: Callable[[Address, float], AbstractAsyncContextManager[Connection]],
         command: Callable[[bytes], bytes],
         on_batch: Callable[[CursorBatch], None],
         on_end: Callable[["asyncio.Task[None]"], None],
@@ -38,7 +40,7 @@ class SecondCursor:
         reply_timeout: float,
         most_behind: int,
     ) -> None:
-        self._dial = dial
+        self._borrow = borrow
         self._command = command
         self._on_batch = on_batch
         self._on_end = on_end
@@ -47,7 +49,6 @@ class SecondCursor:
         self._most_behind = most_behind
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
         # What both have promised: its token and its sort key.
@@ -116,7 +117,7 @@ class SecondCursor:
             self._promise, self._promised = pbrt, key
 
     async def stop(self, deadline: float) -> None:
-        """Kill the cursor and close the connection, until ``deadline`` on the loop's clock."""
+        """Kill the cursor, until ``deadline`` on the loop's clock."""
         self._stopping = True
         if self._task is not None:
             left = max(0.0, deadline - self._loop.time())
@@ -130,11 +131,10 @@ class SecondCursor:
         try:
             if cursor is not None:
                 left = max(0.001, deadline - self._loop.time())
-                await cursor.kill_over(await self._connected(cursor.address, left), left)
+                async with self._borrow(cursor.address, left) as connection:
+                    await cursor.kill_over(connection, left)
         except (CommandError, NetworkError) as error:
             log.info("cursor left on its shard", member=cursor and cursor.address, error=str(error))
-        finally:
-            self._drop_connection()
 
     async def _ask(self, first: OpenCursor, batch_size: int, await_ms: int) -> None:
         kept = self._cursor is not None
@@ -164,12 +164,12 @@ class SecondCursor:
             self._cursor.address != first.address or self._passed_by > self._most_behind
         ):
             self._leave_behind()
-        connection = await self._connected(first.address, self._connect_timeout)
-        if self._cursor is None:
-            await self._open(connection)
-        assert self._cursor is not None
-        body = self._cursor.get_more(batch_size, await_ms)
-        reply = await connection.command_raw(body, timeout=self._reply_timeout)
+        async with self._borrow(first.address, self._connect_timeout) as connection:
+            if self._cursor is None:
+                await self._open(connection)
+            assert self._cursor is not None
+            body = self._cursor.get_more(batch_size, await_ms)
+            reply = await connection.command_raw(body, timeout=self._reply_timeout)
         batch = slice_cursor_reply(reply)
         self._passed_by = 0
         if batch.events:
@@ -199,18 +199,6 @@ class SecondCursor:
                 ErrorCode.CursorNotFound, "the second cursor was closed as it was opened"
             )
 
-    async def _connected(self, address: Address, timeout: float) -> Connection:
-        connection = self._connection
-        if connection is None or connection.closed or connection.address != address:
-            self._drop_connection()
-            connection = self._connection = await self._dial(address, timeout)
-        return connection
-
     def _leave_behind(self) -> None:
         if self._cursor is not None:
             self._left_behind, self._cursor = self._cursor, None
-
-    def _drop_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None

@@ -14,22 +14,20 @@ log = structlog.get_logger()
 class Watchdog:
     """Guards one connection at a time against a member that hangs (docs/design.md, section 6).
 
-    A long scan of an oplog answers late, and asking again would only begin it anew. So a reply that
-    is ``patience`` seconds late makes the member be asked over another connection, made by
-    ``dial(address, timeout)``: only if that fails too is the guarded connection cut, and whoever
-    waits on it gets NetworkError.
+    A long scan of an oplog answers late, and asking again would only begin it anew. So when a reply
+    is ``patience`` seconds late, ``ask(address, timeout)`` asks the member over another connection:
+    only if that fails too is the guarded connection cut, and the caller that waits on it gets
+    NetworkError.
     """
 
-    def __init__(
-        self, dial: Callable[[Address, float], Awaitable[Connection]], patience: float
-    ) -> None:
-        self._dial = dial
+    def __init__(self, ask: Callable[[Address, float], Awaitable[None]], patience: float) -> None:
+        self._ask_member = ask
         self._patience = patience
         self._connection: Connection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
         self.asked_at: float | None = None
-        """When what is waited for was to be answered at the latest; None while nothing is."""
+        """When the request in flight is to be answered at the latest; None without one."""
 
     def guard(self, connection: Connection) -> None:
         """Guard ``connection`` from now on, and no other."""
@@ -38,14 +36,20 @@ class Watchdog:
         if self._timer is None:
             self._schedule()
 
-    async def stop(self) -> None:
-        """Guard nothing more."""
+    def leave(self) -> None:
+        """Guard nothing until ``guard`` is called again: others may use the connection now."""
         self._connection = None
+        self.asked_at = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._probe is not None:
             self._probe.cancel()
+
+    async def stop(self) -> None:
+        """Guard nothing more, and wait until nothing is asked."""
+        self.leave()
+        if self._probe is not None:
             await asyncio.wait({self._probe})
 
     def _schedule(self) -> None:
@@ -66,12 +70,11 @@ class Watchdog:
 
     async def _ask(self, connection: Connection) -> None:
         try:
-            other = await self._dial(connection.address, self._patience)
+            await self._ask_member(connection.address, self._patience)
         except (NetworkError, CommandError) as error:
             address = format_address(connection.address)
             log.warning("member hangs", member=address, error=str(error))
             connection.abort()
         else:
-            other.abort()
             if self.asked_at is not None:
                 self.asked_at = asyncio.get_running_loop().time()

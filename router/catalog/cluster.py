@@ -9,15 +9,17 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.dialer import MemberDialer
+from router.catalog.shared_answer import SharedAnswer
 from router.cursors.limits import StreamLimits
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
+from shard_client.connection_pool import ConnectionPool
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
 from shard_client.motor_control import MotorReplicaSet
 from shard_client.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set import ReplicaSet, parse_hosts
+from shard_client.replica_set import ReplicaSet, no_member, parse_hosts
 from shard_client.retry_policy import from_network, is_resumable
 
 log = structlog.get_logger()
@@ -61,6 +63,7 @@ class Cluster:
         replica_set: ReplicaSetFactory | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        parse_hosts(configdb)
         self._limits = limits or StreamLimits()
         self._factory: ReplicaSetFactory = replica_set or MotorReplicaSet
         self.clock = ClusterClock(wall)
@@ -68,33 +71,40 @@ class Cluster:
         self._hosts: dict[str, str] = {}
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._config_connection: Connection | None = None
-        self._config_turn = asyncio.Lock()
+        self.pool = ConnectionPool(self._limits.pool)
+        self._list = SharedAnswer(self._listed, "read the shard list")
+        self._list_error: CommandError | None = None
         self._follow(CONFIG, configdb)
 
     async def shards(self, timeout: float | None = None) -> ShardList:
-        """Read the shard list.
+        """Return the shard list as it is after this was called, read once for all who ask at once.
 
         Raises CommandError (labelled resumable) when the config server stays unreachable for
         ``timeout`` seconds (default: ``open_timeout``).
         """
+        try:
+            async with asyncio.timeout(self._limits.open_timeout if timeout is None else timeout):
+                return await self._list.get()
+        except TimeoutError:
+            raise self._list_error or no_member(PRIMARY, self._sets[CONFIG].name) from None
+
+    async def _listed(self) -> ShardList:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._limits.open_timeout if timeout is None else timeout)
+        deadline = loop.time() + self._limits.open_timeout
         backoff = Backoff(self._limits.backoff_first, self._limits.backoff_max)
-        failed = False
-        async with self._config_turn:
-            while True:
-                try:
-                    return await self._read_shards(max(0.001, deadline - loop.time()))
-                except (CommandError, NetworkError) as failure:
-                    error = _retriable(failure)
-                    if not is_resumable(error) or loop.time() >= deadline:
-                        raise error from failure
-                say = log.debug if failed else log.warning
-                say("cannot read the shard list", error=str(error))
-                failed = True
-                pause = min(backoff.next_pause(), max(0.0, deadline - loop.time()))
-                await asyncio.sleep(pause)
+        self._list_error = None
+        while True:
+            try:
+                return await self._read_shards(max(0.001, deadline - loop.time()))
+            except (CommandError, NetworkError) as failure:
+                error = _retriable(failure)
+                if not is_resumable(error) or loop.time() >= deadline:
+                    raise error from failure
+            say = log.debug if self._list_error else log.warning
+            say("cannot read the shard list", error=str(error))
+            self._list_error = error
+            pause = min(backoff.next_pause(), max(0.0, deadline - loop.time()))
+            await asyncio.sleep(pause)
 
     def dialer(
         self, target: str, host: str | None = None, *, preference: ReadPreference = PRIMARY
@@ -109,17 +119,22 @@ class Cluster:
             host,
             preference=preference,
             attempt_timeout=self._limits.connect_timeout,
+            pool=self.pool,
         )
 
     async def connect(self, target: str, host: str | None = None) -> Connection:
-        """Open a connection to the primary of ``target``, trying for up to ``open_timeout``.
+        """Return a connection to the primary of ``target``, trying for up to ``open_timeout``.
 
-        Raises CommandError (labelled resumable).
+        It is to be given back by ``release``. Raises CommandError (labelled resumable).
         """
         try:
             return await self.dialer(target, host).connect(self._limits.open_timeout)
         except CommandError as error:
             raise _retriable(error) from error
+
+    def release(self, connection: Connection) -> None:
+        """Give a connection back to the pool; one that is closed or busy is cut."""
+        self.pool.give_back(connection)
 
     async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
         """Return the replica set that serves ``target``, as the newest shard list read says.
@@ -140,7 +155,7 @@ class Cluster:
         return self._sets[target]
 
     def said_hello(self, target: str, connection: Connection) -> None:
-        """Take note of a new connection's hello: its cluster time and its version."""
+        """Take note of what a connection's hello has told: its cluster time and its version."""
         self.clock.advance(connection.hello.get("$clusterTime"))
         self._wire_versions[target] = int(connection.hello.get("maxWireVersion", 0))
 
@@ -153,8 +168,8 @@ class Cluster:
 
     async def close(self) -> None:
         """Close all monitoring and connections of the cluster's own."""
-        if self._config_connection is not None:
-            self._config_connection.abort()
+        await self._list.close()
+        self.pool.close()
         for replica_set in self._sets.values():
             self._release(replica_set)
         self._sets.clear()
@@ -162,27 +177,28 @@ class Cluster:
             await asyncio.wait(self._closing)
 
     async def _read_shards(self, timeout: float) -> ShardList:
-        connection = self._config_connection
-        if connection is None or connection.closed:
-            connection = await self.dialer(CONFIG).connect(timeout)
-            self._config_connection = connection
-        wait = min(timeout, self._limits.reply_timeout)
+        dialer = self.dialer(CONFIG)
+        connection = await dialer.connect(timeout)
         try:
-            before = _time_of(await self._ask_config(connection, {"ping": 1}, wait))
-            command = {
+            before = _time_of(connection.hello)
+            command: dict[str, Any] = {
                 "find": "shards",
                 "batchSize": _MOST_SHARDS,
                 "singleBatch": True,
                 "readConcern": {"level": "majority", "afterClusterTime": before},
             }
-            reply = await self._ask_config(connection, command, wait)
+            if self.clock.document is not None:
+                command["$clusterTime"] = self.clock.document
+            wait = min(timeout, self._limits.reply_timeout)
+            reply = await connection.command("config", command, timeout=wait)
+            self.clock.advance(reply.get("$clusterTime"))
             by = _time_of(reply)
         except (CommandError, NetworkError):
             # The member may be no primary any more: look for it again.
-            self._sets[CONFIG].invalidate(connection.address)
-            connection.abort()
-            self._config_connection = None
+            dialer.suspect(connection.address)
             raise
+        finally:
+            dialer.release(connection)
         try:
             shards = {each["_id"]: each["host"] for each in reply["cursor"]["firstBatch"]}
             for shard, host in shards.items():
@@ -195,15 +211,6 @@ class Cluster:
         for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
             self._forget(gone)
         return ShardList(shards, before, by)
-
-    async def _ask_config(
-        self, connection: Connection, command: dict[str, Any], timeout: float
-    ) -> dict[str, Any]:
-        cluster_time = self.clock.document
-        gossip = {} if cluster_time is None else {"$clusterTime": cluster_time}
-        reply = await connection.command("config", {**command, **gossip}, timeout=timeout)
-        self.clock.advance(reply.get("$clusterTime"))
-        return reply
 
     def _follow(self, target: str, host: str) -> None:
         """Watch the replica set of ``target``; at another place than before if ``host`` differs."""

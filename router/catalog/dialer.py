@@ -1,12 +1,14 @@
 """Connections to one replica set of the cluster: to the member to read from, or to a given one."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.connection import Address, Connection, format_address
+from shard_client.connection_pool import ConnectionPool
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.read_preference import PRIMARY, ReadPreference
@@ -28,15 +30,15 @@ class Directory(Protocol):
         ...
 
     def said_hello(self, target: str, connection: Connection) -> None:
-        """Take note of a new connection's hello."""
+        """Take note of what a connection's hello has told."""
         ...
 
 
 class MemberDialer:
-    """Connects to the members of the replica set behind ``target`` (docs/design.md, section 6).
+    """Has connections of ``pool`` to the members of the replica set behind ``target``.
 
-    Where the target is, is looked up each time, so that a shard that has moved to other hosts is
-    found there.
+    The target is located each time, so that a shard that has moved to other hosts is found there
+    (docs/design.md, section 6).
     """
 
     def __init__(
@@ -47,18 +49,20 @@ class MemberDialer:
         *,
         preference: ReadPreference,
         attempt_timeout: float,
+        pool: ConnectionPool,
     ) -> None:
         self._directory = directory
         self._target = target
         self._host = host
         self._preference = preference
         self._attempt_timeout = attempt_timeout
+        self._pool = pool
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
-        """Connect to the member to read from, trying again for up to ``timeout`` seconds.
+        """Return a connection to the member to read from, trying for up to ``timeout`` seconds.
 
-        Raises CommandError, the last one met.
+        The member has just said what it is. Raises CommandError, the last one met.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -77,10 +81,23 @@ class MemberDialer:
             await asyncio.sleep(pause)
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
-        """Connect to this member, whatever its role. Raises CommandError, NetworkError."""
-        connection = await Connection.open(address, timeout=timeout)
+        """Return a connection to this member, whatever its role.
+
+        Raises CommandError, NetworkError.
+        """
+        connection = await self._pool.take(address, timeout)
         self._directory.said_hello(self._target, connection)
         return connection
+
+    def release(self, connection: Connection) -> None:
+        """Give a connection back; one that is closed, or has a request in flight, is cut."""
+        self._pool.give_back(connection)
+
+    def borrow(
+        self, address: Address, timeout: float, *, greet: bool = False
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Give a connection to this member for a block, as the pool's ``borrow``."""
+        return self._pool.borrow(address, timeout, greet=greet)
 
     def suspect(self, address: Address) -> None:
         """Have the member's role looked up again before it is chosen once more."""
@@ -92,11 +109,14 @@ class MemberDialer:
         self._replica_set = replica_set
         address = await replica_set.select(self._preference, timeout)
         try:
-            connection = await self.connect_to(address, min(timeout, self._attempt_timeout))
+            left = min(timeout, self._attempt_timeout)
+            connection = await self._pool.take(address, left, greet=True)
         except NetworkError as error:
             replica_set.invalidate(address)
             raise from_network(error, format_address(address)) from error
+        self._directory.said_hello(self._target, connection)
         hello = connection.hello
+        replica_set.observe(address, hello)
         is_primary = hello.get("isWritablePrimary", hello.get("ismaster"))
         if hello.get("setName") != replica_set.name:
             problem = f"is not a member of {replica_set.name}"
@@ -104,6 +124,6 @@ class MemberDialer:
             problem = "is not primary"
         else:
             return connection
-        connection.abort()
+        self._pool.give_back(connection)
         replica_set.invalidate(address)
         raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")

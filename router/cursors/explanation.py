@@ -9,7 +9,7 @@ from router.change_stream.merged_stream import only_shard
 from router.change_stream.plan import shard_command
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
-from router.cursors.opening import connect_all
+from router.cursors.opening import connect_all, give_back_all
 from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection
 from shard_client.read_preference import ReadPreference
@@ -41,8 +41,7 @@ async def explain_stream(
         ]
         hosts = [":".join(map(str, each.address)) for each in connections.values()]
     finally:
-        for connection in connections.values():
-            connection.abort()
+        give_back_all(cluster, connections)
     stages = [
         {"host": host, "stages": reply.get("stages", [])}
         for host, reply in zip(hosts, replies, strict=True)

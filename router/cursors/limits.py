@@ -1,7 +1,8 @@
 """All settings of streams and their defaults, in one place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shard_client.connection_pool import PoolLimits
 from shard_client.remote_settings import RemoteSettings
 
 _MIB = 1024 * 1024
@@ -85,6 +86,8 @@ class StreamLimits:
     """How long an idle cursor of a session lives (localLogicalSessionTimeoutMinutes)."""
     max_cursors: int = 10_000
     """Merged cursors open at a time."""
+    pool: PoolLimits = field(default_factory=PoolLimits)
+    """Connections to one member."""
 
     def remote_settings(self, batch_bytes: int) -> RemoteSettings:
         """Return what of this concerns one remote cursor with batches of ``batch_bytes``."""

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping, Set
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, ShardList
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.remotes import Part
 from router.change_stream.request import StreamRequest
@@ -23,16 +23,35 @@ from shard_client.read_preference import ReadPreference
 
 
 class Placed(NamedTuple):
-    """Remotes that are to be opened, over these connections as far as they are open already."""
+    """Remotes that are to be opened, and the time at which their shards start."""
 
     upstream: Upstream
     start_at: Timestamp
-    connections: dict[str, Connection]
+
+
+class Now(NamedTuple):
+    """A time after all that shards had written, and the shard list from just before it."""
+
+    time: Timestamp
+    listed: ShardList
+
+
+class Clock(Protocol):
+    """Tells what time it is in the cluster."""
+
+    async def now(self, request: StreamRequest) -> Now:
+        """Return a time after all that the request's shards wrote before this was called.
+
+        What they write after this has returned is at that time or later. Raises CommandError,
+        labelled as mongos would.
+        """
+        ...
 
 
 async def place_upstream(
     request: StreamRequest,
     cluster: Cluster,
+    clock: Clock,
     nudger: Nudger,
     limits: StreamLimits,
     memory: Memory,
@@ -41,56 +60,35 @@ async def place_upstream(
     """Find out which shards ``request`` reads and where it starts.
 
     ``parts`` are shards to be read also if they have left. Raises CommandError, labelled as mongos
-    would, after ``open_timeout`` at the latest; 70
-    ShardNotFound when the cluster has no shards.
+    would, after ``open_timeout`` at the latest; 70 ShardNotFound when the cluster has no shards.
     """
-    deadline = asyncio.get_running_loop().time() + limits.open_timeout
-    listed = await cluster.shards(limits.open_timeout)
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await clock.now(request)
+    else:
+        listed = await cluster.shards(limits.open_timeout)
     shards = listed.hosts
     if not shards and request.passthrough_to_shard is None:
-        raise CommandError(ErrorCode.ShardNotFound, "No shards found")
-    connections: dict[str, Connection] = {}
-    try:
-        start_at = request.start_time
-        if start_at is None:
-            # Each hello tells its shard's time: what was written before now is left out.
-            start_at = await present_time(request, shards, cluster, deadline, connections)
-        # Those whose leaving is not known left by the time the list was read, not long before.
-        known = (each for each in parts if each.until is not None or each.shard not in shards)
-        left_by = first_key(next_tick(listed.by))
-        removed = sorted(each._replace(until=each.until or left_by) for each in known)
-        stream = MergedStream(
-            request, shards, start_at=start_at, topology_from=listed.before, removed=removed
-        )
-        upstream = Upstream(stream, request, cluster, nudger, limits, memory)
-    except BaseException:
-        abort_all(connections)
-        raise
-    return Placed(upstream, start_at, connections)
+        raise no_shards()
+    # Those whose leaving is not known left by the time the list was read, not long before.
+    known = (each for each in parts if each.until is not None or each.shard not in shards)
+    left_by = first_key(next_tick(listed.by))
+    removed = sorted(each._replace(until=each.until or left_by) for each in known)
+    stream = MergedStream(
+        request, shards, start_at=start_at, topology_from=listed.before, removed=removed
+    )
+    return Placed(Upstream(stream, request, cluster, nudger, limits, memory), start_at)
 
 
-async def present_time(
-    request: StreamRequest,
-    shards: Mapping[str, str],
-    cluster: Cluster,
-    deadline: float,
-    connections: dict[str, Connection],
-) -> Timestamp:
-    """Return a time after all that the request's shards have written, over new ``connections``.
-
-    Raises CommandError, labelled as mongos would, at the loop's time ``deadline`` at the latest.
-    """
-    only = request.passthrough_to_shard
-    asked = {shard: host for shard, host in shards.items() if only in (None, shard)}
-    left = max(0.0, deadline - asyncio.get_running_loop().time())
-    await connect_all(cluster, asked, ReadPreference.of(request.read_preference), left, connections)
-    return next_tick(cluster.clock.time or Timestamp(0, 0))
+def no_shards() -> CommandError:
+    """Return the error of a cluster that has nothing to read from."""
+    return CommandError(ErrorCode.ShardNotFound, "No shards found")
 
 
-def abort_all(connections: Mapping[str, Connection]) -> None:
-    """Close connections that nobody has taken over."""
+def give_back_all(cluster: Cluster, connections: Mapping[str, Connection]) -> None:
+    """Give connections back to the cluster's pool."""
     for connection in connections.values():
-        connection.abort()
+        cluster.release(connection)
 
 
 async def connect_all(

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from router.catalog.shared_answer import SharedAnswer
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
-from router.cursors.opening import abort_all, present_time
+from router.cursors.opening import Now, connect_all, give_back_all, no_shards
+from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection, format_address
 from shard_client.errors import CommandError, NetworkError
 from shard_client.read_preference import ReadPreference
@@ -20,56 +23,52 @@ _Asked = tuple[ReadPreference, str | None]
 class Present:
     """Asks the shards for their times; those who come while they are asked share the next answer.
 
-    ``await close()`` ends it.
+    Each shard is asked by one hello over a connection of the cluster's pool. ``await close()`` ends
+    it.
     """
 
     def __init__(self, cluster: Cluster, limits: StreamLimits) -> None:
         self._cluster = cluster
         self._limits = limits
-        self._asking: dict[_Asked, asyncio.Task[Timestamp]] = {}
+        self._answers: dict[_Asked, SharedAnswer[Now]] = {}
 
-    async def time(self, request: StreamRequest) -> Timestamp:
+    async def now(self, request: StreamRequest) -> Now:
         """Return a time after all that the request's shards wrote before this was called.
 
         What they write after this has returned is at that time or later. Raises CommandError,
         labelled as mongos would.
         """
         key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
-        running = self._asking.get(key)
-        if running is not None:
-            # Its answer may come from before we asked.
-            await asyncio.wait((running,))
-        task = self._asking.get(key)
-        if task is None or task is running:
-            task = asyncio.get_running_loop().create_task(self._ask(request), name="ask the time")
-            self._asking[key] = task
-            task.add_done_callback(lambda done: self._asked(key, done))
-        return await asyncio.shield(task)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
+        try:
+            return await answer.get()
+        finally:
+            if answer.idle and self._answers.get(key) is answer:
+                del self._answers[key]
 
     async def close(self) -> None:
         """End what is being asked."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        for answer in list(self._answers.values()):
+            await answer.close()
 
-    def _asked(self, key: _Asked, task: asyncio.Task[Timestamp]) -> None:
-        if self._asking.get(key) is task:
-            del self._asking[key]
-        if not task.cancelled():
-            task.exception()  # whoever waits gets it; there may be nobody any more
-
-    async def _ask(self, request: StreamRequest) -> Timestamp:
+    async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
         deadline = asyncio.get_running_loop().time() + self._limits.open_timeout
-        shards = (await self._cluster.shards(self._limits.open_timeout)).hosts
+        listed = await self._cluster.shards(self._limits.open_timeout)
+        if not listed.hosts and only is None:
+            raise no_shards()
+        asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
         connections: dict[str, Connection] = {}
         try:
-            time = await present_time(request, shards, self._cluster, deadline, connections)
+            # Each hello tells its shard's time: what was written before now is left out.
+            await connect_all(self._cluster, asked, preference, left, connections)
+            time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
             await self._tell(connections.values(), deadline)
-            return time
+            return Now(time, listed)
         finally:
-            abort_all(connections)
+            give_back_all(self._cluster, connections)
 
     async def _tell(self, connections: Iterable[Connection], deadline: float) -> None:
         """Give the newest cluster time to the shards that are behind it.

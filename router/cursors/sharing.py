@@ -171,7 +171,7 @@ class SharedStreams:
             if (placing := channel.placing()) is not None:
                 await placing.located()
             elif start_at is None and any(source.healthy for source in channel.sources):
-                start_at = await self._present.time(request)
+                start_at = (await self._present.now(request)).time
             else:
                 break
         source = None
@@ -200,8 +200,8 @@ class SharedStreams:
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
         place = partial(
-            place_upstream, request, self._cluster, self._nudger, self._limits, self._memory,
-            parts,
+            place_upstream, request, self._cluster, self._present, self._nudger, self._limits,
+            self._memory, parts,
         )  # fmt: skip
         source = Source(place, self._limits, self._gone, shared=self._limits.share)
         self._of[source] = channel

@@ -175,7 +175,7 @@ class Source:
             self.placed.set()
         self._keep()
         left = max(0.0, deadline - self._loop.time())
-        await placed.upstream.open(placed.connections, left)
+        await placed.upstream.open(left)
 
     def _has_opened(self, opening: asyncio.Task[None]) -> None:
         # Those who wait get the failure as well; nobody may be waiting.

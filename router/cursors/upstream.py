@@ -22,7 +22,6 @@ from router.cursors.nudge import Nudger
 from router.cursors.pace import Pace
 from router.cursors.prefetch import Prefetch
 from router.cursors.remote import Remote
-from shard_client.connection import Connection
 from shard_client.cursor_reply import CursorBatch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
@@ -56,7 +55,6 @@ class Upstream:
         self._prefetch = Prefetch(limits)
         self._loop = asyncio.get_running_loop()
         self._remotes: dict[int, Remote] = {}
-        self._connections: dict[str, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._opening: asyncio.Future[None] | None = None
@@ -67,13 +65,11 @@ class Upstream:
         self._taken = 0
         self._preference = ReadPreference.of(request.read_preference)
 
-    async def open(self, connections: Mapping[str, Connection], timeout: float) -> None:
+    async def open(self, timeout: float) -> None:
         """Open the remotes and wait, ``timeout`` seconds, until each has answered its opening.
 
-        ``connections`` may hold open ones by target; they are taken over. Raises CommandError, the
-        first failure of a remote; call ``close`` then.
+        Raises CommandError, the first failure of a remote; call ``close`` then.
         """
-        self._connections = dict(connections)
         self._touch()
         opening = self._opening = self._loop.create_future()
         self._execute(self.stream.start())
@@ -88,7 +84,6 @@ class Upstream:
             ).with_change_stream_label() from None
         finally:
             self._opening = None
-            self._drop_connections()
 
     def take(self, position: Position, max_events: int | None, max_bytes: int) -> Taken:
         """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
@@ -151,7 +146,6 @@ class Upstream:
         if not self._closed:
             self._closed = True
             self._idle.close()
-            self._drop_connections()
             self.stop_reading()
             self._memory.held -= self._held
             self._held = 0
@@ -211,9 +205,7 @@ class Upstream:
             clock=self._cluster.clock,
             settings=settings,
         )
-        # The config server may be a shard, too, by the same name.
-        connection = None if remote.topology else self._connections.pop(remote.target, None)
-        remote.cursor.start(connection)
+        remote.cursor.start()
 
     def _close_remote(self, number: int) -> None:
         remote = self._remotes.pop(number, None)
@@ -357,11 +349,6 @@ class Upstream:
                 continue
             if self._may_read(number):
                 cursor.resume()
-
-    def _drop_connections(self) -> None:
-        for connection in self._connections.values():
-            connection.abort()
-        self._connections.clear()
 
 
 def release(waiter: asyncio.Future[None]) -> None:

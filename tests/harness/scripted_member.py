@@ -17,6 +17,7 @@ from shard_client.frames import OP_MSG, build_msg, build_op_reply, frame_length,
 
 UUID_HEX = "5A1004" + "11" * 16
 _START = Timestamp(100, 1)
+_PROCESS = bson.ObjectId()
 
 
 def event_token(ts: Timestamp, number: int = 1) -> str:
@@ -186,6 +187,7 @@ class ScriptedMember:
             "helloOk": True,
             "setName": self.set_name,
             "setVersion": 1,
+            "topologyVersion": {"processId": _PROCESS, "counter": Int64(0)},
             "hosts": self.hosts or [me],
             "me": me,
             **({"primary": me} if self.primary else {}),
@@ -203,6 +205,8 @@ class ScriptedMember:
         return {}
 
     async def _find(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not self.primary and "$readPreference" not in command:
+            return {"ok": 0.0, "errmsg": "not primary and secondaryOk=false", "code": 13435}
         found = self.documents.get(command["find"], [])
         namespace = f"{command['$db']}.{command['find']}"
         return {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}

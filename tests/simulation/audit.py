@@ -4,6 +4,7 @@ import asyncio
 from random import Random
 from typing import Any
 
+from shard_client.connection_pool import PoolLimits
 from shard_client.errors import CommandError, NetworkError
 from tests.simulation.checks import problems_of, segment_problems, start_problems
 from tests.simulation.driver import DriverCursor, ask
@@ -19,6 +20,7 @@ _TIME_TO_RESUME = 30.0
 _TIME_FOR_THE_FEED = 60.0
 _TIME_TO_FORGET = 9.0
 """Longer than idle cursors live."""
+_IDLE_CONNECTIONS = PoolLimits().most_idle
 _RESUMED = 2
 """Tokens of each client that are tried in the end."""
 _TASKS_OF_AN_IDLE_ROUTER = 3
@@ -130,8 +132,8 @@ class Audit:
             link for link in self._loop.network.links_of(router_process.name)
             if link.client == router_process.name
         ]  # fmt: skip
-        # One for the shard list, and one for the nudges of each replica set.
-        if len(links) > 2 + len(self._workload.shards_ever):
+        # Few idle ones are kept for each replica set, and the one that its nudges have.
+        if len(links) > (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever)):
             trace.problem(f"connections are left in the router: {links}")
         now = self._loop.time()
         for shard in self._workload.shards_ever.values():

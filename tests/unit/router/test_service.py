@@ -18,14 +18,11 @@ class FakeConnection:
     def __init__(self, version: str, wire_version: int) -> None:
         self.hello = {"maxWireVersion": wire_version}
         self.version = version
-        self.closed = False
+        self.released = False
 
     async def command(self, database: str, command: Any, *, timeout: float) -> dict[str, Any]:
         assert (database, command) == ("admin", {"buildInfo": 1})
         return {"version": self.version, "ok": 1.0}
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 class FakeCluster:
@@ -46,6 +43,9 @@ class FakeCluster:
         self.asked.append(target)
         return self.connection
 
+    def release(self, connection: FakeConnection) -> None:
+        connection.released = True
+
 
 def node(cluster: FakeCluster) -> Node:
     cursors = cast(Any, FakeCursors())
@@ -65,7 +65,7 @@ async def test_the_shards_version_becomes_the_router_s(monkeypatch: pytest.Monke
     await waiting
     assert not cluster.failures
     assert cluster.asked == ["shard0"]
-    assert cluster.connection.closed
+    assert cluster.connection.released
     assert router.identity.version == "8.0.4-rc1"
     assert router.identity.build_info["versionArray"] == [8, 0, 4, 0]
     assert router.identity.max_wire_version == 25

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from bson import Timestamp
 from router.change_stream.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
+from shard_client.connection_pool import ConnectionPool
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ProtocolError
 from shard_client.remote_cursor import RemoteCursor
@@ -45,6 +47,7 @@ class Reader:
 
     def __post_init__(self) -> None:
         self.clock = ClusterClock()
+        self.pool = ConnectionPool()
         self.cursor = RemoteCursor(
             "s",
             dialer=self,
@@ -56,11 +59,21 @@ class Reader:
         )
 
     async def connect(self, timeout: float) -> Connection:
-        self.connection = await self.connect_to(("127.0.0.1", self.member.port), timeout)
+        address = ("127.0.0.1", self.member.port)
+        self.connection = await self.pool.take(address, timeout, greet=True)
         return self.connection
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
-        return await Connection.open(address, timeout=timeout)
+        self.connection = await self.pool.take(address, timeout)
+        return self.connection
+
+    def release(self, connection: Connection) -> None:
+        self.pool.give_back(connection)
+
+    def borrow(
+        self, address: Address, timeout: float, *, greet: bool = False
+    ) -> AbstractAsyncContextManager[Connection]:
+        return self.pool.borrow(address, timeout, greet=greet)
 
     def suspect(self, address: Address) -> None:
         self.suspected.append(address)
@@ -112,6 +125,7 @@ async def test_batches_are_fetched_without_being_asked_for(member: ScriptedMembe
     assert reader.clock.time == Timestamp(102, 1)
     await reader.cursor.close()
     assert not member.cursors
+    reader.pool.close()
     await until(lambda: not member.writers)
     assert not reader.failures
 
@@ -129,6 +143,27 @@ async def test_a_paused_cursor_asks_for_nothing(member: ScriptedMember):
     reader.cursor.pause()
     await reader.cursor.close()
     assert not member.cursors
+
+
+async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
+    """Others use it meanwhile; the cursor goes on over any connection to its member."""
+    reader = Reader(member)
+    reader.cursor.start()
+    address = ("127.0.0.1", member.port)
+    await until(lambda: member.commands["getMore"] > 1)
+    assert reader.pool.counts[address] == (1, 0, 1)
+    reader.cursor.pause()
+    await until(lambda: reader.pool.counts[address] == (0, 1, 1))
+    other = await reader.pool.take(address, 1.0)
+    reader.cursor.resume()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    assert reader.connection is not other
+    assert len(member.opened) == 1
+    reader.pool.give_back(other)
+    await reader.cursor.close()
+    assert not member.cursors
+    assert reader.pool.counts[address] == (0, 2, 2), "closing it cut none"
 
 
 @pytest.fixture
@@ -155,6 +190,7 @@ async def test_more_is_asked_for_before_a_large_reply_is_looked_into(member: Scr
     await until(lambda: member.commands["getMore"] > asked)
     await reader.cursor.close()
     assert not member.cursors
+    reader.pool.close()
     await until(lambda: not member.writers)
     assert not reader.failures
 
@@ -169,6 +205,7 @@ async def test_the_last_reply_of_a_cursor_asks_for_no_more(member: ScriptedMembe
     assert reader.asked_ahead[-1] is False
     await reader.cursor.close()
     assert not reader.failures
+    reader.pool.close()
     await until(lambda: not member.writers)
 
 
@@ -188,6 +225,7 @@ async def test_a_reply_that_cannot_be_split_ends_the_cursor_with_more_in_flight(
     assert "no resume token" in str(reader.failures[0])
     await reader.cursor.close()
     assert not member.cursors
+    reader.pool.close()
     await until(lambda: not member.writers)
 
 

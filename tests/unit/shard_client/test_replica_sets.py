@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from random import Random
 
 import pytest
 
@@ -13,6 +14,7 @@ from shard_client.read_preference import Member, ReadPreference
 from shard_client.replica_set import ReplicaSet, host_string, parse_hosts
 from tests.harness.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE
+from tests.unit.router.cursors.conftest import until
 
 Factory = Callable[[str, Iterable[Address]], ReplicaSet]
 
@@ -106,10 +108,10 @@ async def test_a_suspect_is_asked_before_it_is_named_again(make: Factory, member
     replica_set = make("rs", seeds(member))
     try:
         address = await replica_set.primary(5)
-        before = member.commands["hello"] + member.commands["ping"]
+        before = member.commands["hello"] + member.commands["find"]
         replica_set.invalidate(address)
         assert await replica_set.primary(5) == address
-        assert member.commands["hello"] + member.commands["ping"] > before
+        assert member.commands["hello"] + member.commands["find"] > before
     finally:
         await replica_set.close()
 
@@ -156,7 +158,76 @@ def test_tags(mode, tags, chosen):
         TWO: Member("primary", {"dc": "east", "use": "writes"}),
         THREE: Member("secondary", {"dc": "west"}),
     }
-    assert ReadPreference.of({"mode": mode, "tags": tags}).choose(members) == chosen
+    preference = ReadPreference.of({"mode": mode, "tags": tags})
+    assert preference.choose(members, draw=lambda near: near[0]) == chosen
+
+
+@pytest.mark.parametrize(
+    ("mode", "near"),
+    [
+        ("nearest", {ONE, TWO}),
+        ("secondary", {ONE}),
+        ("secondaryPreferred", {ONE}),
+        ("primaryPreferred", {TWO}),
+        ("primary", {TWO}),
+    ],
+)
+def test_any_member_within_the_latency_window_is_chosen(mode: str, near: set[Address]):
+    members = {
+        ONE: Member("secondary", round_trip=0.030),
+        TWO: Member("primary", round_trip=0.020),
+        THREE: Member("secondary", round_trip=0.046),
+    }
+    preference, chance = ReadPreference(mode), Random(1)
+    chosen = {preference.choose(members, draw=chance.choice) for _ in range(50)}
+    assert chosen == near
+    wide = {preference.choose(members, threshold=0.030, draw=chance.choice) for _ in range(50)}
+    assert wide == near | (
+        {THREE} if mode in ("nearest", "secondary", "secondaryPreferred") else set()
+    )
+
+
+def test_a_member_that_was_not_measured_yet_counts_as_near():
+    members = {ONE: Member("secondary"), TWO: Member("secondary", round_trip=0.5)}
+    chance = Random(2)
+    nearest = ReadPreference("nearest")
+    assert {nearest.choose(members, draw=chance.choice) for _ in range(20)} == {ONE, TWO}
+    members[THREE] = Member("secondary", round_trip=0.001)
+    assert {nearest.choose(members, draw=chance.choice) for _ in range(50)} == {ONE, THREE}
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_a_secondary_tells_who_is_primary(make: Factory, member: ScriptedMember):
+    """What was learnt over another connection counts at once: no driver's heartbeat is awaited."""
+    other = await ScriptedMember("rs", primary=False).start()
+    both = [("127.0.0.1", each.port) for each in (member, other)]
+    member.hosts = other.hosts = [f"{host}:{port}" for host, port in both]
+    replica_set = MotorReplicaSet("rs", both) if make is motor else make("rs", both)
+    try:
+        anything = ReadPreference("secondary")
+        assert await replica_set.primary(5) == both[0]
+        assert await replica_set.select(anything, 5) == both[1]
+        member.primary, other.primary = False, True
+        hello = {"setName": "rs", "secondary": True, "hosts": member.hosts}
+        replica_set.observe(both[0], {**hello, "primary": member.hosts[1]})
+        replica_set.observe(both[1], {**hello, "secondary": False, "isWritablePrimary": True})
+        async with asyncio.timeout(0.2):
+            assert await replica_set.primary(5) == both[1]
+            assert await replica_set.select(anything, 5) == both[0]
+    finally:
+        await replica_set.close()
+        await other.stop()
+
+
+async def test_the_driver_has_one_connection_to_each_member(member: ScriptedMember):
+    replica_set = motor("rs", seeds(member))
+    try:
+        assert await replica_set.primary(5) == ("127.0.0.1", member.port)
+        asked = member.commands["hello"]
+        await until(lambda: member.commands["hello"] > asked + 2, 10)
+        await until(lambda: len(member.writers) == 1, 10)
+    finally:
+        await replica_set.close()
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])

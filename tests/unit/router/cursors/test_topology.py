@@ -6,7 +6,7 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.description import RemoteDescription
-from router.cursors.opening import abort_all, connect_all
+from router.cursors.opening import connect_all, give_back_all
 from router.cursors.registry import CursorRegistry
 from shard_client.connection import Connection
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -291,7 +291,7 @@ async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster
     connections: dict[str, Connection] = {}
     await connect_all(router, shards, PRIMARY, 2.0, connections)
     assert connections.keys() == {"s0", "s1", "s2"}
-    abort_all(connections)
+    give_back_all(router, connections)
 
 
 async def test_a_shard_that_is_removed_while_one_who_was_left_behind_gets_remotes_of_its_own(

@@ -1,0 +1,71 @@
+"""One question for all who ask at the same time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_T = TypeVar("_T")
+
+
+class SharedAnswer(Generic[_T]):
+    """Calls ``ask`` once for all callers of ``get`` that come while it is being called.
+
+    Each caller gets an answer to a question that was asked after it came. ``name`` is the task's.
+    Must be made in a running loop; ``await close()`` ends it.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[_T]], name: str) -> None:
+        self._ask = ask
+        self._name = name
+        self._asking: asyncio.Task[_T] | None = None
+        self._waiting = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being asked and nobody waits."""
+        return self._asking is None and not self._waiting
+
+    async def get(self) -> _T:
+        """Return the answer; raises what ``ask`` raises, CommandError 91 after ``close``."""
+        self._waiting += 1
+        try:
+            running = self._asking
+            if running is not None:
+                # Its answer may be older than this call.
+                await asyncio.wait((running,))
+            if self._asking is None or self._asking is running:
+                task = asyncio.get_running_loop().create_task(self._call(), name=self._name)
+                self._asking = task
+                task.add_done_callback(self._answered)
+            asking = self._asking
+            try:
+                return await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                caller = asyncio.current_task()
+                if asking.cancelled() and caller is not None and not caller.cancelling():
+                    raise CommandError(
+                        ErrorCode.ShutdownInProgress, f"the router ends: cannot {self._name}"
+                    ).with_change_stream_label() from None
+                raise
+        finally:
+            self._waiting -= 1
+            if not self._waiting and self._asking is not None:
+                self._asking.cancel()  # nobody wants to know any more
+
+    async def close(self) -> None:
+        """End the call in flight."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait((self._asking,))
+
+    async def _call(self) -> _T:
+        return await self._ask()
+
+    def _answered(self, task: asyncio.Task[_T]) -> None:
+        if self._asking is task:
+            self._asking = None
+        if not task.cancelled():
+            task.exception()  # the callers get it; they may all have left
