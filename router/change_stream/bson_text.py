@@ -62,7 +62,7 @@ def render(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bytes):
-        return f"BinData({getattr(value, 'subtype', 0)}, {value.hex().upper()})"
+        return f'BinData({getattr(value, "subtype", 0)}, "{value.hex().upper()}")'
     if isinstance(value, Timestamp):
         return f"Timestamp({value.time}, {value.inc})"
     return str(value)

@@ -40,6 +40,9 @@ def starting_point(
     version = 2 if request.splits_large_events else token_version
     if isinstance(request.start, AfterToken):
         token = request.start.token
+        if token.is_high_water_mark and token.version == 1 and request.splits_large_events:
+            # mongos makes the mark anew in the version of fragments' tokens, version 0 excepted.
+            token = high_water_mark(token.cluster_time, version)
     else:
         token = high_water_mark(start_at, version)
     floor = token.data

@@ -95,6 +95,21 @@ class RawClient:
         reply.compressed = compressed
         return reply
 
+    async def receive_raw(self, seconds: float, options: CodecOptions[Any]) -> Any:
+        """Return the next reply's document, decoded as ``options`` say; EOFError at the end.
+
+        Args:
+            seconds: how long it may take.
+            options: say what documents become, RawBSONDocument for one.
+        """
+        async with asyncio.timeout(seconds):
+            try:
+                length = _HEADER.unpack(await self.reader.readexactly(16))[0]
+                body = await self.reader.readexactly(length - 16)
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                raise EOFError("the server closed the connection") from error
+        return bson.decode(body[5:], options)
+
     async def command(self, database: str, command: dict[str, Any], **how: Any) -> Reply:
         """Send a command and return its reply, which must be the answer to it."""
         request_id = self.send(database, command, **how)

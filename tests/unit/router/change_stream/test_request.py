@@ -152,5 +152,5 @@ def test_type_names(value, name):
 def test_rendering():
     document = {"a": [1, "x", None], "b": {"c": False}, "t": Timestamp(1, 2), "d": b"\x01"}
     assert render(document) == (
-        '{a: [1, "x", null], b: {c: false}, t: Timestamp(1, 2), d: BinData(0, 01)}'
+        '{a: [1, "x", null], b: {c: false}, t: Timestamp(1, 2), d: BinData(0, "01")}'
     )

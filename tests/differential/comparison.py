@@ -1,0 +1,95 @@
+"""How two readings of one stream differ."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import bson
+from bson import Timestamp
+
+from tests.differential.plans import Plan
+from tests.differential.reading import Reading, decoded, token_time
+
+_SHOWN = 1200
+
+
+def differences(plan: Plan, mongos: Reading, router: Reading, end: Timestamp) -> list[str]:
+    """Return how the router's reading differs from mongos's, up to the cluster time ``end``.
+
+    What is left to chance is not compared: where batches are cut, promises between them, which
+    events come before an error of another shard, and the order of events with equal tokens.
+    """
+    found = [f"wrong in itself through mongos: {each}" for each in mongos.wrong]
+    found += [f"wrong in itself through the router: {each}" for each in router.wrong]
+    found += _openings(plan, mongos, router)
+    found += _failures(mongos, router)
+    found += _events(mongos, router, end)
+    if mongos.invalidated != router.invalidated:
+        found.append(f"closed by itself: mongos {mongos.invalidated}, router {router.invalidated}")
+    elif mongos.invalidated and mongos.promises[-1][1] != router.promises[-1][1]:
+        found.append(f"last token: mongos {mongos.promises[-1]}, router {router.promises[-1]}")
+    if mongos.killed != router.killed:
+        found.append(f"cursor there to be killed: mongos {mongos.killed}, router {router.killed}")
+    return found
+
+
+def _openings(plan: Plan, mongos: Reading, router: Reading) -> Iterator[str]:
+    if mongos.opening != router.opening:
+        yield f"opening: mongos {mongos.opening}, router {router.opening}"
+    if not plan.starts_somewhere or not mongos.promises or not router.promises:
+        return
+    (first, promised), (ours, our_promise) = mongos.promises[0], router.promises[0]
+    if not first and not ours and promised != our_promise:
+        yield f"first token: mongos {promised}, router {our_promise}"
+
+
+def _failures(mongos: Reading, router: Reading) -> Iterator[str]:
+    if mongos.failures == router.failures:
+        return
+    for name, reading in (("mongos", mongos), ("router", router)):
+        shown = "; ".join(map(str, reading.failures)) or "none"
+        yield f"errors through {name}: {shown}"
+    if [str(each) for each in mongos.failures] == [str(each) for each in router.failures]:
+        fields = [[each.fields for each in reading.failures] for reading in (mongos, router)]
+        yield f"fields of errors: {fields}"
+
+
+def _events(mongos: Reading, router: Reading, end: Timestamp) -> Iterator[str]:
+    theirs, ours = _until(mongos, end), _until(router, end)
+    if mongos.failures:
+        # A shard's error ends the stream whatever the others have still to tell.
+        shared = min(len(theirs), len(ours))
+        theirs, ours = theirs[:shared], ours[:shared]
+    theirs, ours = _settled(theirs), _settled(ours)
+    if theirs == ours:
+        return
+    yield f"events: {len(theirs)} through mongos, {len(ours)} through the router"
+    for number, (their, our) in enumerate(zip(theirs, ours, strict=False)):
+        if their != our:
+            yield f"event {number} through mongos: {_shown(their)}"
+            yield f"event {number} through the router: {_shown(our)}"
+            return
+    more, name = (theirs, "mongos") if len(theirs) > len(ours) else (ours, "the router")
+    yield f"only through {name}: {_shown(more[min(len(theirs), len(ours))])}"
+
+
+def _until(reading: Reading, end: Timestamp) -> list[tuple[str, bytes]]:
+    pairs = zip(reading.tokens, reading.events, strict=True)
+    return [(token, event) for token, event in pairs if token_time(token) <= end]
+
+
+def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Put events with one token, which several shards have made, into one order."""
+    groups = groupby(events, key=lambda pair: pair[0])
+    return [pair for _, group in groups for pair in sorted(group)]
+
+
+def _shown(pair: tuple[str, bytes]) -> str:
+    return repr(decoded(pair[1]))[:_SHOWN]
+
+
+def command_text(plan: Plan) -> str:
+    """Return a plan in one line."""
+    text = repr(bson.decode(bson.encode(plan.command)))
+    return f"{plan.name}: {plan.database} {text} more={list(plan.more)}" + (
+        f" legs={plan.legs}" if plan.legs else ""
+    )

@@ -1,0 +1,265 @@
+"""Random change streams: where, from when, with which options, read in which steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from bson import Binary, Timestamp
+
+from tests.differential.pipelines import Pipeline, pipeline
+from tests.differential.workload import PLAIN, SHARDED
+
+Token = dict[str, Any]
+"""A resume token as a driver keeps it."""
+
+_GOOD_SIZES = (0, 1, 2, 3, 10, 101, 5000)
+_WAITS = (1, 5, 20, 100)
+_BAD_MORE: tuple[dict[str, Any], ...] = (
+    {"batchSize": -1},
+    {"batchSize": "many"},
+    {"maxTimeMS": -1},
+    {"maxTimeMS": "long"},
+    {"bogus": 1},
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One change stream and how it is read.
+
+    Args:
+        name: what to call it in reports.
+        database: where its commands go.
+        command: the opening ``aggregate``.
+        more: what the getMores have beside the cursor, one after the other, over and over.
+        bad: what one more getMore has, right after the opening, that servers refuse.
+        damaged: whether it starts after a token that no server has made.
+        live: whether it is opened before the workload and read meanwhile.
+        legs: replies after which another server goes on from the last postBatchResumeToken; 0 for
+            a stream that one server reads.
+    """
+
+    name: str
+    database: str
+    command: dict[str, Any]
+    more: Sequence[dict[str, Any]] = field(default=({"maxTimeMS": 20},))
+    bad: dict[str, Any] | None = None
+    damaged: bool = False
+    live: bool = False
+    legs: int = 0
+
+    @property
+    def collection(self) -> str:
+        """What a getMore names."""
+        target = self.command["aggregate"]
+        return target if isinstance(target, str) else "$cmd.aggregate"
+
+    @property
+    def first_batch_size(self) -> int | None:
+        """The batch size that the opening asks for."""
+        size = self.command.get("cursor", {}).get("batchSize")
+        return size if isinstance(size, int) and size >= 0 else None
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """The options of ``$changeStream``."""
+        options: dict[str, Any] = self.command["pipeline"][0]["$changeStream"]
+        return options
+
+    @property
+    def starts_somewhere(self) -> bool:
+        """Whether the stream names its start, so that both servers start there."""
+        return bool({"startAtOperationTime", "resumeAfter", "startAfter"} & set(self.stage))
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """The fields that tie the stream's commands to its session."""
+        return {name: value for name, value in self.command.items() if name == "lsid"}
+
+    def resumed(self, token: Token, *, invalidated: bool = False) -> "Plan":
+        """Return the plan of a stream that goes on after ``token``."""
+        starts = ("startAtOperationTime", "resumeAfter", "startAfter")
+        options = {name: option for name, option in self.stage.items() if name not in starts}
+        options["startAfter" if invalidated else "resumeAfter"] = token
+        stages = [{"$changeStream": options}, *self.command["pipeline"][1:]]
+        return replace(self, command={**self.command, "pipeline": stages})
+
+
+class Planner:
+    """Draws plans for the streams of one seed.
+
+    Args:
+        chance: decides everything.
+        databases: the workload's databases.
+        start: a cluster time before the workload.
+    """
+
+    def __init__(self, chance: Random, databases: Sequence[str], start: Timestamp) -> None:
+        self._chance = chance
+        self._databases = databases
+        self._start = start
+
+    def reference(self) -> list[Plan]:
+        """Return streams without filters from the start, whose tokens others start from."""
+        first, second = self._databases
+        cluster = self._scope("admin", {"allChangesForCluster": True, "showExpandedEvents": True})
+        scopes = [
+            cluster,
+            self._scope(first, {}),
+            self._scope(second, {"showExpandedEvents": True}),
+            self._scope(first, {}, target=self._chance.choice(SHARDED)),
+            self._scope(second, {}, target=self._chance.choice(PLAIN)),
+        ]
+        return [
+            replace(plan, name=f"reference {number}", command=self._from_start(plan.command))
+            for number, plan in enumerate(scopes)
+        ]
+
+    def live(self, number: int) -> Plan:
+        """Return a stream from now on."""
+        plan = self._random(whole=0.0)
+        options = {**plan.stage, "fullDocument": self._chance.choice(("default", "whenAvailable"))}
+        stages = [{"$changeStream": options}, *plan.command["pipeline"][1:]]
+        command = {**plan.command, "pipeline": stages}
+        return replace(plan, name=f"live {number}", command=command, live=True)
+
+    def past(self, number: int, tokens: Sequence[Token], times: Sequence[Timestamp]) -> Plan:
+        """Return a stream that starts at one of the tokens or times seen."""
+        plan = self._random(whole=0.2)
+        start = self._starting(tokens, times)
+        options = {**start, **plan.stage}
+        items = list(options.items())
+        self._chance.shuffle(items)
+        stages = [{"$changeStream": dict(items)}, *plan.command["pipeline"][1:]]
+        legs = self._chance.randrange(1, 4) if self._chance.random() < 0.15 else 0
+        command = {**plan.command, "pipeline": stages}
+        damaged = any(isinstance(at, dict) and at not in tokens for at in start.values())
+        return replace(plan, name=f"past {number}", command=command, legs=legs, damaged=damaged)
+
+    def _starting(self, tokens: Sequence[Token], times: Sequence[Timestamp]) -> dict[str, Any]:
+        kind = self._chance.random()
+        if kind < 0.3 or not tokens:
+            return {"startAtOperationTime": self._start}
+        if kind < 0.5:
+            return {"startAtOperationTime": self._chance.choice(times)}
+        token = self._chance.choice(tokens)
+        if self._chance.random() < 0.05:
+            token = {"_data": self._damaged(token["_data"])}
+        name = self._chance.choice(("resumeAfter", "startAfter"))
+        start: dict[str, Any] = {name: token}
+        if self._chance.random() < 0.02:
+            start["startAtOperationTime"] = self._start
+        return start
+
+    def _damaged(self, token: str) -> Any:
+        at = self._chance.randrange(len(token))
+        return self._chance.choice(
+            (
+                token[:at],
+                token[:at] + self._chance.choice("0123456789ABCDEFG") + token[at + 1 :],
+                token.lower(),
+                token + "04",
+                "",
+                7,
+            )
+        )
+
+    def _random(self, whole: float) -> Plan:
+        chance = self._chance
+        kind = chance.random()
+        database = self._databases[chance.random() < 0.25]
+        options = self._options()
+        if kind < 0.3:
+            may = options.get("fullDocument") != "updateLookup" and chance.random() < whole
+            plan = self._scope("admin", {"allChangesForCluster": True, **options}, whole=may)
+        elif kind < 0.6:
+            plan = self._scope(database, options)
+        else:
+            names = (*SHARDED * 2, *PLAIN, "view", "series", "none")
+            plan = self._scope(database, options, target=chance.choice(names))
+        stages = [*plan.command["pipeline"], *pipeline(chance, self._start)]
+        command = {**plan.command, "pipeline": stages, **self._fields()}
+        more = [self._more() for _ in range(chance.randrange(1, 4))]
+        bad = chance.choice(_BAD_MORE) if chance.random() < 0.03 else None
+        return replace(plan, command=command, more=more, bad=bad)
+
+    def _options(self) -> dict[str, Any]:
+        chance = self._chance
+        options: dict[str, Any] = {}
+        if chance.random() < 0.5:
+            options["fullDocument"] = chance.choices(
+                ("updateLookup", "whenAvailable", "required", "default", "bad"), (8, 4, 2, 2, 0.3)
+            )[0]
+        if chance.random() < 0.35:
+            options["fullDocumentBeforeChange"] = chance.choices(
+                ("whenAvailable", "required", "off", "bad"), (6, 2, 2, 0.3)
+            )[0]
+        if chance.random() < 0.4:
+            options["showExpandedEvents"] = chance.random() < 0.9
+        if chance.random() < 0.02:
+            options |= chance.choice(
+                (
+                    {"showMigrationEvents": True},
+                    {"allChangesForCluster": True},
+                    {"unknown": 1},
+                    {"showExpandedEvents": "yes"},
+                    {"fullDocument": None},
+                    {"showSystemEvents": True},
+                )
+            )
+        return options
+
+    def _fields(self) -> dict[str, Any]:
+        chance = self._chance
+        cursor: dict[str, Any] = {}
+        if chance.random() < 0.5:
+            cursor["batchSize"] = chance.choice((0, *_GOOD_SIZES))
+        fields: dict[str, Any] = {"cursor": cursor}
+        if chance.random() < 0.1:
+            fields["collation"] = {"locale": "en", "strength": chance.choice((1, 2, 3))}
+        if chance.random() < 0.15:
+            fields |= chance.choice(
+                (
+                    {"comment": "a comment"},
+                    {"readConcern": {"level": "majority"}},
+                    {"readConcern": {"level": "local"}},
+                    {"allowDiskUse": True},
+                    {"let": {"v": 1}},
+                    {"maxTimeMS": 60_000},
+                    {"bypassDocumentValidation": True},
+                    {"$readPreference": {"mode": "secondaryPreferred"}},
+                    {"lsid": {"id": Binary(chance.randbytes(16), 4)}},
+                    {"cursor": {"batchSize": -1}},
+                    {"unknownField": 1},
+                    {"explain": False},
+                )
+            )
+        return fields
+
+    def _more(self) -> dict[str, Any]:
+        chance = self._chance
+        more: dict[str, Any] = {"maxTimeMS": chance.choice(_WAITS)}
+        if chance.random() < 0.5:
+            more["batchSize"] = chance.choice(_GOOD_SIZES)
+        if chance.random() < 0.03:
+            del more["maxTimeMS"]
+        return more
+
+    def _scope(
+        self, database: str, options: dict[str, Any], target: Any = 1, *, whole: bool = False
+    ) -> Plan:
+        """Return a stream on a scope.
+
+        One of the cluster shows the workload's databases alone unless the ``whole`` is asked for:
+        what other workloads change cannot be looked up twice with the same outcome.
+        """
+        stages: Pipeline = [{"$changeStream": options}]
+        if database == "admin" and not whole:
+            stages.append({"$match": {"ns.db": {"$in": list(self._databases)}}})
+        command = {"aggregate": target, "pipeline": stages, "cursor": {}}
+        return Plan("", database, command)
+
+    def _from_start(self, command: dict[str, Any]) -> dict[str, Any]:
+        options = {**command["pipeline"][0]["$changeStream"], "startAtOperationTime": self._start}
+        return {**command, "pipeline": [{"$changeStream": options}, *command["pipeline"][1:]]}

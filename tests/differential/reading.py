@@ -1,0 +1,224 @@
+"""Reading one change stream from one server to its end, byte for byte."""
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+from bson import Int64, Timestamp
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+
+from tests.differential.plans import Plan, Token
+from tests.harness.raw_client import RawClient
+
+_RAW = CodecOptions(document_class=RawBSONDocument)
+_LARGEST_REPLY = (16 << 20) + (16 << 10)
+_VARIES = re.compile(
+    r"\b\d{15,20}\b|127\.0\.0\.1:\d+|shard\d\b|(?<=BSONObj size: )\d+ .0x\w+."
+    r"|((?<=for event: )|(?<=Expected: )|(?<=token was not found. )).*"
+)
+"""In messages: cursor ids, addresses, and what tells which shard's event came first; a shard
+adds a sort key to an event for mongos, which makes one that is too large still larger.
+"""
+
+
+class DeadlineError(Exception):
+    """A stream was not read to its end in time."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as a driver sees it."""
+
+    code: int
+    name: str | None
+    message: str
+    labels: tuple[str, ...]
+    fields: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.name} {list(self.labels)} {self.message[:400]}"
+
+
+@dataclass
+class Reading:
+    """What one stream gave on one server."""
+
+    opening: dict[str, Any] = field(default_factory=dict)
+    events: list[bytes] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    """The sort key of each event: its token's ``_data``."""
+    promises: list[tuple[int, Token]] = field(default_factory=list)
+    """Each reply's postBatchResumeToken, with the number of events that had come by then."""
+    failures: list[Failure] = field(default_factory=list)
+    invalidated: bool = False
+    """Whether the stream closed by itself, without an error."""
+    killed: bool | None = None
+    """Whether the cursor was there to be killed in the end."""
+    wrong: list[str] = field(default_factory=list)
+    """What no change stream may do, whatever another server does."""
+
+    @property
+    def promised(self) -> str:
+        """The sort key of the last postBatchResumeToken."""
+        return self.promises[-1][1]["_data"] if self.promises else ""
+
+    @property
+    def all_tokens(self) -> list[Token]:
+        """Everything that a client could resume after."""
+        events = [bson.decode(bson.decode(event, _RAW)["_id"].raw) for event in self.events]
+        return events + [token for _, token in self.promises]
+
+
+def token_time(token: str) -> Timestamp:
+    """Return the cluster time of a resume token's ``_data``."""
+    return Timestamp(int(token[2:10], 16), int(token[10:18], 16))
+
+
+def is_invalidate(token: str) -> bool:
+    """Return whether a token is an invalidate's: what follows txnOpIndex is true."""
+    return re.match("82.{16}2B0[24](?:29|2C0100)(?:29|2B..|2C.{4}|2D.{6})6F", token) is not None
+
+
+class Reader:
+    """Reads ``plan`` from the server at ``port``.
+
+    Args:
+        port: of a mongos or a router.
+        plan: what to read.
+        seconds: how long reading to the end may take.
+    """
+
+    def __init__(self, port: int, plan: Plan, seconds: float) -> None:
+        self.reading = Reading()
+        self.opened = asyncio.Event()
+        self._port = port
+        self._plan = plan
+        self._seconds = seconds
+        self._cursor = 0
+        self._batches = 0
+
+    async def read(self, end: "asyncio.Future[Timestamp]", most: int = 1 << 30) -> Reading:
+        """Read until the stream's promise has passed ``end``, it closes, or it fails.
+
+        Args:
+            end: the cluster time to read to; it may come while the stream is read.
+            most: stop after so many replies.
+
+        Raises:
+            DeadlineError: the end did not come.
+        """
+        try:
+            async with asyncio.timeout(self._seconds):
+                async with await RawClient.connect(self._port) as client:
+                    await self._open(client)
+                    if self._plan.bad is not None and self._cursor:
+                        await self._more(client, self._plan.bad)
+                    while self._cursor and self._batches < most and not self._is_past(end):
+                        more = self._plan.more[self._batches % len(self._plan.more)]
+                        self._batches += 1
+                        if not await self._more(client, more):
+                            break
+                    await self._close(client)
+        except TimeoutError:
+            at = self.reading.promises[-1:]
+            raise DeadlineError(f"read {len(self.reading.events)} events, up to {at}") from None
+        finally:
+            self.opened.set()
+        return self.reading
+
+    def _is_past(self, end: "asyncio.Future[Timestamp]") -> bool:
+        if not end.done() or not self.reading.promises:
+            return False
+        return token_time(self.reading.promised) > end.result()
+
+    async def _command(self, client: RawClient, command: dict[str, Any]) -> RawBSONDocument:
+        plan = self._plan
+        client.send(plan.database, command)
+        return await client.receive_raw(self._seconds, _RAW)
+
+    async def _open(self, client: RawClient) -> None:
+        reply = await self._command(client, self._plan.command)
+        self.reading.opening = {"fields": tuple(reply)}
+        if reply["ok"] == 1:
+            self._take(reply, "firstBatch", self._plan.first_batch_size)
+            cursor = reply["cursor"]
+            self.reading.opening |= {"cursor": tuple(cursor), "ns": cursor["ns"]}
+        else:
+            self._fail(reply)
+        self.opened.set()
+
+    async def _more(self, client: RawClient, more: dict[str, Any]) -> bool:
+        collection = self._plan.collection
+        command = {"getMore": Int64(self._cursor), "collection": collection}
+        command |= {**more, **self._plan.session}
+        reply = await self._command(client, command)
+        if reply["ok"] == 1:
+            self._take(reply, "nextBatch", more.get("batchSize") or None)
+            return True
+        self._fail(reply)
+        return False
+
+    async def _close(self, client: RawClient) -> None:
+        if not self._cursor:
+            return
+        command = {"killCursors": self._plan.collection, "cursors": [Int64(self._cursor)]}
+        command |= self._plan.session
+        reply = await self._command(client, command)
+        self.reading.killed = bool(reply["cursorsKilled"])
+        self._cursor = 0
+
+    def _fail(self, reply: RawBSONDocument) -> None:
+        failure = Failure(
+            reply["code"],
+            reply.get("codeName"),
+            _VARIES.sub("…", reply["errmsg"]),
+            tuple(reply.get("errorLabels", ())),
+            tuple(reply),
+        )
+        self.reading.failures.append(failure)
+
+    def _take(self, reply: RawBSONDocument, batch_name: str, batch_size: int | None) -> None:
+        reading, cursor = self.reading, reply["cursor"]
+        batch, closed = cursor[batch_name], cursor["id"] == 0
+        if batch_size is not None and len(batch) > batch_size:
+            reading.wrong.append(f"{len(batch)} events where {batch_size} were asked for")
+        if len(reply.raw) > _LARGEST_REPLY:
+            reading.wrong.append(f"a reply of {len(reply.raw)} bytes")
+        if self._cursor not in (0, cursor["id"]) and not closed:
+            reading.wrong.append("another cursor id")
+        before = reading.promised
+        for event in batch:
+            token = event["_id"]["_data"]
+            last = reading.tokens[-1] if reading.tokens else ""
+            if token < last or (token <= before and token != last):
+                reading.wrong.append(f"{token} came after {last} and the promise {before}")
+            reading.events.append(event.raw)
+            reading.tokens.append(token)
+        if "postBatchResumeToken" in cursor:
+            token = bson.decode(cursor["postBatchResumeToken"].raw)
+            reading.promises.append((len(reading.tokens), token))
+            if reading.promised < max([before, *reading.tokens[-1:]]) and before:
+                reading.wrong.append(f"the promise {token} came after {before}")
+        else:
+            reading.wrong.append("no postBatchResumeToken")
+        self._cursor = 0 if closed else cursor["id"]
+        reading.invalidated = closed
+
+
+def decoded(event: bytes) -> dict[str, Any]:
+    """Return an event to be shown, long values shortened."""
+    shown: dict[str, Any] = _short(bson.decode(event))
+    return shown
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str | bytes) and len(value) > 300:
+        return f"{value[:60]!r}…({len(value)})"
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value[:30]]
+    return value

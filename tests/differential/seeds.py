@@ -1,0 +1,277 @@
+"""One seed: a workload, and streams of it through mongos and through the router."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
+from random import Random
+from typing import Any
+
+import bson
+import pymongo
+from bson import Timestamp
+from pymongo import AsyncMongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+from tests.differential.comparison import command_text, differences
+from tests.differential.deliberate import is_deliberate
+from tests.differential.plans import Plan, Planner, Token
+from tests.differential.reading import DeadlineError, Reader, Reading, is_invalidate, token_time
+from tests.differential.workload import Client, Workload
+
+LIVE_STREAMS = 4
+PAST_STREAMS = 14
+_READ_SECONDS = 60.0
+_LOCK_FAILED = 107
+"""A note does not wait for the global lock."""
+_NOTE_ATTEMPTS = 200
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What seeds run on.
+
+    Args:
+        mongos: the port of the mongos.
+        router: the port of the router, whose upstream is that mongos.
+        members: connection strings of the shards' primaries by name, and of the config server's.
+    """
+
+    mongos: int
+    router: int
+    members: dict[str, str]
+
+
+@dataclass
+class Outcome:
+    """What a seed found."""
+
+    seed: int
+    streams: int = 0
+    events: int = 0
+    log: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+class Clients:
+    """The drivers' clients that all seeds share."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.mongos: Client = AsyncMongoClient(port=servers.mongos)
+        self.members: list[Client] = [
+            AsyncMongoClient(uri, directConnection=True) for uri in servers.members.values()
+        ]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in (self.mongos, *self.members):
+            await client.close()
+
+    async def now(self) -> Timestamp:
+        """Return the cluster's time as the mongos tells it."""
+        time: Timestamp = (await self.mongos.admin.command("ping"))["$clusterTime"]["clusterTime"]
+        return time
+
+    async def settle(self) -> Timestamp:
+        """Have all members' oplogs pass the cluster's time, and return that time.
+
+        So no stream waits for a member that has nothing to tell.
+        """
+        told = (await self.mongos.admin.command("ping"))["$clusterTime"]
+        await asyncio.gather(*(self._pass(member, told) for member in self.members))
+        time: Timestamp = told["clusterTime"]
+        return time
+
+    @staticmethod
+    async def _pass(member: Client, told: dict[str, Any]) -> None:
+        note = {"appendOplogNote": 1, "data": {"msg": "differential"}}
+        async with member.start_session() as session:
+            session.advance_cluster_time(told)
+            concern = pymongo.WriteConcern("majority").document
+            for _ in range(_NOTE_ATTEMPTS):
+                try:
+                    await member.admin.command({**note, "writeConcern": concern}, session=session)
+                except OperationFailure as error:
+                    if error.code != _LOCK_FAILED:
+                        raise
+                else:
+                    return
+
+
+async def run_seed(
+    servers: Servers, clients: Clients, seed: int, say: Callable[[str], None] = lambda _: None
+) -> Outcome:
+    """Run a seed.
+
+    Args:
+        servers: what it runs on.
+        clients: their clients.
+        seed: decides everything but times, UUIDs and how members' clocks interleave.
+        say: is told each step.
+    """
+    run = _Run(servers, clients, seed, say)
+    try:
+        await run.run()
+    finally:
+        for database in run.databases:
+            with suppress(PyMongoError):
+                await clients.mongos.drop_database(database)
+    return run.outcome
+
+
+async def run_all(
+    servers: Servers,
+    clients: Clients,
+    seeds: Iterable[int],
+    jobs: int,
+    done: Callable[[Outcome], None],
+) -> list[Outcome]:
+    """Run seeds, ``jobs`` of them at a time; ``done`` is told each outcome."""
+    waiting = iter(seeds)
+    outcomes: list[Outcome] = []
+
+    async def work() -> None:
+        for seed in waiting:
+            try:
+                outcome = await run_seed(servers, clients, seed)
+            except PyMongoError as error:
+                outcome = Outcome(seed, differences=[f"did not run to its end: {error!r}"])
+            outcomes.append(outcome)
+            done(outcome)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(jobs):
+            group.create_task(work())
+    return outcomes
+
+
+class _Run:
+    def __init__(
+        self, servers: Servers, clients: Clients, seed: int, say: Callable[[str], None]
+    ) -> None:
+        self._servers = servers
+        self._clients = clients
+        self.outcome = Outcome(seed)
+        self._tell = say
+        chance = Random(seed)
+        names = [name for name in servers.members if name != "config"]
+        self._workload = Workload(
+            clients.mongos, names, Random(chance.random()), f"seed{seed}", self._say
+        )
+        self._plans_chance = Random(chance.random())
+        self._steps = chance.randrange(15, 45)
+        self.databases: Sequence[str] = self._workload.databases
+
+    def _say(self, text: str) -> None:
+        self.outcome.log.append(text)
+        self._tell(text)
+
+    async def run(self) -> None:
+        start = await self._clients.now()
+        planner = Planner(self._plans_chance, self.databases, start)
+        self._say(f"seed {self.outcome.seed}: databases {', '.join(self.databases)}")
+        await self._workload.prepare()
+        coming: asyncio.Future[Timestamp] = asyncio.get_running_loop().create_future()
+        live = [_Pair(self._servers, planner.live(n)) for n in range(LIVE_STREAMS)]
+        reading = [asyncio.ensure_future(pair.read(coming)) for pair in live]
+        try:
+            for pair in live:
+                await pair.opened()
+            self._say("workload")
+            await self._workload.run(self._steps)
+        finally:
+            end = await self._clients.settle()
+            coming.set_result(end)
+        references = [_Pair(self._servers, plan) for plan in planner.reference()]
+        await asyncio.gather(*reading, *(pair.read(coming) for pair in references))
+        tokens, times = self._starts(references, start, end)
+        plans = [planner.past(n, tokens, times) for n in range(PAST_STREAMS)]
+        past = [_Pair(self._servers, plan) for plan in plans]
+        await asyncio.gather(*(pair.read(coming) for pair in past))
+        for pair in (*live, *references, *past):
+            self._judge(pair, end)
+
+    def _starts(
+        self, pairs: Sequence["_Pair"], start: Timestamp, end: Timestamp
+    ) -> tuple[list[Token], list[Timestamp]]:
+        """Return the tokens and times that streams may start from."""
+        tokens = {
+            bson.encode(token): token for pair in pairs for token in pair.mongos.reading.all_tokens
+        }
+        inside = [token for token in tokens.values() if token_time(token["_data"]) <= end]
+        inside.sort(key=itemgetter("_data"))
+        times = {token_time(token["_data"]) for token in inside}
+        beside = {Timestamp(time.time, time.inc + 1) for time in times}
+        return inside, sorted({start, end} | times | beside)
+
+    def _judge(self, pair: "_Pair", end: Timestamp) -> None:
+        outcome, plan = self.outcome, pair.plan
+        outcome.streams += 1
+        mongos, router = pair.mongos.reading, pair.router.reading
+        outcome.events += len(mongos.events)
+        line = command_text(plan)
+        ended = str(mongos.failures[-1])[:120] if mongos.failures else ""
+        self._say(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
+        found = pair.failures or differences(plan, mongos, router, end)
+        if pair.joined is not None and not pair.failures:
+            found += [f"in legs: {each}" for each in differences(plan, mongos, pair.joined, end)]
+        if found and not is_deliberate(plan, mongos, router):
+            outcome.differences.append("\n    ".join([line, *found]))
+
+
+class _Pair:
+    """A plan that is read through mongos and through the router."""
+
+    def __init__(self, servers: Servers, plan: Plan) -> None:
+        self.plan = plan
+        self.mongos = Reader(servers.mongos, plan, _READ_SECONDS)
+        self.router = Reader(servers.router, plan, _READ_SECONDS)
+        self.joined: Reading | None = None
+        self.failures: list[str] = []
+        self._servers = servers
+
+    async def opened(self) -> None:
+        """Wait until both streams are open."""
+        await self.mongos.opened.wait()
+        await self.router.opened.wait()
+
+    async def read(self, end: "asyncio.Future[Timestamp]") -> None:
+        """Read both to ``end``."""
+        readers = {"mongos": self.mongos, "router": self.router}
+        results = await asyncio.gather(
+            *(reader.read(end) for reader in readers.values()), return_exceptions=True
+        )
+        for name, result in zip(readers, results, strict=True):
+            if isinstance(result, DeadlineError | OSError | EOFError | bson.errors.BSONError):
+                self.failures.append(f"through {name}: {type(result).__name__}: {result}")
+            elif isinstance(result, BaseException):
+                raise result
+        if self.plan.legs and not self.failures and not self.router.reading.failures:
+            await self._read_in_legs(end)
+
+    async def _read_in_legs(self, end: "asyncio.Future[Timestamp]") -> None:
+        """Read the stream by turns through the router and through mongos."""
+        joined, plan = Reading(), self.plan
+        for leg in range(4 * self.plan.legs):
+            port = self._servers.mongos if leg % 2 else self._servers.router
+            last = leg + 1 == 4 * self.plan.legs
+            reader = Reader(port, plan, _READ_SECONDS)
+            try:
+                part = await reader.read(end, most=1 << 30 if last else self.plan.legs)
+            except (DeadlineError, OSError, EOFError) as error:
+                self.failures.append(f"in leg {leg}: {error}")
+                return
+            joined.promises += [(len(joined.events) + n, token) for n, token in part.promises]
+            joined.events += part.events
+            joined.tokens += part.tokens
+            joined.failures += part.failures
+            joined.wrong += part.wrong
+            joined.opening = joined.opening or part.opening
+            joined.invalidated, joined.killed = part.invalidated, part.killed
+            if is_invalidate(part.promised):
+                joined.invalidated, joined.killed = True, None
+            if joined.invalidated or part.failures:
+                break
+            plan = plan.resumed(part.promises[-1][1])
+        self.joined = joined

@@ -1,0 +1,42 @@
+"""The servers that the differential test runs on: a cluster, its mongos, a router beside it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.differential.seeds import Servers
+from tests.harness.clusters import start_real_cluster
+from tests.harness.routers import start_router
+
+
+@contextmanager
+def running(shards: int, on: Path | None = None) -> Iterator[Servers]:
+    """Run a cluster of real servers and a router for the length of a block.
+
+    Args:
+        shards: how many.
+        on: a file that describes a cluster that runs already, as JSON: mongos, configdb, shards.
+
+    Raises:
+        pytest.skip.Exception: there are no real servers here.
+    """
+    if on is not None:
+        known = json.loads(on.read_text())
+        with _routed(known["mongos"], known["configdb"], known["shards"]) as servers:
+            yield servers
+        return
+    with (
+        start_real_cluster(shards, noop_interval=1) as cluster,
+        _routed(cluster.mongos, cluster.configdb, cluster.shards) as servers,
+    ):
+        yield servers
+
+
+@contextmanager
+def _routed(mongos: str, configdb: str, shards: dict[str, Any]) -> Iterator[Servers]:
+    hosts = {**shards, "config": configdb}
+    members = {name: f"mongodb://{host.partition('/')[2]}/" for name, host in hosts.items()}
+    with start_router(configdb, upstream=f"mongodb://{mongos}/") as router:
+        yield Servers(int(mongos.rpartition(":")[2]), router.port, members)
