@@ -7,7 +7,7 @@ ARGS ?=
 SEEDS ?= 1000
 MINUTES ?= 30
 
-.PHONY: help format demo test lint typecheck pytest bench simulate soak faults driver-tests conformance clean install
+.PHONY: help format demo test lint typecheck pytest bench simulate differential soak faults driver-tests conformance clean install
 
 test: lint typecheck pytest  ## lint, type-check and test
 
@@ -19,6 +19,9 @@ bench: $(VENV)/.bench-installed  ## measure; a table and plots under bench/resul
 
 simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
+
+differential: install  ## random streams through mongos and through the router, on real servers
+	$(BIN)/python -m tests.differential --seeds $(SEEDS) $(ARGS)
 
 soak: install  ## what takes too long for every run: thousands of connections
 	$(BIN)/python -m tests.soak $(ARGS)
