@@ -113,7 +113,7 @@ _REFUSED: tuple[Stage, ...] = (
     {"$limit": 3},
     {"$skip": 1},
     {"$lookup": {"from": "plain", "localField": "a", "foreignField": "b", "as": "c"}},
-    {"$out": "elsewhere"},
+    {"$sample": {"size": 1}},
     {"$facet": {"a": []}},
     {"$changeStream": {}},
     {"$changeStreamSplitLargeEvent": {"a": 1}},
