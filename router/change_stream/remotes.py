@@ -135,8 +135,9 @@ class Remotes:
         """Follow the config server's events; shards that joined are opened one tick later.
 
         They hold the gate at their start, and nothing else back. A shard that is back after it was
-        removed is a new one: what was written to it in between is none of the cluster's. Raises
-        KeyError or InvalidBSON for events that are not of config.shards.
+        removed is a new one: what was written to it in between is none of the cluster's. If its
+        removal was not seen, it has left by the time it is back. Raises KeyError or InvalidBSON for
+        events that are not of config.shards.
         """
         actions: list[Action] = []
         for change in topology_changes(events):
@@ -145,6 +146,9 @@ class Remotes:
                 if known is not None and known.removed_at is None:
                     self._leave(known.opening.remote, first_key(one_tick_after(change.at)))
             elif known is None or known.removed_at is not None:
+                actions.append(self._join(change))
+            elif change.inserted:
+                self._leave(known.opening.remote, first_key(change.at))
                 actions.append(self._join(change))
             else:
                 # The same shard, perhaps elsewhere: whoever follows replica sets finds it.

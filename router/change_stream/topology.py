@@ -12,11 +12,15 @@ from router.change_stream.resume_token import cluster_time_of
 
 @dataclass(frozen=True, slots=True)
 class ShardAdded:
-    """Shard ``shard`` at ``host`` ("rs/h1:p,h2:p") belongs to the cluster from ``at`` on."""
+    """Shard ``shard`` at ``host`` ("rs/h1:p,h2:p") belongs to the cluster from ``at`` on.
+
+    ``inserted``: its document was not there before, so a shard of that name has left by then.
+    """
 
     shard: str
     host: str
     at: Timestamp
+    inserted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +39,18 @@ def topology_changes(events: Iterable[tuple[bytes, bytes]]) -> list[TopologyChan
 
     Replacements count as additions: the shard may be at another host now. Updates in place
     (draining, states, members that come and go) change nothing for a stream: members and primaries
-    are followed elsewhere.
+    are followed elsewhere. A removal need not show: a 6.0 makes it with a plain applyOps command,
+    which no change stream unwinds (docs/protocol.md, section 6).
     """
     changes: list[TopologyChange] = []
     for key, raw in events:
         event: dict[str, Any] = bson.decode(raw)
         at = cluster_time_of(key)
         match event["operationType"]:
-            case "insert" | "replace":
+            case "insert" | "replace" as how:
                 document = event["fullDocument"]
-                changes.append(ShardAdded(document["_id"], document["host"], at))
+                inserted = how == "insert"
+                changes.append(ShardAdded(document["_id"], document["host"], at, inserted))
             case "delete":
                 changes.append(ShardRemoved(event["documentKey"]["_id"], at))
     return changes

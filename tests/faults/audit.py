@@ -92,14 +92,19 @@ def opener_problems(
         segment.end = min(segment.end, end)
         for problem in segment_problems(segment, wanted):
             yield f"{opener.name}, stream {number}: {problem}"
+        if watch.preference != "primary":
+            continue  # no secondary can have its primary's clock advance
         late = [
             event
             for event in wanted
             if key_of(event) <= segment.start and _begun(event, ledger) > opened
         ]
         for event in late[:_SHOWN]:
-            key = event["documentKey"]
-            yield f"{opener.name}, stream {number} begins after {key}, which was written later"
+            after = _begun(event, ledger) - opened
+            yield (
+                f"{opener.name}, stream {number} ({watch}) begins at {segment.start}, after"
+                f" {event['documentKey']} ({key_of(event)}), written {after:.2f} s later"
+            )
 
 
 def _begun(event: Event, ledger: Ledger) -> float:

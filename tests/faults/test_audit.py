@@ -67,6 +67,6 @@ def test_a_history_other_than_what_was_acknowledged_is_found(history: list[Any])
 
 def test_a_stream_from_now_that_begins_too_late_is_found() -> None:
     opener = Opener("o", "", 1, found=[(Watch(), Segment("0003", HISTORY[3:], end="0004"), 2.5)])
-    assert any("written later" in each for each in opener_problems(opener, HISTORY, LEDGER, "0004"))
+    assert any("s later" in each for each in opener_problems(opener, HISTORY, LEDGER, "0004"))
     opener.found = [(Watch(), Segment("0003", HISTORY[3:], end="0004"), 3.5)]
     assert [*opener_problems(opener, HISTORY, LEDGER, "0004")] == []

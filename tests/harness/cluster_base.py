@@ -98,6 +98,10 @@ class TestCluster(ABC):
                 time.sleep(0.05)
         return self.shards.pop(name)
 
+    def bring_back_shard(self, name: str, host: str) -> None:
+        """Have a shard that was removed join again, under its name: at ``host``, or elsewhere."""
+        self.join_shard(name, host)
+
     def direct(self, name: str, **options: Any) -> Client:
         """Return a client of one shard's server (``config``: the config server's)."""
         host = self.configdb if name == "config" else self.shards[name]

@@ -35,6 +35,7 @@ class RealCluster(TestCluster):
     ) -> None:
         self._launcher = launcher
         self._started = 0
+        self._returned = 0
         self._settings = settings or ServerSettings(noop_interval=noop_interval)
         self._members = members
         self.shards = {}
@@ -89,6 +90,15 @@ class RealCluster(TestCluster):
         replica_set.step_down(max(1, round(seconds)))
         replica_set.wait_primary()
 
+    def bring_back_shard(self, name: str, host: str) -> None:
+        # A server that has databases of its own cannot become a shard again, and were they dropped,
+        # streams on 6.0 would tell of it (docs/protocol.md, section 6): a new one has the name.
+        self._returned += 1
+        shard = self._launch_set(f"{name}-back{self._returned}")
+        shard.initiate()
+        self.sets[name] = shard
+        self.join_shard(name, shard.host_string)
+
     def kill_cursors(self, name: str) -> None:
         replica_set = self.sets[name]
         replica_set.kill_cursors(replica_set.wait_primary())
@@ -133,12 +143,15 @@ class RealCluster(TestCluster):
     def _launch_shard(self) -> ReplicaSet:
         name = f"shard{self._started}"
         self._started += 1
-        shard = ReplicaSet(
+        self.sets[name] = self._launch_set(name)
+        return self.sets[name]
+
+    def _launch_set(self, name: str) -> ReplicaSet:
+        replica_set = ReplicaSet(
             self._launcher, name, "--shardsvr", self._settings, members=self._members
         )
-        self.sets[name] = shard
-        shard.launch()
-        return shard
+        replica_set.launch()
+        return replica_set
 
 
 def _answers(client: Client) -> bool:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pymongo
@@ -161,11 +161,11 @@ class Faults:
         self._cluster.stop_member(self._added)
 
     def _remove_and_bring_back(self) -> None:
-        """The same server, under the same name."""
+        """A shard of the same name; on the embedded cluster it is the same server, too."""
         self._drain()
         host = self._cluster.remove_shard(self._added)
         time.sleep(0.2)
-        self._cluster.join_shard(self._added, host)
+        self._cluster.bring_back_shard(self._added, host)
         self._move(self._added)
 
     def _drain(self) -> None:
@@ -207,13 +207,18 @@ def test_nothing_is_lost_while_everything_fails_in_turn(cluster: TestCluster) ->
         written = len(writer.written)
         deadline = time.monotonic() + 60
         while any(len(watcher.events) <= written for watcher in watchers):
-            assert time.monotonic() < deadline
+            for ended in running:
+                if ended.done():
+                    ended.result()  # its error says more than that nobody watches any more
+            seen = [len(watcher.events) for watcher in watchers]
+            assert time.monotonic() < deadline, f"{seen} events of {written} documents"
             time.sleep(0.02)
 
     faults = Faults(cluster, router, caught_up)
+    running: list[Future[None]] = []
     try:
         with ThreadPoolExecutor() as pool:
-            running = [pool.submit(watcher.run) for watcher in watchers]
+            running += [pool.submit(watcher.run) for watcher in watchers]
             for watcher in watchers:
                 watcher.wait_open()
             running.append(pool.submit(writer.run))

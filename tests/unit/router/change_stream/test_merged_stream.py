@@ -445,12 +445,25 @@ def test_a_new_shards_tokens_may_be_of_another_version():
     assert stream.promise(3) == token_data(hwm(15, 2, 1))
 
 
-@pytest.mark.parametrize("operation", ["insert", "replace"])
-def test_a_shard_that_is_known_is_not_opened_again(operation):
+def test_a_shard_that_is_known_is_not_opened_again():
     stream = opened()
     for time, host in ((15, "shard0/h0:1,g0:2"), (55, "shard0/elsewhere:1")):
-        changed = batch([shard_event(time, operation, "shard0", host)], hwm(time + 1))
+        changed = batch([shard_event(time, "replace", "shard0", host)], hwm(time + 1))
         assert stream.batch_arrived(CONFIG, changed) == []
+
+
+def test_a_shard_that_is_inserted_though_it_is_known_has_left_unseen():
+    stream = opened()
+    elsewhere = "shard0/elsewhere:1"
+    inserted = batch([shard_event(30, "insert", "shard0", elsewhere)], hwm(70))
+    at = Timestamp(30, 2)
+    assert stream.batch_arrived(CONFIG, inserted) == [OpenRemote(3, "shard0", elsewhere, at)]
+    # The old one gives what it had before, and holds the gate until then.
+    arrive(stream, B, upto=70)
+    arrive(stream, 3, 40, upto=70)
+    assert stream.take(None).events == []
+    assert arrive(stream, A, 20, 35, upto=70) == [CloseRemote(A)]
+    assert times(stream.take(None).events) == [20, 40]
 
 
 def test_updates_of_config_shards_change_nothing():
