@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Self
 
 import structlog
-from bson.binary import Binary
 
 from embedded.errors import bad_value
 from embedded.mongod import Mongod
@@ -19,7 +18,6 @@ from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState, Identity
 from embedded.mongos.transactions import TransactionTable
 from embedded.server import Server
-from embedded.storage.bson_values import Document
 
 log = structlog.get_logger()
 
@@ -148,7 +146,6 @@ class EmbeddedCluster:
             raise bad_value(f"a shard server called {name!r} runs already")
         mongod = self._make(name, is_config=False)
         await mongod.start()
-        mongod.find_elsewhere = self._find_document
         self._running[name] = mongod
         log.info("shard server started", shard=name, host=mongod.host_string)
         return mongod
@@ -158,14 +155,6 @@ class EmbeddedCluster:
         for mongod in self._running.values():
             if host in (mongod.host_string, mongod.host_string.partition("/")[2]):
                 return mongod
-        return None
-
-    def _find_document(self, uuid: Binary, document_key: Document) -> Document | None:
-        """Look a document up on all shards: a shard's updateLookup is the whole cluster's."""
-        for mongod in self._running.values():
-            found = mongod.find_here("", uuid, document_key)
-            if found is not None:
-                return found
         return None
 
     def _make(self, name: str, *, is_config: bool) -> Mongod:

@@ -76,7 +76,6 @@ class Member:
         self.sessions = SessionTable()
         self.topology_version = self.new_process()
         self.elections = Elections()
-        self.find_elsewhere: Callable[[Binary, Document], Document | None] | None = None
         self.append_noop({"msg": "initiating set"})
 
     @property
@@ -132,16 +131,8 @@ class Member:
     def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
         """Return the present document of that key; None when it, or the collection, is gone.
 
-        With ``uuid`` the collection is the one of that UUID, whatever its name is now; a shard
-        then looks on other shards too (``find_elsewhere``), since the document may have moved.
+        With ``uuid`` the collection is the one of that UUID, whatever its name is now.
         """
-        found = self.find_here(ns, uuid, document_key)
-        if found is None and uuid is not None and self.find_elsewhere is not None:
-            return self.find_elsewhere(uuid, document_key)
-        return found
-
-    def find_here(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
-        """Like ``find_one``, on this member alone."""
         collection = self.catalog.get(ns) if uuid is None else self.catalog.by_uuid(uuid)
         found = None if collection is None else collection.get(id_key(document_key["_id"]))
         if found is None or any(

@@ -121,15 +121,19 @@ async def _parts(
             wall=lambda: now().timestamp(),
         )
         owned.push_async_callback(cluster.close)
+        upstream = _upstream(settings, place)
         cursors = CursorRegistry(
-            cluster, limits, new_id=place.cursor_ids.new_id if place is not None else None
+            cluster,
+            limits,
+            new_id=place.cursor_ids.new_id if place is not None else None,
+            mongos=None if upstream is None else upstream.connect,
         )
         owned.push_async_callback(cursors.close)
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
             cluster=cluster,
-            upstream=_upstream(settings, place),
+            upstream=upstream,
             arguments=list(arguments),
             options=settings.given(),
             parameters=parameters,

@@ -76,6 +76,7 @@ class ErrorCode(IntEnum):
     APIStrictError = 323
     APIMismatchError = 347
     UnsupportedOpQueryCommand = 352
+    CollectionUUIDMismatch = 361
 
 
 NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91})

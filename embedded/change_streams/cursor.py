@@ -8,14 +8,12 @@ import anyio
 import anyio.lowlevel
 from bson.raw_bson import RawBSONDocument
 
-from embedded.change_streams.collation import folding
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
 from embedded.change_streams.resume_token import ResumeToken
 from embedded.change_streams.stream import ChangeStream
 from embedded.change_streams.user_stages import SPLIT, UserStages, check_stages
 from embedded.logical_clock import as_ordinal, as_timestamp
-from embedded.storage.expressions import Expression
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
@@ -187,24 +185,8 @@ def open_change_stream(
     start = request.token
     if start is None:
         start = ResumeToken.high_water_mark(_after_last(host), version)
-    stages = UserStages(
-        pipeline[1:], _variables(command.get("let")), folding(command.get("collation"))
-    )
+    stages = UserStages.of(pipeline[1:], command)
     return ChangeStreamCursor(host, request, ChangeStream(host, request, stages, start, version))
-
-
-def _variables(let: Any) -> dict[str, Any]:
-    """Return the values of a command's ``let``: expressions that read no document."""
-    if let is None:
-        return {}
-    if not isinstance(let, Mapping):
-        raise CommandError(
-            14,
-            f"BSON field 'aggregate.let' is the wrong type '{type_name(let)}', expected type "
-            "'object'",
-            code_name="TypeMismatch",
-        )
-    return {name: Expression(value).evaluate({}) for name, value in let.items()}
 
 
 def _after_last(host: StreamHost) -> Any:

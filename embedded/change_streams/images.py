@@ -16,15 +16,18 @@ _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
 class ImageLookup:
     """Fill in fullDocument and fullDocumentBeforeChange (docs/protocol.md, section 5).
 
-    A document is looked up in the collection that has the event's namespace now, which may have
-    been made anew, unless the client insists on the same collection.
+    A document is looked up on this member alone, in the event's own collection by its UUID. Version
+    2 takes the collection that has the event's namespace now, which may have been made anew, unless
+    the client insists on the same collection.
     """
 
     def __init__(self, host: StreamHost, request: StreamRequest) -> None:
         self._host = host
         self._before = request.before_change
         self._after = request.full_document
-        self._same_collection = "matchCollectionUUIDForUpdateLookup" in request.flags
+        self._same_collection = (
+            host.token_version == 1 or "matchCollectionUUIDForUpdateLookup" in request.flags
+        )
         self.needed = self._before != "off" or self._after != "default"
 
     def fill(self, event: ChangeEvent) -> None:

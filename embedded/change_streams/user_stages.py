@@ -1,9 +1,9 @@
 """The client's own stages after ``$changeStream``, applied to one event at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from embedded.change_streams.collation import Fold
+from embedded.change_streams.collation import Fold, folding
 from embedded.change_streams.shell_text import document_text
 from embedded.storage.bson_values import MISSING
 from embedded.storage.expressions import EMPTY, Expression
@@ -78,6 +78,11 @@ class UserStages:
         self._early = [_compiled(stage, variables, fold) for stage in own[:early]]
         self._late = [_compiled(stage, variables, fold) for stage in own[early:]]
 
+    @classmethod
+    def of(cls, stages: Sequence[Any], command: Mapping[str, Any]) -> Self:
+        """Read stages with the ``let`` and the ``collation`` of an aggregate command."""
+        return cls(stages, _variables(command.get("let")), folding(command.get("collation")))
+
     def wants(self, document: dict[str, Any]) -> bool:
         """Whether the event passes the stages that run before images are looked up."""
         return all(stage(document) is not None for stage in self._early)
@@ -92,9 +97,23 @@ class UserStages:
         return current
 
 
-def _needs_no_image(stage: Mapping[str, Any]) -> bool:
-    text = repr(stage)
-    return "$match" in stage and "fullDocument" not in text and "$$" not in text
+def _variables(let: Any) -> dict[str, Any]:
+    """Return the values of a command's ``let``: expressions that read no document."""
+    if let is None:
+        return {}
+    if not isinstance(let, Mapping):
+        raise CommandError(
+            14,
+            f"BSON field 'aggregate.let' is the wrong type '{type_name(let)}', expected type "
+            "'object'",
+            code_name="TypeMismatch",
+        )
+    return {name: Expression(value).evaluate({}) for name, value in let.items()}
+
+
+def is_single_document(stage: Mapping[str, Any]) -> bool:
+    """Tell whether a stage is one of those that change streams may have."""
+    return next(iter(stage)) in _STAGES
 
 
 def check_stages(pipeline: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from embedded.change_streams import UserStages, is_single_document
 from embedded.errors import bad_value, failed_to_parse
 from embedded.mongos.reads import all_documents, members_for, open_cursor
 from embedded.mongos.request import Placement, Request
@@ -41,10 +42,27 @@ async def aggregate(request: Request) -> Document:
     size = cursor.get("batchSize") if isinstance(cursor, Mapping) else None
     target = request.command["aggregate"]
     if not isinstance(target, str):
-        documents = await _on_primary(request, request.database, target, pipeline)
+        if pipeline and "$documents" in pipeline[0]:
+            documents = _from_given(request, pipeline)
+        else:
+            documents = await _on_primary(request, request.database, target, pipeline)
         return open_cursor(request, f"{request.database}.$cmd.aggregate", documents, size)
     documents = await run(request, request.namespace, pipeline)
     return open_cursor(request, request.namespace, documents, size)
+
+
+def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
+    """Run a pipeline over the documents that its ``$documents`` stage names."""
+    given, rest = pipeline[0]["$documents"], pipeline[1:]
+    if isinstance(given, Mapping) and given.keys() == {"$literal"}:
+        given = given["$literal"]
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise CommandError(5858203, "$documents must be an array of objects")
+    if not all(map(is_single_document, rest)):
+        return run_pipeline(given, rest)
+    stages = UserStages.of(rest, request.command)
+    results = (stages.apply(document) for document in given if stages.wants(document))
+    return [result for result in results if result is not None]
 
 
 async def run(request: Request, namespace: str, pipeline: Pipeline) -> list[Document]:

@@ -21,6 +21,7 @@ async def find(request: Request) -> Document:
     filter_, sort = request.field("filter", dict, {}), request.field("sort", dict, {})
     projection = request.field("projection", dict, {})
     placement = request.placement(request.namespace)
+    _check_uuid(request, placement)
     if placement is None:
         return _cursor(request, [])
     async with request.hold(request.namespace):
@@ -76,6 +77,36 @@ async def distinct(request: Request) -> Document:
         for value in reply["values"]:
             by_key.setdefault(sort_key(value), value)
     return {"values": [by_key[key] for key in (sorted(by_key) if len(members) > 1 else by_key)]}
+
+
+def _check_uuid(request: Request, placement: Placement | None) -> None:
+    """Check that the collection is the one that the command's ``collectionUUID`` names.
+
+    Raises:
+        CommandError: 361 CollectionUUIDMismatch.
+    """
+    wanted = request.command.get("collectionUUID")
+    if wanted is None:
+        return
+    actual: str | None = None
+    if placement is not None:
+        collection = placement.primary.mongod.catalog.by_uuid(wanted)
+        if placement.sharded is not None and bytes(placement.sharded.uuid) == bytes(wanted):
+            actual = request.collection
+        elif collection is not None:
+            actual = collection.ns.partition(".")[2]
+    if actual != request.collection:
+        raise CommandError(
+            361,
+            "Collection UUID does not match that specified",
+            code_name="CollectionUUIDMismatch",
+            extra={
+                "db": request.database,
+                "collectionUUID": wanted,
+                "expectedCollection": request.collection,
+                "actualCollection": actual,
+            },
+        )
 
 
 def members_for(request: Request, placement: Placement, filter_: Mapping[str, Any]) -> list[Member]:

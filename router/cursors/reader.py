@@ -62,6 +62,11 @@ class Reader:
         """Whether ``take`` has something to say at once: events, the end, or an error."""
         return self._failure is not None or self._position.ready
 
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of events that one reply may have now."""
+        return self._streams.reply_bytes
+
     def take(self, max_events: int | None) -> Taken:
         """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
         if self._failure is not None:

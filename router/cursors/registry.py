@@ -14,10 +14,16 @@ from router.change_stream.request import StreamRequest
 from router.cursors.description import StreamDescription
 from router.cursors.explanation import explain_stream
 from router.cursors.limits import StreamLimits
+from router.cursors.lookup_cursor import LookupCursor
 from router.cursors.merged_cursor import Batch, MergedCursor
 from router.cursors.nudge import Nudger
 from router.cursors.sharing import SharedStreams
 from router.cursors.upstream import Upstream
+from router.lookup.completion import Completion
+from router.lookup.connections import Connect
+from router.lookup.plan import LookupPlan
+from router.lookup.settings import LookupSettings
+from router.lookup.upstream_reads import UpstreamReads
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -62,6 +68,8 @@ class CursorRegistry:
         cluster: where the shards are.
         limits: what streams may take.
         new_id: makes cursor ids, by chance alone if None.
+        mongos: connects to the upstream mongos, where documents are looked up; None if there is
+            none.
     """
 
     def __init__(
@@ -70,12 +78,21 @@ class CursorRegistry:
         limits: StreamLimits | None = None,
         *,
         new_id: Callable[[], int] | None = None,
+        mongos: Connect | None = None,
     ) -> None:
         self._make_id = new_id or _random_id
         self._cluster = cluster
         self._limits = limits or StreamLimits()
         self._nudger = Nudger(cluster, self._limits)
         self._streams = SharedStreams(cluster, self._nudger, self._limits)
+        self._reads: UpstreamReads | None = None
+        if mongos is not None:
+            settings = LookupSettings(
+                timeout=self._limits.failure_timeout,
+                backoff_first=self._limits.backoff_first,
+                backoff_max=self._limits.backoff_max,
+            )
+            self._reads = UpstreamReads(mongos, cluster.clock, settings)
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, _Entry] = {}
         self._opening = 0
@@ -97,8 +114,7 @@ class CursorRegistry:
         self._opening += 1
         cursor: MergedCursor | None = None
         try:
-            reader = await self._streams.open(request)
-            cursor = MergedCursor(self._new_id(), request.namespace, reader)
+            cursor = await self._new_cursor(request)
             first = cursor.first_batch()
             if self._closed:
                 raise _shutting_down()
@@ -211,6 +227,28 @@ class CursorRegistry:
             self._remove(cursor_id, _shutting_down())
         await self._nudger.close()
         await self._streams.close()
+
+    async def _new_cursor(self, request: StreamRequest) -> MergedCursor:
+        plan = LookupPlan.of(request)
+        if plan is None:
+            reader = await self._streams.open(request)
+            return MergedCursor(self._new_id(), request.namespace, reader)
+        if self._reads is None:
+            raise CommandError(
+                ErrorCode.InvalidOptions,
+                "fullDocument: 'updateLookup' takes an upstream mongos to look documents up: start "
+                "the router with --upstream mongodb://host:port, or ask for 'whenAvailable' or "
+                "'required' on collections with changeStreamPreAndPostImages",
+            )
+        completion = Completion(plan, self._reads)
+        try:
+            await completion.check()
+            reader = await self._streams.open(plan.remote)
+        except BaseException:
+            completion.close()
+            raise
+        enough = self._limits.reply_target_bytes
+        return LookupCursor(self._new_id(), request.namespace, reader, completion, enough)
 
     def _new_id(self) -> int:
         while True:

@@ -119,7 +119,8 @@ class Scenario:
         await workload.prepare()
         router_process = RouterProcess(
             self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,
-            self._plan.parameters, feed_port=_FEED_PORT,
+            self._plan.parameters, upstream=f"mongodb://{cluster.mongos_address}",
+            feed_port=_FEED_PORT,
         )  # fmt: skip
         router_process.start()
         await self._while_it_happens(cluster, workload, router_process)

@@ -1,0 +1,149 @@
+"""A client's cursor on a stream whose update events get their documents looked up."""
+
+import asyncio
+
+from router.change_stream.actions import Taken
+from router.change_stream.resume_token import token_of
+from router.cursors.merged_cursor import Batch, MergedCursor
+from router.cursors.reader import Reader
+from router.lookup.completion import Completion
+from router.merge.merged_log import ELEMENT_OVERHEAD, cut
+from shard_client.errors import CommandError
+
+
+class LookupCursor(MergedCursor):
+    """A merged cursor that completes its events when the client asks for them.
+
+    Events are taken out of the merge a few at a time and completed at once, in the client's own
+    getMore: a document is never looked up before somebody wants the event. What does not fit into
+    a reply any more is kept for the next one.
+
+    Args:
+        cursor_id: as for ``MergedCursor``.
+        namespace: the same.
+        reader: reads the stream without the lookup.
+        completion: completes its events.
+        enough: bytes at which a reply goes to a client that has not said how many events it wants.
+    """
+
+    def __init__(
+        self,
+        cursor_id: int,
+        namespace: str,
+        reader: Reader,
+        completion: Completion,
+        enough: int,
+    ) -> None:
+        super().__init__(cursor_id, namespace, reader)
+        self._completion = completion
+        self._enough = enough
+        self._taken = Taken([], 0, b"", closed=False)
+        self._raw: list[bytes] = []
+        self._completed: list[bytes] = []
+        self._failure: CommandError | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        """Return what is ready, completed; as ``MergedCursor.next_batch`` otherwise.
+
+        ``max_time`` bounds the waiting for events, not the lookups.
+        """
+        deadline = self._loop.time() + max_time
+        events: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                if self._killed is not None:
+                    raise self._killed
+                size += self._hand_out(events, batch_size or None, size)
+                if self._completed or len(events) == batch_size:
+                    break
+                if not batch_size and size >= self._enough:
+                    break
+                if self._failure is not None:
+                    if events:
+                        break
+                    raise self._failure
+                if self._raw:
+                    await self._complete()
+                elif self._taken.closed or not await self._take(deadline, batch_size, events):
+                    break
+        except CommandError:
+            self._finished = True
+            raise
+        return self._reply(events, size)
+
+    def kill(self, reason: CommandError | None = None) -> None:
+        """Have ``next_batch`` fail at once with ``reason`` (default: 237), now and ever after."""
+        super().kill(reason)
+        if self._work is not None:
+            self._work.cancel()
+
+    def close(self) -> None:
+        """Read no more, and let go of the upstream. May be repeated."""
+        super().close()
+        self._completion.close()
+
+    async def _take(self, deadline: float, batch_size: int | None, events: list[bytes]) -> bool:
+        """Take what is to be completed next; return whether there is any.
+
+        Waits for it until ``deadline`` if there are no ``events`` yet.
+        """
+        reader = self.reader
+        while not reader.ready and self._killed is None:
+            left = deadline - self._loop.time()
+            if events:
+                return False
+            if left <= 0:
+                break
+            await reader.wait(left)
+        if self._killed is not None:
+            return True
+        wanted = self._completion.at_once
+        if batch_size:
+            wanted = min(wanted, batch_size - len(events))
+        try:
+            self._taken = reader.take(wanted)
+        except CommandError as error:
+            self._failure = error
+            return True
+        self._raw = self._taken.events
+        return bool(self._raw)
+
+    async def _complete(self) -> None:
+        """Complete the first of the events that were taken; in a task that ``kill`` can end."""
+        work = self._work = self._loop.create_task(self._run(), name="complete events")
+        try:
+            await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._killed is None or (task is not None and task.cancelling()):
+                raise
+        finally:
+            self._work = None
+
+    async def _run(self) -> None:
+        try:
+            consumed, self._completed = await self._completion.complete(self._raw)
+        except CommandError as error:
+            self._failure = error
+        else:
+            self._raw = self._raw[consumed:]
+
+    def _hand_out(self, events: list[bytes], batch_size: int | None, size: int) -> int:
+        """Move what still fits from the completed events to ``events``; return its bytes."""
+        if not self._completed:
+            return 0
+        wanted = None if batch_size is None else batch_size - len(events)
+        space = self.reader.reply_bytes - size - ELEMENT_OVERHEAD * len(events)
+        part, part_size = cut(self._completed, wanted, space, first=not events)
+        self._completed = self._completed[len(part) :]
+        events += part
+        return part_size
+
+    def _reply(self, events: list[bytes], size: int) -> Batch:
+        rest = bool(self._completed or self._raw or self._failure is not None)
+        closed = self._taken.closed and not rest and not events
+        self._finished = closed
+        pbrt = token_of(events[-1]) if rest and events else self._taken.pbrt
+        return Batch(0 if closed else self.cursor_id, events, size, pbrt)

@@ -1,0 +1,111 @@
+"""Making the events of one stream complete: the lookup, then the user's stages."""
+
+from collections.abc import Sequence
+
+from router.lookup.documents import find_documents
+from router.lookup.events import Wanted, wanted, with_document
+from router.lookup.plan import LookupPlan
+from router.lookup.upstream_reads import UpstreamReads
+from router.lookup.user_stages import Transformed, UserStages
+from shard_client.errors import CommandError
+
+_GROWTH = 4
+
+
+class Completion:
+    """Completes the events of one client's stream, a few at a time, when the client asks.
+
+    ``close`` it when the stream is closed.
+
+    Args:
+        plan: what follows the merge.
+        reads: the way to the upstream.
+    """
+
+    def __init__(self, plan: LookupPlan, reads: UpstreamReads) -> None:
+        self._plan = plan
+        self._reads = reads
+        self._stages = UserStages(plan, reads) if plan.stages else None
+        self._at_once = reads.settings.first_events
+        options = plan.remote.change_stream_options
+        self._same_collection = bool(options.get("matchCollectionUUIDForUpdateLookup"))
+        self._closed = False
+        reads.enter()
+
+    def close(self) -> None:
+        """Let go of the connections to the upstream. May be repeated."""
+        if not self._closed:
+            self._closed = True
+            self._reads.leave()
+
+    @property
+    def at_once(self) -> int:
+        """How many events to complete at a time, so that their documents are not too large."""
+        return self._at_once
+
+    async def check(self) -> None:
+        """Find what is wrong with the user's stages, as mongos does when a stream is opened.
+
+        Raises CommandError.
+        """
+        if self._stages is not None:
+            await self._stages.check()
+
+    async def complete(self, events: Sequence[bytes]) -> Transformed:
+        """Complete the first of the ``events``, at least one, as many as is reasonable at once.
+
+        Raises CommandError if the first one cannot be completed.
+        """
+        part = await self._with_documents(events[: self._at_once])
+        if self._stages is None:
+            return Transformed(len(part), part)
+        return await self._stages.transform(part)
+
+    async def _with_documents(self, events: Sequence[bytes]) -> list[bytes]:
+        wants, error = _wants(events)
+        documents: list[bytes | None] = []
+        updates = [want for want in wants if want is not None]
+        if updates:
+            found = await find_documents(
+                self._reads,
+                updates,
+                # Version 1 tokens are those of servers that always insist on it.
+                same_collection=self._same_collection or updates[0].token_version < 2,
+                read_preference=self._plan.remote.read_preference,
+            )
+            documents = found.documents
+            self._adapt(len(updates), found.size)
+        looked_up = iter(documents)
+        completed: list[bytes] = []
+        for event, want in zip(events, wants, strict=False):
+            if want is None:
+                completed.append(event)
+                continue
+            try:
+                completed.append(with_document(event, want.place, next(looked_up)))
+            except StopIteration:
+                return completed
+            except CommandError as too_large:
+                if completed:
+                    return completed
+                raise too_large from None
+        if not completed and error is not None:
+            raise error
+        return completed
+
+    def _adapt(self, count: int, size: int) -> None:
+        settings = self._reads.settings
+        fitting = settings.target_bytes * count // max(1, size)
+        most = min(settings.most_events, self._at_once * _GROWTH)
+        self._at_once = max(1, min(most, fitting))
+
+
+def _wants(events: Sequence[bytes]) -> tuple[list[Wanted | None], CommandError | None]:
+    """Return what the events look up, as far as they are well formed, and what ends that."""
+    wants: list[Wanted | None] = []
+    for event in events:
+        try:
+            wants.append(wanted(event))
+        except CommandError as error:
+            return wants, error
+    return wants, None

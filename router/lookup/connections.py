@@ -1,0 +1,118 @@
+"""The router's own connections to the upstream mongos: few, kept while there is use for them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from shard_client.backoff import Backoff
+from shard_client.connection import Connection
+from shard_client.errors import CommandError, NetworkError
+
+Connect = Callable[[], Awaitable[Connection]]
+"""Opens a connection to the upstream; raises CommandError, NetworkError."""
+
+_IDLE_SECONDS = 30.0
+_T = TypeVar("_T")
+
+
+class UpstreamConnections:
+    """Connections that requests borrow one at a time. Must be made in a running loop.
+
+    Args:
+        connect: opens one.
+        most: how many are open at a time; further requests wait for one.
+    """
+
+    def __init__(self, connect: Connect, most: int) -> None:
+        self._connect = connect
+        self._places = asyncio.Semaphore(most)
+        self._idle: list[tuple[float, Connection]] = []
+        self._loop = asyncio.get_running_loop()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._users = 0
+
+    def enter(self) -> None:
+        """Count one user more: idle connections are kept for a while as long as there are any."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """Count one user less; after the last one no connection stays open."""
+        self._users -= 1
+        if not self._users:
+            self._drop_idle()
+
+    @asynccontextmanager
+    async def borrow(self) -> AsyncIterator[Connection]:
+        """Lend a connection for the block; one that is closed or busy afterwards is not kept.
+
+        Raises:
+            CommandError: HostUnreachable, no mongos answers.
+            NetworkError: the connection could not be opened.
+        """
+        async with self._places:
+            connection = self._take() or await self._connect()
+            try:
+                yield connection
+            finally:
+                if connection.closed or connection.busy or not self._users:
+                    connection.abort()
+                else:
+                    self._idle.append((self._loop.time(), connection))
+                    self._schedule()
+
+    def _drop_idle(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        for _, connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def _take(self) -> Connection | None:
+        while self._idle:
+            _, connection = self._idle.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    def _schedule(self) -> None:
+        if self._expiry is None:
+            self._expiry = self._loop.call_later(_IDLE_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        oldest = self._loop.time() - _IDLE_SECONDS
+        kept = []
+        for since, connection in self._idle:
+            if since <= oldest or connection.closed:
+                connection.abort()
+            else:
+                kept.append((since, connection))
+        self._idle = kept
+        if kept:
+            self._schedule()
+
+
+async def persist(
+    attempt: Callable[[], Awaitable[_T]], backoff: Backoff, timeout: float, codes: frozenset[int]
+) -> _T:
+    """Return what ``attempt`` returns, trying again after network errors for ``timeout`` seconds.
+
+    ``codes`` are those of the command errors that are worth another attempt. Raises the last
+    attempt's CommandError or NetworkError.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while True:
+        try:
+            return await attempt()
+        except NetworkError:
+            pause = backoff.next_pause()
+            if loop.time() + pause >= deadline:
+                raise
+        except CommandError as error:
+            pause = backoff.next_pause()
+            if error.code not in codes or loop.time() + pause >= deadline:
+                raise
+        await asyncio.sleep(pause)

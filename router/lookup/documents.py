@@ -1,0 +1,164 @@
+"""Finding the documents of many events in few requests (docs/design.md, section 14)."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bson.binary import UUID_SUBTYPE, Binary
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from router.change_stream.bson_text import render
+from router.lookup.events import Wanted
+from router.lookup.keys import each_once, filter_for_all, match_up
+from router.lookup.upstream_reads import UpstreamReads
+from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
+from shard_client.errors import CommandError
+from shard_client.frames import decode
+
+_NO_SUCH_COLLECTION: Final = frozenset(
+    {ErrorCode.NamespaceNotFound, ErrorCode.CollectionUUIDMismatch}
+)
+
+
+class Found(NamedTuple):
+    """The documents of the first events that were asked for, None where there is none.
+
+    ``size`` is the bytes of all documents that came, those left out included.
+    """
+
+    documents: list[bytes | None]
+    size: int
+
+
+async def find_documents(
+    reads: UpstreamReads,
+    wants: Sequence[Wanted],
+    *,
+    same_collection: bool,
+    read_preference: Mapping[str, Any] | None,
+) -> Found:
+    """Look the documents up, as they are now or later.
+
+    Fewer than were asked for, but at least one, if they are larger than one request should bring.
+    ``same_collection``: a collection that has been made anew under the old name does not count.
+    Raises CommandError as a lookup of mongos does.
+    """
+    groups: dict[tuple[str, str, bytes], _Group] = {}
+    for want in wants:
+        place = (want.database, want.collection, want.uuid)
+        group = groups.get(place)
+        if group is None:
+            group = groups[place] = _Group(reads, want, same_collection, read_preference)
+        group.add(want)
+    first = next(iter(groups.values()))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for group in groups.values():
+                tasks.create_task(group.run(needed=group is first), name="look documents up")
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    documents = []
+    for want in wants:
+        results = groups[want.database, want.collection, want.uuid].results
+        if want.document_key not in results:
+            break
+        documents.append(results[want.document_key])
+    return Found(documents, sum(group.size for group in groups.values()))
+
+
+class _Group:
+    """The documents that are wanted of one collection."""
+
+    def __init__(
+        self,
+        reads: UpstreamReads,
+        first: Wanted,
+        same_collection: bool,
+        read_preference: Mapping[str, Any] | None,
+    ) -> None:
+        self._reads = reads
+        self._first = first
+        self._time = first.time
+        self._same_collection = same_collection
+        self._read_preference = read_preference
+        self._keys: list[bytes] = []
+        self.results: dict[bytes, bytes | None] = {}
+        self.size = 0
+
+    def add(self, want: Wanted) -> None:
+        self._keys.append(want.document_key)
+        self._time = max(self._time, want.time)
+
+    async def run(self, *, needed: bool) -> None:
+        """Find the documents, or the first of them. ``needed``: the first key's at any rate."""
+        for keys in each_once(self._keys):
+            if not await self._find(keys):
+                break
+        first = self._first.document_key
+        if needed and first not in self.results:
+            await self._find_one(first)
+
+    async def _find(self, keys: list[bytes]) -> bool:
+        """Find the documents of different ``_id``; return False if they become too many."""
+        pending = keys
+        while len(pending) > 1:
+            try:
+                found = await self._read(RawBSONDocument(filter_for_all(pending)), len(pending))
+            except CommandError as error:
+                if error.code in _NO_SUCH_COLLECTION:
+                    self.results.update(dict.fromkeys(pending))
+                    return True
+                if error.code in RESUMABLE_CODES:
+                    raise
+                # One key's fault, perhaps: each has an answer or an error of its own.
+                return await self._find_each(pending)
+            answer = match_up(pending, found.documents)
+            self.results.update(answer.found)
+            if not found.whole:
+                return False
+            self.results.update(dict.fromkeys(answer.absent))
+            if not await self._find_each(answer.alone):
+                return False
+            pending = answer.again
+        return await self._find_each(pending)
+
+    async def _find_each(self, keys: Sequence[bytes]) -> bool:
+        for key in keys:
+            if self.size > self._reads.settings.target_bytes:
+                return False
+            await self._find_one(key)
+        return True
+
+    async def _find_one(self, key: bytes) -> None:
+        """Look one document up as mongos does, by its whole document key."""
+        try:
+            documents = (await self._read(RawBSONDocument(key), None)).documents
+        except CommandError as error:
+            if error.code not in _NO_SUCH_COLLECTION:
+                raise
+            documents = []
+        if len(documents) > 1:
+            shown = ", ".join(render(decode(each)) for each in documents[:2])
+            raise CommandError(
+                ErrorCode.ChangeStreamFatalError,
+                f"found more than one document matching {render(decode(key))} [{shown}]",
+            )
+        self.results[key] = documents[0] if documents else None
+
+    async def _read(self, filter_: RawBSONDocument, count: int | None) -> Any:
+        command: dict[str, Any] = {"find": self._first.collection, "filter": filter_}
+        if count is not None:
+            command |= {"hint": {"_id": 1}, "batchSize": count + 1}
+        if self._same_collection:
+            command["collectionUUID"] = Binary(self._first.uuid, UUID_SUBTYPE)
+        command["readConcern"] = {
+            "level": "majority",
+            "afterClusterTime": Timestamp(*self._time),
+        }
+        if self._read_preference is not None:
+            command["$readPreference"] = self._read_preference
+        most = self._reads.settings.target_bytes
+        result = await self._reads.read(self._first.database, command, most)
+        self.size += sum(map(len, result.documents))
+        return result

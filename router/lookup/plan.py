@@ -1,0 +1,151 @@
+"""Which part of a request the shards run, and which follows the lookup."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from router.change_stream.request import StreamRequest
+from router.change_stream.stages import stage_name
+
+UPDATE_LOOKUP: Final = "updateLookup"
+
+_UNTOUCHED: Final = frozenset(
+    {
+        "_id",
+        "clusterTime",
+        "collectionUUID",
+        "documentKey",
+        "fullDocumentBeforeChange",
+        "lsid",
+        "ns",
+        "operationDescription",
+        "operationType",
+        "to",
+        "txnNumber",
+        "updateDescription",
+        "wallTime",
+    }
+)
+"""The fields of an event that a lookup leaves as they are."""
+
+_OPERATORS: Final = frozenset(
+    {
+        "$all",
+        "$elemMatch",
+        "$eq",
+        "$exists",
+        "$gt",
+        "$gte",
+        "$in",
+        "$lt",
+        "$lte",
+        "$mod",
+        "$ne",
+        "$nin",
+        "$not",
+        "$options",
+        "$regex",
+        "$size",
+        "$type",
+    }
+)
+"""Match operators that depend on the value at their path and on nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookupPlan:
+    """A request with ``updateLookup``, divided between the shards and the router.
+
+    ``remote`` is the shards' part: no lookup, and of the user's stages only leading ``$match``
+    conditions on fields that a lookup leaves alone. ``stages`` are the rest, which follow the
+    lookup. ``user_stages`` are all of them, as the client sent them.
+    """
+
+    remote: StreamRequest
+    stages: tuple[Mapping[str, Any], ...]
+    user_stages: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, request: StreamRequest) -> Self | None:
+        """Return the plan for ``request``; None if no document is to be looked up by the router.
+
+        A stream that is passed through to one shard looks its documents up on that shard, as it
+        does when mongos passes it through.
+        """
+        if request.change_stream_options.get("fullDocument") != UPDATE_LOOKUP:
+            return None
+        if request.passthrough_to_shard is not None or request.splits_large_events:
+            return None
+        pushed, rest = divide(request.stages)
+        options = {k: v for k, v in request.change_stream_options.items() if k != "fullDocument"}
+        remote = replace(request, change_stream_options=options, stages=pushed)
+        return cls(remote, rest, tuple(request.stages))
+
+
+def divide(
+    stages: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
+    """Divide a pipeline into what may run before the lookup and what must run after it.
+
+    Both parts together select and transform events as the whole does. Conditions are moved only
+    where that is certain: a condition that is not understood stays behind.
+    """
+    pushed: list[Mapping[str, Any]] = []
+    rest: list[Mapping[str, Any]] = []
+    for position, stage in enumerate(stages):
+        if stage_name(stage) != "$match":
+            rest.extend(stages[position:])
+            break
+        early: list[Mapping[str, Any]] = []
+        late: list[Mapping[str, Any]] = []
+        for condition in _conjuncts(stage["$match"]):
+            (early if _is_untouched(condition) else late).append(condition)
+        for part, conditions in ((pushed, early), (rest, late)):
+            if conditions:
+                part.append({"$match": _conjunction(conditions)})
+    return tuple(pushed), tuple(rest)
+
+
+def _conjuncts(match: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield conditions of one field each, which together are the whole condition."""
+    for name, value in match.items():
+        if name == "$and" and _are_documents(value):
+            for each in value:
+                yield from _conjuncts(each)
+        else:
+            yield {name: value}
+
+
+def _conjunction(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return conditions[0] if len(conditions) == 1 else {"$and": list(conditions)}
+
+
+def _is_untouched(condition: Mapping[str, Any]) -> bool:
+    """Tell whether a condition holds after the lookup exactly when it holds before it."""
+    return all(_is_untouched_field(name, value) for name, value in condition.items())
+
+
+def _is_untouched_field(name: str, value: Any) -> bool:
+    if name in ("$and", "$or", "$nor"):
+        return _are_documents(value) and all(_is_untouched(each) for each in value)
+    return name.partition(".")[0] in _UNTOUCHED and _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a condition on a path is a value, or consists of operators that are known."""
+    if not isinstance(value, Mapping):
+        return True
+    if not any(name.startswith("$") for name in value):
+        return True
+    return all(
+        name in _OPERATORS and (name not in ("$not", "$elemMatch") or _is_plain(operand))
+        for name, operand in value.items()
+    )
+
+
+def _are_documents(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(each, Mapping) for each in value)
+    )

@@ -1,0 +1,144 @@
+"""Reads through the upstream mongos: whole results of a command, in slices, within bounds."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+
+from router.lookup.connections import Connect, UpstreamConnections, persist
+from router.lookup.settings import LookupSettings
+from shard_client.backoff import Backoff
+from shard_client.bson_slices import ARRAY, DOCUMENT, INT64, find, iter_elements
+from shard_client.cluster_clock import ClusterClock
+from shard_client.connection import Connection
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.frames import decode, encode
+
+_MS = 1000
+_GRACE = 5.0
+"""Seconds that the upstream may take beyond ``maxTimeMS`` to say that the time is over."""
+
+
+class Result(NamedTuple):
+    """The documents of a cursor, raw; ``whole`` is False if there are more than were wanted."""
+
+    documents: list[bytes]
+    whole: bool
+
+
+class UpstreamReads:
+    """Runs reads on the upstream for all streams of the process. Must be made in a running loop.
+
+    Args:
+        connect: opens a connection to the upstream.
+        clock: the cluster time that goes with each read.
+        settings: bounds.
+    """
+
+    def __init__(self, connect: Connect, clock: ClusterClock, settings: LookupSettings) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._connections = UpstreamConnections(connect, settings.connections)
+
+    async def read(
+        self, database: str, command: Mapping[str, Any], most_bytes: int | None = None
+    ) -> Result:
+        """Return the documents that ``command`` finds, of all batches of its cursor.
+
+        Args:
+            database: where it is run.
+            command: a ``find`` or an ``aggregate``.
+            most_bytes: how many bytes of documents are enough; None for all. One batch, up to
+                16 MiB, may come on top.
+
+        Raises:
+            CommandError: the upstream's error; 89 when it takes too long; 6 when it cannot be
+                reached for a while.
+        """
+        seconds = self.settings.timeout
+        body: dict[str, Any] = {**command, "maxTimeMS": int(seconds * _MS), "$db": database}
+        if self._clock.raw is not None:
+            body["$clusterTime"] = RawBSONDocument(self._clock.raw)
+        raw = encode(body)
+
+        async def attempt() -> Result:
+            async with self._connections.borrow() as connection:
+                return await self._read(connection, database, raw, most_bytes)
+
+        backoff = Backoff(self.settings.backoff_first, self.settings.backoff_max)
+        try:
+            return await persist(attempt, backoff, seconds, frozenset({ErrorCode.HostUnreachable}))
+        except NetworkError as error:
+            raise CommandError(
+                ErrorCode.HostUnreachable, f"looking documents up through the upstream: {error}"
+            ) from error
+        except CommandError as error:
+            if error.code != ErrorCode.MaxTimeMSExpired:
+                raise
+            raise CommandError(
+                ErrorCode.NetworkTimeout,
+                f"the upstream mongos did not look documents up within {seconds:g} s",
+            ) from error
+
+    def enter(self) -> None:
+        """Count one stream more that may read."""
+        self._connections.enter()
+
+    def leave(self) -> None:
+        """Count one stream less; after the last one no connection stays open."""
+        self._connections.leave()
+
+    async def _read(
+        self, connection: Connection, database: str, raw: bytes, most_bytes: int | None
+    ) -> Result:
+        documents: list[bytes] = []
+        size = 0
+        while True:
+            body = await connection.command_raw(raw, timeout=self.settings.timeout + _GRACE)
+            try:
+                self._take_note(body)
+                cursor_id, namespace, batch = _batch(body)
+            except ProtocolError as error:
+                connection.abort()
+                raise NetworkError(f"the upstream broke the protocol: {error}") from error
+            documents += batch
+            size += sum(map(len, batch))
+            if not cursor_id:
+                return Result(documents, whole=True)
+            collection = namespace.partition(".")[2]
+            if most_bytes is not None and size >= most_bytes:
+                killing = {"killCursors": collection, "cursors": [Int64(cursor_id)]}
+                await connection.command(database, killing, timeout=_GRACE)
+                return Result(documents, whole=False)
+            more = {"getMore": Int64(cursor_id), "collection": collection, "$db": database}
+            raw = encode(more)
+
+    def _take_note(self, body: bytes) -> None:
+        time = find(body, b"$clusterTime")
+        if time is not None and time.type == DOCUMENT:
+            self._clock.advance(body[time.start : time.end])
+
+
+def _batch(body: bytes) -> tuple[int, str, list[bytes]]:
+    """Return cursor id, namespace and documents of a reply; raises CommandError, ProtocolError."""
+    cursor = find(body, b"cursor")
+    if cursor is None or cursor.type != DOCUMENT:
+        reply = decode(body)
+        if reply.get("ok"):
+            raise ProtocolError("a cursor's reply has no cursor")
+        raise CommandError.from_reply(reply)
+    cursor_id, namespace, documents = 0, "", list[bytes]()
+    for kind, name, start, end in iter_elements(body, cursor.start, cursor.end):
+        if name in (b"firstBatch", b"nextBatch") and kind == ARRAY:
+            documents = [
+                body[each.start : each.end]
+                for each in iter_elements(body, start, end)
+                if each.type == DOCUMENT
+            ]
+        elif name == b"id" and kind == INT64:
+            cursor_id = int.from_bytes(body[start:end], "little", signed=True)
+        elif name == b"ns":
+            namespace = body[start + 4 : end - 1].decode(errors="replace")
+    return cursor_id, namespace, documents

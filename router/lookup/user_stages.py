@@ -1,0 +1,100 @@
+"""The user's stages that follow the lookup, run by the upstream mongos."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bson.raw_bson import RawBSONDocument
+
+from router.change_stream.bson_text import render
+from router.change_stream.resume_token import token_of
+from router.lookup.plan import LookupPlan
+from router.lookup.upstream_reads import UpstreamReads
+from shard_client.bson_slices import DOCUMENT, find
+from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
+from shard_client.errors import CommandError
+from shard_client.frames import decode
+
+_MOST_BYTES: Final = 8 * 1024 * 1024
+_FIELDS: Final = ("collation", "comment", "let", "allowDiskUse")
+
+
+class Transformed(NamedTuple):
+    """What came of the first ``consumed`` events; of each at most one, in their order."""
+
+    consumed: int
+    events: list[bytes]
+
+
+class UserStages:
+    """Runs the stages of one stream over its events.
+
+    The stages of change streams work event by event, so they may run over ``$documents`` anywhere.
+    """
+
+    def __init__(self, plan: LookupPlan, reads: UpstreamReads) -> None:
+        self._plan = plan
+        self._reads = reads
+        extras = plan.remote.extras
+        self._fields = {name: extras[name] for name in _FIELDS if name in extras}
+
+    async def check(self) -> None:
+        """Have mongos parse the stages; raises its CommandError."""
+        await self._run(self._plan.user_stages, [])
+
+    async def transform(self, events: Sequence[bytes]) -> Transformed:
+        """Run the stages over the events, or the first of them, at least one.
+
+        Raises CommandError: a stage fails for the first event, or gives it another ``_id`` (280).
+        """
+        count, size = 0, 0
+        for event in events:
+            size += len(event)
+            if count and size > _MOST_BYTES:
+                break
+            count += 1
+        while True:
+            part = events[:count]
+            try:
+                return Transformed(count, _in_order(part, await self._run(self._plan.stages, part)))
+            except CommandError as error:
+                if count == 1 or error.code in RESUMABLE_CODES:
+                    raise
+                # What comes before the event that fails is delivered.
+                count //= 2
+
+    async def _run(
+        self, stages: Sequence[Mapping[str, Any]], events: Sequence[bytes]
+    ) -> list[bytes]:
+        documents = [RawBSONDocument(event) for event in events]
+        command = {
+            "aggregate": 1,
+            "pipeline": [{"$documents": {"$literal": documents}}, *stages],
+            "cursor": {"batchSize": len(events) + 1},
+            **self._fields,
+        }
+        return (await self._reads.read(self._plan.remote.database, command)).documents
+
+
+def _in_order(events: Sequence[bytes], results: Sequence[bytes]) -> list[bytes]:
+    """Check that the results have the ``_id`` of the events they were made of, in their order.
+
+    Raises CommandError 280 as mongos does.
+    """
+    tokens = iter(map(token_of, events))
+    for result in results:
+        identifier = find(result, b"_id")
+        own = None
+        if identifier is not None and identifier.type == DOCUMENT:
+            own = result[identifier.start : identifier.end]
+        if own is None or all(own != token for token in tokens):
+            found = {} if identifier is None else {"_id": decode(result)["_id"]}
+            expected = {"_id": decode(token_of(events[0]))}
+            raise CommandError(
+                ErrorCode.ChangeStreamFatalError,
+                "Encountered an event whose _id field, which contains the resume token, was "
+                "modified by the pipeline. Modifying the _id field of an event makes it "
+                "impossible to resume the stream from that point. Only transformations that "
+                f"retain the unmodified _id field are allowed. Expected: {render(expected)} but "
+                f"found: {render(found)}",
+            )
+    return list(results)

@@ -1,0 +1,90 @@
+"""What an update event looks up, and where its document goes."""
+
+import bson
+import pytest
+from bson import Timestamp
+from bson.binary import Binary
+
+from router.lookup.events import MAX_EVENT_BYTES, wanted, with_document
+from shard_client.errors import CommandError
+
+UUID = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
+# Seen on a server: an update in t2.s, sharded by k.
+TOKEN = (
+    "826B021D9E000000202B022C0100296E5A1004F877371811114FAD9F113AD4A4C53ACF461E6B002B021E5F6964002B"
+    "020004"
+)
+EVENT = {
+    "_id": {"_data": TOKEN},
+    "operationType": "update",
+    "clusterTime": Timestamp(1795300766, 32),
+    "ns": {"db": "t2", "coll": "s"},
+    "documentKey": {"k": 1, "_id": 1},
+    "updateDescription": {"updatedFields": {"v": 1}, "removedFields": [], "truncatedArrays": []},
+}
+
+
+def test_an_update_looks_up_its_document_key():
+    want = wanted(bson.encode(EVENT))
+    assert want is not None
+    assert (want.database, want.collection) == ("t2", "s")
+    assert bson.decode(want.document_key) == {"k": 1, "_id": 1}
+    assert (want.uuid, want.time, want.token_version) == (UUID, (1795300766, 32), 1)
+
+
+@pytest.mark.parametrize("kind", ["insert", "replace", "delete", "drop", "invalidate"])
+def test_other_events_look_up_nothing(kind):
+    assert wanted(bson.encode({**EVENT, "operationType": kind})) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "version"),
+    [
+        # In a transaction, the third and the 300th operation; version 2.
+        ("826B021D9E000000202B022C01002B046E5A1004F877371811114FAD9F113AD4A4C53ACF46645F696400"
+         "2B020004", 1),
+        ("826B021D9E000000202B022C01002C02586E5A1004F877371811114FAD9F113AD4A4C53ACF46645F696400"
+         "2B020004", 1),
+        ("826B021D9E000000202B042C0100296E5A1004F877371811114FAD9F113AD4A4C53ACF463C6F7065726174696F"
+         "6E54797065003C757064617465000004", 2),
+    ],
+)  # fmt: skip
+def test_the_collection_is_told_by_the_token(data, version):
+    want = wanted(bson.encode({**EVENT, "_id": {"_data": data}}))
+    assert want is not None
+    assert (want.uuid, want.token_version) == (UUID, version)
+
+
+@pytest.mark.parametrize("missing", ["_id", "ns", "documentKey", "clusterTime"])
+def test_a_malformed_update_is_an_error(missing):
+    event = {name: value for name, value in EVENT.items() if name != missing}
+    with pytest.raises(CommandError) as error:
+        wanted(bson.encode(event))
+    assert error.value.code == 40578
+
+
+def test_a_document_goes_before_the_namespace():
+    event = bson.encode(EVENT)
+    want = wanted(event)
+    assert want is not None
+    names = list(EVENT)
+    names.insert(names.index("ns"), "fullDocument")
+    for document in ({"_id": 1, "k": 1, "v": Binary(b"x", 5)}, None):
+        raw = None if document is None else bson.encode(document)
+        whole = bson.decode(with_document(event, want.place, raw))
+        assert list(whole) == names
+        assert whole == {**EVENT, "fullDocument": document}
+
+
+def test_an_event_must_not_become_too_large():
+    event = bson.encode(EVENT)
+    want = wanted(event)
+    assert want is not None
+    room = MAX_EVENT_BYTES - len(event) - len("\3fullDocument\0")
+    empty = len(bson.encode({"x": ""}))
+    fitting = bson.encode({"x": "a" * (room - empty)})
+    assert len(with_document(event, want.place, fitting)) == MAX_EVENT_BYTES
+    with pytest.raises(CommandError) as error:
+        with_document(event, want.place, bson.encode({"x": "a" * (room - empty + 1)}))
+    assert error.value.code == 10334
+    assert TOKEN in error.value.message

@@ -1,0 +1,145 @@
+"""Which document of a common answer belongs to which key."""
+
+from typing import Any
+
+import bson
+from bson import Int64, ObjectId
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.lookup.keys import each_once, filter_for_all, match_up
+
+Document = dict[str, Any]
+
+
+def encoded(document: Document) -> bytes:
+    """The encoder puts ``_id`` first, save in an inner document."""
+    return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
+
+
+def raw(*documents: Document) -> list[bytes]:
+    return [encoded(document) for document in documents]
+
+
+def decoded(keys: list[bytes]) -> list[Document]:
+    return [bson.decode(key) for key in keys]
+
+
+def matched(keys: list[Document], documents: list[Document]) -> tuple[list[Any], ...]:
+    """Found documents, absent keys, keys to ask for alone and again, decoded."""
+    answer = match_up(raw(*keys), raw(*documents))
+    found = [bson.decode(document) for document in answer.found.values()]
+    return found, decoded(answer.absent), decoded(answer.alone), decoded(answer.again)
+
+
+def test_the_filter_goes_by_id_and_by_the_front_of_the_shard_key():
+    keys = raw({"_id": 1}, {"_id": "x"}, {"_id": 1.0})
+    assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, "x", 1.0]}}
+    keys = raw({"k": 7, "l": 1, "_id": 1}, {"k": 7, "l": 2, "_id": 2})
+    assert bson.decode(filter_for_all(keys)) == {"k": {"$in": [7]}, "_id": {"$in": [1, 2]}}
+    # The shard key was refined meanwhile, from _id or to another first field.
+    keys = raw({"_id": 1}, {"k": 7, "_id": 2})
+    assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, 2]}}
+
+
+def test_keys_of_one_id_are_asked_for_one_after_the_other():
+    keys = raw({"k": 1, "_id": 5}, {"k": 2, "_id": 5}, {"k": 1, "_id": 5}, {"k": 1, "_id": 6})
+    assert [decoded(each) for each in each_once(keys)] == [
+        [{"k": 1, "_id": 5}, {"k": 1, "_id": 6}],
+        [{"k": 2, "_id": 5}],
+    ]
+
+
+def test_documents_are_found_by_their_whole_key():
+    keys = [{"n.k": 1, "_id": 1}, {"n.k": 2, "_id": 2}]
+    documents = [{"_id": 2, "n": {"k": 2}, "v": 1}, {"_id": 1, "n": {"k": 1}}]
+    assert matched(keys, documents) == (documents, [], [], [])
+
+
+def test_what_was_not_found_is_absent():
+    keys = [{"_id": 1}, {"_id": 2}]
+    assert matched(keys, []) == ([], keys, [], [])
+    one, two = {"_id": ObjectId()}, {"_id": ObjectId()}
+    assert matched([one, two], [two]) == ([two], [one], [], [])
+
+
+def test_a_number_or_a_text_may_equal_another_and_is_asked_for_again():
+    for one, two in (({"_id": 1}, {"_id": 1.0}), ({"_id": "a"}, {"_id": "A"})):
+        found, absent, alone, again = matched([one, two], [two])
+        assert (raw(*found), absent, alone) == (raw(two), [], [])
+        assert raw(*again) == raw(one)
+        # Asked for without the other it brings a document of other bytes: one by one, then.
+        assert match_up(raw(one), raw(two)).alone == raw(one)
+
+
+def test_a_document_whose_shard_key_has_changed_is_looked_up_by_itself():
+    keys = [{"k": 1, "_id": ObjectId()}, {"k": 1, "_id": ObjectId()}]
+    moved = {**keys[0], "k": 2}
+    assert matched(keys, [moved]) == ([], [keys[1]], [keys[0]], [])
+
+
+def test_two_documents_of_one_key_are_mongoses_error_to_tell():
+    key = {"_id": 1}
+    documents = [{"_id": 1, "shard": 0}, {"_id": 1, "shard": 1}]
+    assert matched([key], documents) == ([], [], [key], [])
+
+
+IDS = st.one_of(
+    st.integers(0, 3),
+    st.integers(0, 3).map(Int64),
+    st.integers(0, 3).map(float),
+    st.sampled_from(["a", "A", "b"]),
+    st.sampled_from([ObjectId("0" * 24), ObjectId("1" * 24), None, True]),
+)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Compare as a server does whose collection's collation knows no case."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, str) and isinstance(other, str):
+        return one.lower() == other.lower()
+    return bool(one == other)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), IDS), max_size=8),
+    st.lists(st.tuples(st.integers(0, 1), IDS), max_size=5),
+)
+def test_each_key_gets_what_a_server_finds_for_it_alone(wanted, stored):
+    """Ask as often as the answers say; all keys then have what their own requests would bring."""
+    documents = [bson.encode({"_id": i, "k": k}) for k, i in stored]
+    keys = raw(*({"k": k, "_id": i} for k, i in wanted))
+
+    def find(key: bytes) -> list[bytes]:
+        own = bson.decode(key)
+        return [
+            document
+            for document, (k, i) in zip(documents, stored, strict=True)
+            if own["k"] == k and equal(own["_id"], i)
+        ]
+
+    def find_all(asked: list[bytes]) -> list[bytes]:
+        condition = bson.decode(filter_for_all(asked))
+        return [
+            document
+            for document, (k, i) in zip(documents, stored, strict=True)
+            if any(equal(i, each) for each in condition["_id"]["$in"])
+            and k in condition["k"]["$in"]
+        ]
+
+    got: dict[bytes, list[bytes]] = {}
+    for asked in each_once(keys):
+        pending = asked
+        while len(pending) > 1:
+            answer = match_up(pending, find_all(pending))
+            got |= {key: [document] for key, document in answer.found.items()}
+            got |= {key: [] for key in answer.absent}
+            got |= {key: find(key) for key in answer.alone}
+            assert len(answer.again) < len(pending)
+            pending = answer.again
+        got |= {key: find(key) for key in pending}
+    for key in keys:
+        expected = find(key)
+        # Of several that equal it one may be its own by bytes; a server tells of two.
+        assert got[key] == expected or (len(expected) > 1 and got[key][0] in expected)

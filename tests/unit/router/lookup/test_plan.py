@@ -1,0 +1,104 @@
+"""What of a request with a lookup the shards run, and what comes after it."""
+
+import pytest
+
+from router.change_stream.request import parse_request
+from router.lookup.plan import LookupPlan, divide
+
+UPDATES = {"$match": {"operationType": "update"}}
+DOCUMENT = {"$match": {"fullDocument.v": 1}}
+PROJECT = {"$project": {"fullDocument": 1}}
+
+
+def plan_of(*stages, collection="c", **options):
+    command = {"aggregate": collection, "pipeline": [{"$changeStream": options}, *stages]}
+    return LookupPlan.of(parse_request("db", {**command, "cursor": {}}))
+
+
+def test_only_update_lookup_needs_a_plan():
+    assert plan_of() is None
+    for mode in ("default", "whenAvailable", "required"):
+        assert plan_of(fullDocument=mode) is None
+    assert plan_of(fullDocument="updateLookup") is not None
+
+
+def test_the_shards_are_asked_for_the_events_alone():
+    plan = plan_of(UPDATES, PROJECT, fullDocument="updateLookup", showExpandedEvents=True)
+    assert plan is not None
+    assert plan.remote.change_stream_options == {"showExpandedEvents": True}
+    assert plan.remote.stages == (UPDATES,)
+    assert plan.stages == (PROJECT,)
+    assert plan.user_stages == (UPDATES, PROJECT)
+
+
+def test_what_is_passed_through_to_a_shard_is_looked_up_there():
+    command = {
+        "aggregate": "c",
+        "pipeline": [{"$changeStream": {"fullDocument": "updateLookup"}}],
+        "cursor": {},
+        "$_passthroughToShard": {"shard": "shard0"},
+    }
+    assert LookupPlan.of(parse_request("db", command)) is None
+
+
+def conditions(*fields):
+    return {"$match": fields[0] if len(fields) == 1 else {"$and": list(fields)}}
+
+
+@pytest.mark.parametrize(
+    ("stages", "early", "late"),
+    [
+        ([], [], []),
+        ([UPDATES], [UPDATES], []),
+        ([DOCUMENT], [], [DOCUMENT]),
+        ([PROJECT, UPDATES], [], [PROJECT, UPDATES]),
+        ([DOCUMENT, UPDATES], [UPDATES], [DOCUMENT]),
+        (
+            [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
+            [UPDATES],
+            [DOCUMENT],
+        ),
+        (
+            [{"$match": {"$and": [{"ns.coll": "c"}, {"documentKey._id": {"$gt": 3}}]}}],
+            [conditions({"ns.coll": "c"}, {"documentKey._id": {"$gt": 3}})],
+            [],
+        ),
+        (
+            [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}], "to": None}}],
+            [{"$match": {"to": None}}],
+            [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}}],
+        ),
+        (
+            [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
+            [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
+            [],
+        ),
+    ],
+)
+def test_conditions_that_a_lookup_does_not_touch_go_to_the_shards(stages, early, late):
+    assert divide(stages) == (tuple(early), tuple(late))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {"$expr": {"$eq": ["$operationType", "update"]}},
+        {"$comment": "x"},
+        {"$sampleRate": 0.5},
+        {"operationType": {"$unknown": 1}},
+        {"operationType": {"$not": {"$unknown": 1}}},
+        {"fullDocument": None},
+        {"fullDocumentish": 1},
+        {"$or": []},
+        {"$or": [1]},
+        {"$and": 1},
+    ],
+    ids=str,
+)
+def test_what_is_not_understood_stays_behind(condition):
+    assert divide([{"$match": condition}]) == ((), ({"$match": condition},))
+
+
+def test_an_operator_inside_another_is_looked_at():
+    match = {"$match": {"documentKey.k": {"$elemMatch": {"$gt": 1, "$lt": 3}}}}
+    assert divide([match]) == ((match,), ())
