@@ -104,6 +104,24 @@ class ScriptedMember:
         self._append(ts, event)
         return token
 
+    def update(self, ts: Timestamp | int, number: int = 1, collection: str = "c") -> str:
+        """Write the update of the document ``{_id: number}``; return its token."""
+        if isinstance(ts, int):
+            ts = Timestamp(ts, 1)
+        token = event_token(ts, number)
+        self._append(
+            ts,
+            {
+                "_id": {"_data": token},
+                "operationType": "update",
+                "clusterTime": ts,
+                "ns": {"db": "db", "coll": collection},
+                "documentKey": {"_id": number},
+                "updateDescription": {"updatedFields": {}, "removedFields": []},
+            },
+        )
+        return token
+
     def noop(self, ts: Timestamp | int) -> None:
         """Write a no-op."""
         self._append(Timestamp(ts, 1) if isinstance(ts, int) else ts, None)

@@ -14,6 +14,7 @@ from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.limits import StreamLimits
 from router.cursors.merged_cursor import Batch, MergedCursor
 from router.cursors.registry import CursorRegistry, Owner
+from router.lookup.connections import Connect
 from shard_client.probed_replica_set import ProbedReplicaSet
 from tests.harness.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE
@@ -62,12 +63,13 @@ class ScriptedCluster:
         self,
         limits: StreamLimits = LIMITS,
         kind: ReplicaSetFactory = ProbedReplicaSet,
+        mongos: Connect | None = None,
         **changes: Any,
     ) -> CursorRegistry:
         limits = replace(limits, **changes)
         cluster = Cluster(self.config.host, limits, replica_set=kind)
         self.clusters.append(cluster)
-        self.registries.append(CursorRegistry(cluster, limits))
+        self.registries.append(CursorRegistry(cluster, limits, mongos=mongos))
         return self.registries[-1]
 
     def noop(self, second: int) -> None:

@@ -67,7 +67,7 @@ async def test_clients_of_one_stream_share_remotes_and_get_all_of_it(cluster: Sc
         ({"let": {"x": 1}}, False),
         ({"$readPreference": {"mode": "secondaryPreferred"}}, False),
         ({"pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}, False),
-        ({"pipeline": [{"$changeStream": {"fullDocument": "updateLookup"}}]}, False),
+        ({"pipeline": [{"$changeStream": {"fullDocument": "whenAvailable"}}]}, False),
         ({"aggregate": "c"}, False),
     ],
 )

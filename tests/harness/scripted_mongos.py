@@ -1,0 +1,117 @@
+"""A mongos of a few documents: what a router's upstream is asked, and what it answers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bson import Int64
+
+from shard_client.connection import Connection
+from tests.harness.scripted_server import Asked, ScriptedServer, scripted_server
+
+Document = dict[str, Any]
+Stage = Callable[[Document], Document | None]
+
+
+@dataclass
+class ScriptedMongos:
+    """Finds documents by equality and ``$in``; runs ``stage`` over ``$documents``.
+
+    ``commands`` are those it was asked; ``failures`` answer the next commands of a name, in their
+    order; ``refuse`` says what a find fails with, by its filter; ``refuse_stages`` whether stages
+    fail for these documents; ``per_batch`` bounds a cursor's batches; ``open`` is cleared to hold
+    back all answers.
+    """
+
+    documents: dict[str, list[Document]] = field(default_factory=dict)
+    commands: list[Document] = field(default_factory=list)
+    failures: dict[str, list[Document]] = field(default_factory=dict)
+    refuse: Callable[[Document], Document | None] = lambda _: None
+    stage: Stage = lambda document: document
+    refuse_stages: Callable[[list[Document]], bool] = lambda _: False
+    per_batch: int | None = None
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    server: ScriptedServer = field(default_factory=ScriptedServer)
+    _rest: dict[int, list[Document]] = field(default_factory=dict)
+    _ids: int = 0
+
+    def finds(self) -> list[Document]:
+        """The filters of the finds so far."""
+        return [each["filter"] for each in self.commands if "find" in each]
+
+    def fail(self, name: str, code: int, message: str = "scripted", times: int = 1) -> None:
+        """Have the next commands of that name answer with an error."""
+        error = {"ok": 0.0, "errmsg": message, "code": code, "codeName": "Scripted"}
+        self.failures.setdefault(name, []).extend([error] * times)
+
+    async def connect(self) -> Connection:
+        """Open a connection to it, as ``UpstreamMongos`` does."""
+        return await Connection.open(("127.0.0.1", self.server.port), timeout=2.0)
+
+    async def answer(self, asked: Asked) -> None:
+        command = asked.command
+        self.commands.append(command)
+        await self.open.wait()
+        asked.reply(self._reply(command))
+
+    def _reply(self, command: Document) -> Document:
+        name = next(iter(command))
+        if self.failures.get(name):
+            return self.failures[name].pop(0)
+        if name == "find":
+            error = self.refuse(command["filter"])
+            if error is not None:
+                return error
+            stored = self.documents.get(command["find"], [])
+            found = [each for each in stored if _matches(each, command["filter"])]
+            return self._batch("firstBatch", f"db.{command['find']}", found)
+        if name == "aggregate":
+            given = command["pipeline"][0]["$documents"]["$literal"]
+            if self.refuse_stages(given):
+                return {"ok": 0.0, "errmsg": "can't $divide by zero", "code": 2}
+            found = [made for each in given if (made := self.stage(each)) is not None]
+            return self._batch("firstBatch", "db.$cmd.aggregate", found)
+        if name == "getMore":
+            found = self._rest.pop(command["getMore"])
+            return self._batch("nextBatch", f"db.{command['collection']}", found)
+        if name == "killCursors":
+            for number in command["cursors"]:
+                del self._rest[number]
+            return {"ok": 1.0}
+        return {"ok": 0.0, "errmsg": f"no such command: '{name}'", "code": 59}
+
+    def _batch(self, name: str, namespace: str, found: list[Document]) -> Document:
+        count = len(found) if self.per_batch is None else self.per_batch
+        number = 0
+        if found[count:]:
+            self._ids += 1
+            number = self._ids
+            self._rest[number] = found[count:]
+        cursor = {name: found[:count], "id": Int64(number), "ns": namespace}
+        return {"cursor": cursor, "ok": 1.0}
+
+    @property
+    def open_cursors(self) -> int:
+        return len(self._rest)
+
+
+@asynccontextmanager
+async def scripted_mongos(**documents: list[Document]) -> AsyncIterator[ScriptedMongos]:
+    """Listen until the block ends; ``documents`` are those of collections by name."""
+    mongos = ScriptedMongos(documents)
+    mongos.open.set()
+    async with scripted_server(mongos.answer) as mongos.server:
+        yield mongos
+
+
+def _matches(document: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+    for path, wanted in condition.items():
+        value: Any = document
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        choices = wanted["$in"] if isinstance(wanted, Mapping) and "$in" in wanted else [wanted]
+        if value not in choices:
+            return False
+    return True

@@ -1,0 +1,191 @@
+"""The documents of many events, found in few requests to a scripted mongos."""
+
+import asyncio
+from typing import Any
+
+import bson
+import pytest
+from bson import ObjectId, Timestamp
+from bson.binary import Binary
+
+from router.lookup.documents import find_documents
+from router.lookup.events import Wanted
+from router.lookup.settings import LookupSettings
+from router.lookup.upstream_reads import UpstreamReads
+from shard_client.cluster_clock import ClusterClock
+from shard_client.errors import CommandError
+from tests.harness.scripted_mongos import ScriptedMongos, scripted_mongos
+from tests.harness.until import until
+
+UUID = b"\x11" * 16
+MISMATCH = {"ok": 0.0, "errmsg": "other", "code": 361, "codeName": "CollectionUUIDMismatch"}
+BAD = {"ok": 0.0, "errmsg": "bad", "code": 2, "codeName": "BadValue"}
+
+
+def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
+    raw = bson.encode({"d": key})[7:-1]
+    return Wanted("db", collection, raw, UUID, (second, 1), 1, 0)
+
+
+def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
+    chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
+    made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen))
+    made.enter()
+    return made
+
+
+async def found(
+    source: UpstreamReads, *wants: Wanted, same_collection: bool = True
+) -> list[dict[str, Any] | None]:
+    result = await find_documents(
+        source, wants, same_collection=same_collection, read_preference={"mode": "nearest"}
+    )
+    return [None if each is None else bson.decode(each) for each in result.documents]
+
+
+async def test_one_request_finds_the_documents_of_all_events():
+    documents = [{"_id": n, "k": 10 * n} for n in range(5)]
+    async with scripted_mongos(c=documents) as mongos:
+        wants = [want({"k": 10 * n, "_id": n}, second=100 - n) for n in (3, 1, 4)]
+        assert await found(reads(mongos), *wants) == [documents[n] for n in (3, 1, 4)]
+        [command] = mongos.commands
+    assert command["find"] == "c"
+    assert command["filter"] == {"k": {"$in": [30, 10, 40]}, "_id": {"$in": [3, 1, 4]}}
+    assert command["hint"] == {"_id": 1}
+    assert command["collectionUUID"] == Binary(UUID, 4)
+    concern = {"level": "majority", "afterClusterTime": Timestamp(99, 1)}
+    assert command["readConcern"] == concern
+    assert command["$readPreference"] == {"mode": "nearest"}
+
+
+async def test_a_single_document_is_found_by_its_key_as_mongos_does():
+    async with scripted_mongos(c=[{"_id": 1, "n": {"k": 2}}]) as mongos:
+        wants = [want({"n.k": 2, "_id": 1})] * 3
+        assert (
+            await found(reads(mongos), *wants, same_collection=False)
+            == [{"_id": 1, "n": {"k": 2}}] * 3
+        )
+        [command] = mongos.commands
+    assert command["filter"] == {"n.k": 2, "_id": 1}
+    assert "hint" not in command
+    assert "collectionUUID" not in command
+
+
+async def test_collections_are_asked_each_for_itself():
+    async with scripted_mongos(c=[{"_id": 1, "c": 1}], d=[{"_id": 1, "d": 1}]) as mongos:
+        wants = [want({"_id": 1}), want({"_id": 1}, collection="d"), want({"_id": 2})]
+        assert await found(reads(mongos), *wants) == [{"_id": 1, "c": 1}, {"_id": 1, "d": 1}, None]
+        assert sorted(each["find"] for each in mongos.commands) == ["c", "c", "d"]
+
+
+async def test_what_is_gone_is_none_and_object_ids_are_asked_for_once():
+    one, two = ObjectId(), ObjectId()
+    async with scripted_mongos(c=[{"_id": one}]) as mongos:
+        assert await found(reads(mongos), want({"_id": one}), want({"_id": two})) == [
+            {"_id": one},
+            None,
+        ]
+        assert len(mongos.commands) == 1
+
+
+async def test_another_collection_of_that_name_has_none():
+    async with scripted_mongos(c=[{"_id": 1}, {"_id": 2}]) as mongos:
+        mongos.refuse = lambda _: MISMATCH
+        assert await found(reads(mongos), want({"_id": 1}), want({"_id": 2})) == [None, None]
+        assert await found(reads(mongos), want({"_id": 1})) == [None]
+
+
+async def test_a_request_that_fails_for_one_key_is_made_for_each():
+    async with scripted_mongos(c=[{"_id": n} for n in range(3)]) as mongos:
+        mongos.refuse = lambda wanted: BAD if isinstance(wanted["_id"], dict) else None
+        assert await found(reads(mongos), *(want({"_id": n}) for n in range(3))) == [
+            {"_id": n} for n in range(3)
+        ]
+        assert mongos.finds()[1:] == [{"_id": n} for n in range(3)]
+
+
+async def test_an_error_of_a_key_is_the_lookups_error():
+    async with scripted_mongos() as mongos:
+        mongos.refuse = lambda _: BAD
+        with pytest.raises(CommandError) as error:
+            await found(reads(mongos), want({"_id": 1}), want({"_id": 2}))
+    assert error.value.code == 2
+
+
+async def test_an_error_that_clients_resume_after_is_told_at_once():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        mongos.fail("find", 133)
+        with pytest.raises(CommandError) as error:
+            await found(reads(mongos), want({"_id": 1}), want({"_id": 2}))
+        assert error.value.code == 133
+        assert len(mongos.commands) == 1
+
+
+async def test_two_documents_of_one_key_are_an_error():
+    async with scripted_mongos(c=[{"_id": 1, "at": 0}, {"_id": 1, "at": 1}]) as mongos:
+        with pytest.raises(CommandError) as error:
+            await found(reads(mongos), want({"_id": 1}), want({"_id": 2}))
+    assert error.value.code == 280
+    assert "found more than one document matching {_id: 1}" in error.value.message
+
+
+async def test_all_batches_of_a_cursor_are_read():
+    documents = [{"_id": n} for n in range(7)]
+    async with scripted_mongos(c=documents) as mongos:
+        mongos.per_batch = 2
+        assert await found(reads(mongos), *(want({"_id": n}) for n in range(7))) == documents
+        assert [next(iter(each)) for each in mongos.commands] == ["find"] + ["getMore"] * 3
+
+
+async def test_large_documents_come_a_few_at_a_time():
+    """The first ones are there; the cursor with the rest is killed."""
+    documents = [{"_id": n, "x": "a" * 1000} for n in range(6)]
+    async with scripted_mongos(c=documents) as mongos:
+        mongos.per_batch = 1
+        source = reads(mongos, target_bytes=2000)
+        wants = [want({"_id": n}) for n in range(6)]
+        assert await found(source, *wants) == documents[:2]
+        # The one that is wanted first may be the last to come.
+        assert await found(source, *reversed(wants)) == documents[5:]
+        assert mongos.open_cursors == 0
+
+
+async def test_a_lost_connection_is_opened_again():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        source = reads(mongos)
+        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
+        asked = mongos.server.asked[-1]
+        asked.writer.transport.abort()
+        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
+
+
+async def test_an_upstream_that_is_gone_is_an_error_that_clients_resume_after():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        source = reads(mongos, timeout=0.1)
+    with pytest.raises(CommandError) as error:
+        await found(source, want({"_id": 1}))
+    assert error.value.code == 6
+
+
+async def test_no_connection_stays_when_nobody_reads():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        source = reads(mongos)
+        source.enter()
+        await found(source, want({"_id": 1}))
+        source.leave()
+        assert mongos.server.open == 1
+        source.leave()
+        await until(lambda: mongos.server.open == 0)
+
+
+async def test_a_lookup_that_is_cancelled_ends_at_the_upstream():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        mongos.open.clear()
+        source = reads(mongos)
+        task = asyncio.create_task(found(source, want({"_id": 1})))
+        await until(lambda: mongos.commands)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        mongos.open.set()
+        await until(lambda: mongos.server.open == 0)
