@@ -19,6 +19,7 @@ SUITES = (
     "workers",
     "fanout",
     "real_servers",
+    "lookup",
 )
 
 

@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument(
         "--second-connection", action="store_true", help="read on another connection than opened"
     )
+    parser.add_argument("--full-document", help="the option of that name")
+    parser.add_argument("--namespace", help="DATABASE.COLLECTION; without it, the whole cluster")
     parser.add_argument("--cpu-of", type=int, help="tell what this process used meanwhile, too")
     args = parser.parse_args()
     with ThreadPoolExecutor(len(args.ports)) as threads:
@@ -53,19 +55,24 @@ class _Stream:
         self._share = args.events // len(args.ports)
         self._memory = memoryview(bytearray(_LARGEST_REPLY))
         self._connect(port)
-        stage: dict[str, Any] = {"allChangesForCluster": True}
+        database, _, collection = (args.namespace or "admin").partition(".")
+        stage: dict[str, Any] = {} if collection else {"allChangesForCluster": True}
+        if args.full_document:
+            stage["fullDocument"] = args.full_document
         if args.start:
             stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
         pipeline: list[dict[str, Any]] = [{"$changeStream": stage}]
         if args.distinct:
             pipeline.append({"$match": {"fullDocument.n": {"$gte": -number}}})
-        opening = {"aggregate": 1, "pipeline": pipeline, "cursor": {}, "$db": "admin"}
+        target = collection or 1
+        opening = {"aggregate": target, "pipeline": pipeline, "cursor": {}, "$db": database}
         reply = bson.decode(self._call(opening))
         if not reply["ok"]:
             raise SystemExit(f"the stream did not open: {reply}")
         cursor = reply["cursor"]
         self._events = len(cursor["firstBatch"])
-        self._more = {"getMore": cursor["id"], "collection": "$cmd.aggregate", "$db": "admin"}
+        named = collection or "$cmd.aggregate"
+        self._more = {"getMore": cursor["id"], "collection": named, "$db": database}
         if args.batch_size:
             self._more["batchSize"] = args.batch_size
         if args.second_connection:

@@ -1,7 +1,7 @@
 """Finding the documents of many events in few requests (docs/design.md, section 14)."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bson.binary import UUID_SUBTYPE, Binary
@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.bson_text import render
 from router.lookup.events import Wanted
-from router.lookup.keys import each_once, filter_for_all, match_up
+from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import UpstreamReads
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
@@ -82,24 +82,25 @@ class _Group:
         self._time = first.time
         self._same_collection = same_collection
         self._read_preference = read_preference
-        self._keys: list[bytes] = []
+        self._keys: dict[bytes, DocumentKey] = {}
         self.results: dict[bytes, bytes | None] = {}
         self.size = 0
 
     def add(self, want: Wanted) -> None:
-        self._keys.append(want.document_key)
+        if want.document_key not in self._keys:
+            self._keys[want.document_key] = DocumentKey.of(want.document_key)
         self._time = max(self._time, want.time)
 
     async def run(self, *, needed: bool) -> None:
         """Find the documents, or the first of them. ``needed``: the first key's at any rate."""
-        for keys in each_once(self._keys):
+        for keys in each_once(self._keys.values()):
             if not await self._find(keys):
                 break
         first = self._first.document_key
         if needed and first not in self.results:
-            await self._find_one(first)
+            await self._find_one(self._keys[first])
 
-    async def _find(self, keys: list[bytes]) -> bool:
+    async def _find(self, keys: list[DocumentKey]) -> bool:
         """Find the documents of different ``_id``; return False if they become too many."""
         pending = keys
         while len(pending) > 1:
@@ -107,7 +108,7 @@ class _Group:
                 found = await self._read(RawBSONDocument(filter_for_all(pending)), len(pending))
             except CommandError as error:
                 if error.code in _NO_SUCH_COLLECTION:
-                    self.results.update(dict.fromkeys(pending))
+                    self._has_none_of(pending)
                     return True
                 if error.code in RESUMABLE_CODES:
                     raise
@@ -117,23 +118,26 @@ class _Group:
             self.results.update(answer.found)
             if not found.whole:
                 return False
-            self.results.update(dict.fromkeys(answer.absent))
+            self._has_none_of(answer.absent)
             if not await self._find_each(answer.alone):
                 return False
             pending = answer.again
         return await self._find_each(pending)
 
-    async def _find_each(self, keys: Sequence[bytes]) -> bool:
+    def _has_none_of(self, keys: Iterable[DocumentKey]) -> None:
+        self.results.update((key.raw, None) for key in keys)
+
+    async def _find_each(self, keys: Sequence[DocumentKey]) -> bool:
         for key in keys:
             if self.size > self._reads.settings.target_bytes:
                 return False
             await self._find_one(key)
         return True
 
-    async def _find_one(self, key: bytes) -> None:
+    async def _find_one(self, key: DocumentKey) -> None:
         """Look one document up as mongos does, by its whole document key."""
         try:
-            documents = (await self._read(RawBSONDocument(key), None)).documents
+            documents = (await self._read(RawBSONDocument(key.raw), None)).documents
         except CommandError as error:
             if error.code not in _NO_SUCH_COLLECTION:
                 raise
@@ -142,9 +146,9 @@ class _Group:
             shown = ", ".join(render(decode(each)) for each in documents[:2])
             raise CommandError(
                 ErrorCode.ChangeStreamFatalError,
-                f"found more than one document matching {render(decode(key))} [{shown}]",
+                f"found more than one document matching {render(decode(key.raw))} [{shown}]",
             )
-        self.results[key] = documents[0] if documents else None
+        self.results[key.raw] = documents[0] if documents else None
 
     async def _read(self, filter_: RawBSONDocument, count: int | None) -> Any:
         command: dict[str, Any] = {"find": self._first.collection, "filter": filter_}

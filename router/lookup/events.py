@@ -1,16 +1,39 @@
 """What an event has to look up, and how the document gets into it. Raw BSON in and out."""
 
 import re
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
 from router.change_stream.resume_token import ResumeToken
-from shard_client.bson_slices import DOCUMENT, STRING, TIMESTAMP, find, iter_elements, string_value
+from shard_client.bson_slices import (
+    DOCUMENT,
+    STRING,
+    TIMESTAMP,
+    document_end,
+    find,
+    iter_elements,
+    string_value,
+)
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 + 16 * 1024
 """The largest document that a server builds (docs/protocol.md, section 1)."""
+
+_USUAL_UPDATE: Final = re.compile(
+    rb"....(?:\x12txnNumber\0.{8}\x03lsid\0.{4}\x05id\0\x10\0\0\0\x04.{16}"
+    rb"(?:\x05uid\0\x20\0\0\0\0.{32})?\0)?"
+    rb"\x03_id\0....\x02_data\0....([0-9A-F]+)\0\0"
+    rb"\x02operationType\0\x07\0\0\0update\0"
+    rb"\x11clusterTime\0(.{8})"
+    rb"(?:\x05collectionUUID\0\x10\0\0\0\x04.{16})?"
+    rb"(?:\x09wallTime\0.{8})?"
+    rb"(\x03ns\0(....\x02db\0....[^\0]+\0\x02coll\0....[^\0]+\0\0))"
+    rb"\x03documentKey\0",
+    re.DOTALL,
+)
+"""How servers begin an update event: what is searched for, at one go."""
 
 _UUID_IN_TOKEN: Final = re.compile(
     rb"82[0-9A-F]{16}2B0([24])2C0100(?:29|2B..|2C.{4}|2D.{6})6E5A1004([0-9A-F]{32})"
@@ -43,42 +66,58 @@ def wanted(event: bytes) -> Wanted | None:
 
     Raises CommandError as a server does when an update has no namespace or document key.
     """
-    token = namespace = key = time = None
+    usual = _USUAL_UPDATE.match(event)
     try:
-        for element in iter_elements(event):
-            kind, name, start, end = element
-            if name == b"operationType":
-                if kind != STRING or string_value(event, element) != b"update":
-                    return None
-            elif name == b"_id" and kind == DOCUMENT:
-                token = find(event, b"_data", start, end)
-            elif name == b"ns" and kind == DOCUMENT:
-                namespace = element
-            elif name == b"documentKey" and kind == DOCUMENT:
-                key = event[start:end]
-            elif name == b"clusterTime" and kind == TIMESTAMP:
-                increment, seconds = _timestamp(event, start)
-                time = (seconds, increment)
-        if token is None or namespace is None or key is None or time is None:
-            raise ProtocolError("it has no _id, ns, documentKey or clusterTime")
-        database = find(event, b"db", namespace.start, namespace.end)
-        collection = find(event, b"coll", namespace.start, namespace.end)
-        if database is None or collection is None:
-            raise ProtocolError("its ns has no db or no coll")
-        version, uuid = _version_and_uuid(string_value(event, token))
-        return Wanted(
-            string_value(event, database).decode(),
-            string_value(event, collection).decode(),
-            key,
-            uuid,
-            time,
-            version,
-            namespace.start - len(b"\x03ns\0"),
-        )
+        if usual is not None:
+            data, packed, _, raw_namespace = usual.groups()
+            start = usual.end()
+            increment, seconds = _timestamp(packed)
+            database, collection = _names(raw_namespace)
+            version, uuid = _version_and_uuid(data)
+            key = event[start : document_end(event, start, len(event))]
+            time = (seconds, increment)
+            return Wanted(database, collection, key, uuid, time, version, usual.start(3))
+        return _wanted_by_scanning(event)
     except (ProtocolError, UnicodeDecodeError) as error:
         raise CommandError(
             40578, f"failed to look up post image after change: the event is malformed: {error}"
         ) from error
+
+
+def _wanted_by_scanning(event: bytes) -> Wanted | None:
+    token = namespace = key = time = None
+    for element in iter_elements(event):
+        kind, name, start, end = element
+        if name == b"operationType":
+            if kind != STRING or string_value(event, element) != b"update":
+                return None
+        elif name == b"_id" and kind == DOCUMENT:
+            token = find(event, b"_data", start, end)
+        elif name == b"ns" and kind == DOCUMENT:
+            namespace = element
+        elif name == b"documentKey" and kind == DOCUMENT:
+            key = event[start:end]
+        elif name == b"clusterTime" and kind == TIMESTAMP:
+            increment, seconds = _timestamp(event, start)
+            time = (seconds, increment)
+    if token is None or namespace is None or key is None or time is None:
+        raise ProtocolError("it has no _id, ns, documentKey or clusterTime")
+    database, collection = _names(event[namespace.start : namespace.end])
+    version, uuid = _version_and_uuid(string_value(event, token))
+    place = namespace.start - len(b"\x03ns\0")
+    return Wanted(database, collection, key, uuid, time, version, place)
+
+
+@lru_cache(maxsize=256)
+def _names(namespace: bytes) -> tuple[str, str]:
+    """Return database and collection of a raw ``ns``."""
+    database, collection = find(namespace, b"db"), find(namespace, b"coll")
+    if database is None or collection is None:
+        raise ProtocolError("its ns has no db or no coll")
+    return (
+        string_value(namespace, database).decode(),
+        string_value(namespace, collection).decode(),
+    )
 
 
 def with_document(event: bytes, place: int, document: bytes | None) -> bytes:

@@ -6,12 +6,12 @@ module by bytes. What bytes do not decide is asked for again, in a request of it
 
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from shard_client.bson_slices import DOCUMENT, Element, iter_elements
 
 _ID: Final = b"_id"
-_BY_BYTES: Final = frozenset({0x05, 0x07, 0x08, 0x09, 0x11})
+_BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
 """BSON types whose values are equal only if their bytes are: binary, ObjectId, boolean, date and
 timestamp."""
 
@@ -21,28 +21,53 @@ _Elements = tuple[tuple[bytes, bytes], ...]
 """The fields of a document key: name, and type and value in bytes."""
 
 
+class DocumentKey(NamedTuple):
+    """An event's ``documentKey``: its raw BSON and its fields."""
+
+    raw: bytes
+    elements: _Elements
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """Take a raw document key apart; raises ProtocolError if it is malformed."""
+        return cls(
+            raw,
+            tuple(
+                (name, raw[start - len(name) - 2 : start - len(name) - 1] + raw[start:end])
+                for _, name, start, end in iter_elements(raw)
+            ),
+        )
+
+    @property
+    def id(self) -> bytes:
+        """Type and value of its ``_id``; empty if it has none."""
+        return next((value for name, value in self.elements if name == _ID), b"")
+
+    @property
+    def decided_by_bytes(self) -> bool:
+        """Whether no other bytes equal its ``_id``."""
+        return self.id[:1] in _BY_BYTES
+
+
 class Answer(NamedTuple):
     """What one request has brought.
 
-    ``found`` are documents by key. ``absent`` are the keys of which it is certain that no document
-    has them; ``alone`` those that are to be asked for one by one, and ``again`` those that may be
-    asked for together once more, without the others.
+    ``found`` are documents by raw key. ``absent`` are the keys of which it is certain that no
+    document has them; ``alone`` those that are to be asked for one by one, and ``again`` those that
+    may be asked for together once more, without the others.
     """
 
     found: dict[bytes, bytes]
-    absent: list[bytes]
-    alone: list[bytes]
-    again: list[bytes]
+    absent: list[DocumentKey]
+    alone: list[DocumentKey]
+    again: list[DocumentKey]
 
 
-def each_once(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Divide raw document keys into requests in which no ``_id`` comes twice.
-
-    Keys of equal bytes count once.
-    """
-    requests: list[dict[bytes, bytes]] = []
-    for key in dict.fromkeys(keys):
-        identifier = _id_of(_elements(key))
+def each_once(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
+    """Divide different document keys into requests in which no ``_id`` comes twice."""
+    requests: list[dict[bytes, DocumentKey]] = []
+    for key in keys:
+        identifier = key.id
         for request in requests:
             if identifier not in request:
                 request[identifier] = key
@@ -53,74 +78,87 @@ def each_once(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield list(request.values())
 
 
-def filter_for_all(keys: Sequence[bytes]) -> bytes:
+def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
     """Return a raw filter for several document keys, which may let other documents through, too.
 
     By ``_id``, so that each shard walks one index; by the shard key's first field as well, so that
     a mongos asks only the shards that may have them.
     """
-    documents = [_elements(key) for key in keys]
-    firsts = {elements[0][0] for elements in documents if elements}
+    firsts = {key.elements[0][0] for key in keys if key.elements}
     names = [*firsts, _ID] if len(firsts) == 1 and _ID not in firsts else [_ID]
     fields = []
     for name in names:
         values = dict.fromkeys(
-            value for elements in documents for field, value in elements if field == name
+            value for key in keys for field, value in key.elements if field == name
         )
         fields.append(b"\x03%b\0%b" % (name, _one_of(values)))
     return _document(fields)
 
 
-def match_up(keys: Iterable[bytes], documents: Iterable[bytes]) -> Answer:
+def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
     """Decide which of the ``documents`` belongs to which of the ``keys``, all of them distinct."""
-    wanted = {_elements(key): key for key in keys}
-    by_id: dict[bytes, list[bytes]] = {}
-    for elements, key in wanted.items():
-        by_id.setdefault(_id_of(elements), []).append(key)
+    wanted = {key.elements: key for key in keys}
     shapes = {tuple(name for name, _ in elements) for elements in wanted}
     found: dict[bytes, bytes] = {}
     doubled: set[bytes] = set()
-    suspects: set[bytes] = set()
+    strays: list[bytes] = []
     for document in documents:
-        own = [wanted[each] for shape in shapes if (each := _key_of(document, shape)) in wanted]
-        for key in own:
-            if key in found:  # mongos has an error for it
-                doubled.add(key)
-            found[key] = document
-        if not own:
-            # Its key has changed since, or equals a wanted one by other bytes.
-            suspects.update(by_id.get(_id_of(_key_of(document, (_ID,)))) or wanted.values())
-    for key in doubled:
-        del found[key]
-    missing = [key for key in wanted.values() if key not in found]
-    alone = [key for key in missing if key in doubled or key in suspects]
-    rest = [key for key in missing if key not in doubled and key not in suspects]
+        stray = True
+        for shape in shapes:
+            elements = _fields_of(document, shape)
+            key = wanted.get(elements) if elements is not None else None
+            if key is not None:
+                stray = False
+                if key.raw in found:  # mongos has an error for it
+                    doubled.add(key.raw)
+                found[key.raw] = document
+        if stray:
+            strays.append(document)
+    for raw in doubled:
+        del found[raw]
+    missing = [key for key in keys if key.raw not in found]
+    suspects = _suspects(missing, keys, strays)
+    alone = [key for key in missing if key.raw in doubled or key.raw in suspects]
+    rest = [key for key in missing if key.raw not in doubled and key.raw not in suspects]
     if not found and not alone:
         return Answer(found, rest, alone, [])
     # A document that was found may hide that it equals a second key, by other bytes.
-    absent = [key for key in rest if _decided_by_bytes(key)]
-    return Answer(found, absent, alone, [key for key in rest if not _decided_by_bytes(key)])
+    absent = [key for key in rest if key.decided_by_bytes]
+    return Answer(found, absent, alone, [key for key in rest if not key.decided_by_bytes])
 
 
-def _elements(key: bytes) -> _Elements:
-    return tuple(
-        (each.name, bytes((each.type,)) + key[each.start : each.end]) for each in iter_elements(key)
-    )
+def _suspects(
+    missing: Sequence[DocumentKey], keys: Sequence[DocumentKey], strays: Iterable[bytes]
+) -> set[bytes]:
+    """Return the raw keys that documents which are nobody's by their bytes may belong to.
+
+    Such a document's key has changed since, or equals a wanted one by other bytes.
+    """
+    suspects: set[bytes] = set()
+    ids = {key.id for key in keys}
+    for document in strays:
+        elements = _fields_of(document, (_ID,))
+        identifier = elements[0][1] if elements else b""
+        suspects.update(key.raw for key in missing if key.id == identifier or identifier not in ids)
+    return suspects
 
 
-def _id_of(elements: _Elements | None) -> bytes:
-    return next((value for name, value in elements or () if name == _ID), b"")
-
-
-def _key_of(document: bytes, shape: Sequence[bytes]) -> _Elements | None:
+def _fields_of(document: bytes, shape: Sequence[bytes]) -> _Elements | None:
     """Return a document's fields at these paths with dots, None if one of them is not there."""
-    values = []
-    for path in shape:
-        element = _at(document, path)
-        if element is None:
-            return None
-        values.append((path, bytes((element.type,)) + document[element.start : element.end]))
-    return tuple(values)
+    values: dict[bytes, bytes] = {}
+    for kind, name, start, end in iter_elements(document):
+        if name in shape:
+            values[name] = bytes((kind,)) + document[start:end]
+            if len(values) == len(shape):
+                break
+    else:
+        for path in shape:
+            if path not in values:
+                element = _at(document, path)
+                if element is None:
+                    return None
+                values[path] = bytes((element.type,)) + document[element.start : element.end]
+    return tuple((path, values[path]) for path in shape)
 
 
 def _at(document: bytes, path: bytes) -> Element | None:
@@ -136,13 +174,6 @@ def _at(document: bytes, path: bytes) -> Element | None:
 
 def _named(document: bytes, name: bytes, start: int, end: int) -> Element | None:
     return next((each for each in iter_elements(document, start, end) if each.name == name), None)
-
-
-def _decided_by_bytes(key: bytes) -> bool:
-    return _id_of(_elements(key))[:1] in _TYPES_BY_BYTES
-
-
-_TYPES_BY_BYTES: Final = frozenset(bytes((kind,)) for kind in _BY_BYTES)
 
 
 def _one_of(values: Iterable[bytes]) -> bytes:

@@ -1,5 +1,7 @@
 """What an update event looks up, and where its document goes."""
 
+from datetime import UTC, datetime
+
 import bson
 import pytest
 from bson import Timestamp
@@ -8,7 +10,7 @@ from bson.binary import Binary
 from router.lookup.events import MAX_EVENT_BYTES, wanted, with_document
 from shard_client.errors import CommandError
 
-UUID = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
+UUID_BYTES = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
 # Seen on a server: an update in t2.s, sharded by k.
 TOKEN = (
     "826B021D9E000000202B022C0100296E5A1004F877371811114FAD9F113AD4A4C53ACF461E6B002B021E5F6964002B"
@@ -22,6 +24,13 @@ EVENT = {
     "documentKey": {"k": 1, "_id": 1},
     "updateDescription": {"updatedFields": {"v": 1}, "removedFields": [], "truncatedArrays": []},
 }
+HEAD = ("_id", "operationType", "clusterTime")
+REST = {name: value for name, value in EVENT.items() if name not in HEAD}
+
+
+def encoded(document):
+    """The encoder puts ``_id`` first, save in an inner document."""
+    return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
 
 
 def test_an_update_looks_up_its_document_key():
@@ -29,7 +38,7 @@ def test_an_update_looks_up_its_document_key():
     assert want is not None
     assert (want.database, want.collection) == ("t2", "s")
     assert bson.decode(want.document_key) == {"k": 1, "_id": 1}
-    assert (want.uuid, want.time, want.token_version) == (UUID, (1795300766, 32), 1)
+    assert (want.uuid, want.time, want.token_version) == (UUID_BYTES, (1795300766, 32), 1)
 
 
 @pytest.mark.parametrize("kind", ["insert", "replace", "delete", "drop", "invalidate"])
@@ -52,7 +61,7 @@ def test_other_events_look_up_nothing(kind):
 def test_the_collection_is_told_by_the_token(data, version):
     want = wanted(bson.encode({**EVENT, "_id": {"_data": data}}))
     assert want is not None
-    assert (want.uuid, want.token_version) == (UUID, version)
+    assert (want.uuid, want.token_version) == (UUID_BYTES, version)
 
 
 @pytest.mark.parametrize("missing", ["_id", "ns", "documentKey", "clusterTime"])
@@ -88,3 +97,30 @@ def test_an_event_must_not_become_too_large():
         with_document(event, want.place, bson.encode({"x": "a" * (room - empty + 1)}))
     assert error.value.code == 10334
     assert TOKEN in error.value.message
+
+
+SESSION = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        {},
+        {"txnNumber": bson.Int64(3), "lsid": SESSION},
+        {"txnNumber": bson.Int64(3), "lsid": {"id": SESSION["id"]}},
+    ],
+    ids=["alone", "transaction", "transaction without a user"],
+)
+@pytest.mark.parametrize(
+    "expanded", [{}, {"collectionUUID": Binary(UUID_BYTES, 4)}], ids=["", "uuid"]
+)
+@pytest.mark.parametrize("walled", [{}, {"wallTime": datetime(2026, 1, 1, tzinfo=UTC)}])
+def test_the_usual_form_is_read_as_any_other(front, expanded, walled):
+    """Events that begin as servers' do are searched at one go; others field by field."""
+    event = encoded({**front, **{k: EVENT[k] for k in HEAD}, **expanded, **walled, **REST})
+    other = encoded({"x": 1, **bson.decode(event)})
+    usual, scanned = wanted(event), wanted(other)
+    assert usual is not None
+    assert scanned is not None
+    assert scanned == usual._replace(place=usual.place + len(other) - len(event))
+    assert event[usual.place :].startswith(b"\x03ns\0")
