@@ -1,5 +1,6 @@
 """How a merged stream would be run: the plan that mongos's explain shows."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -10,6 +11,7 @@ from router.change_stream.plan import shard_command
 from router.change_stream.request import StreamRequest
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import connect_all, give_back_all
+from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
 from shard_client.cluster_clock import next_tick
 from shard_client.connection import Connection
 from shard_client.read_preference import ReadPreference
@@ -20,9 +22,13 @@ async def explain_stream(
 ) -> dict[str, Any]:
     """Return the parts of explain's reply that are about the plan, in mongos's order.
 
-    The shards explain what the router would send them; their answers are shown as they are.
-    Raises CommandError: what the shards refuse.
+    The shards explain what the router would send them; their answers are shown as they are. A
+    lookup, and the stages that follow it, are shown as the merger's part. Raises CommandError: what
+    the shards refuse.
     """
+    plan = LookupPlan.of(request)
+    if plan is not None:
+        request = plan.remote
     shards = (await cluster.shards()).hosts
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
@@ -51,13 +57,13 @@ async def explain_stream(
         "mergeType": "mongos",
         "splitPipeline": {
             "shardsPart": command["pipeline"],
-            "mergerPart": _merger_part(request.namespace),
+            "mergerPart": _merger_part(request.namespace, plan),
         },
         "shards": dict(zip(connections, stages, strict=True)),
     }
 
 
-def _merger_part(namespace: str) -> list[dict[str, Any]]:
+def _merger_part(namespace: str, plan: LookupPlan | None) -> list[Mapping[str, Any]]:
     merge = {
         "sort": {"_id._data": 1},
         "compareWholeSortKey": False,
@@ -66,4 +72,8 @@ def _merger_part(namespace: str) -> list[dict[str, Any]]:
         "allowPartialResults": False,
         "recordRemoteOpWaitTime": False,
     }
-    return [{"$mergeCursors": merge}, {"$changeStream": {"stage": "internalHandleTopologyChange"}}]
+    topology = {"$changeStream": {"stage": "internalHandleTopologyChange"}}
+    if plan is None:
+        return [{"$mergeCursors": merge}, topology]
+    lookup = {"stage": "$_internalChangeStreamAddPostImage", "fullDocument": UPDATE_LOOKUP}
+    return [{"$mergeCursors": merge}, topology, {"$changeStream": lookup}, *plan.stages]

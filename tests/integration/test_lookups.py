@@ -4,6 +4,7 @@ On real servers every stream is also read through mongos, which must give the sa
 """
 
 import itertools
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,14 +13,14 @@ from typing import Any
 import bson
 import pymongo
 import pytest
-from bson import Timestamp
+from bson import Timestamp, json_util
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster, start_cluster
-from tests.harness.routers import start_router
+from tests.harness.routers import RouterProcess, start_router
 
 Event = dict[str, Any]
 Data = Database[dict[str, Any]]
@@ -44,11 +45,16 @@ def mongos(cluster: TestCluster) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def router(cluster: TestCluster) -> Iterator[Client]:
-    with start_router(cluster.configdb, cluster.mongos_uri) as running:
-        client: Client
-        with pymongo.MongoClient(running.uri) as client:
-            yield client
+def process(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, cluster.mongos_uri, feed=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def router(process: RouterProcess) -> Iterator[Client]:
+    client: Client
+    with pymongo.MongoClient(process.uri) as client:
+        yield client
 
 
 _names = itertools.count(1)
@@ -456,6 +462,38 @@ def test_large_documents_come_in_several_replies(
         assert [(each["fullDocument"]["_id"], each["fullDocument"]["v"]) for each in events] == [
             (k, 2) for k in range(8) for _ in range(3)
         ]
+
+
+def test_a_feed_has_the_documents(process: RouterProcess, db: Data, cluster: TestCluster) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "k": 1})
+    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 1}})
+    move(db, cluster, {"k": 1}, 1)
+    wanted = {"database": db.name, "collection": "a", **since(start)}
+    assert process.feed_port is not None
+    with socket.create_connection(("127.0.0.1", process.feed_port), timeout=_PATIENCE) as feed:
+        feed.sendall(json_util.dumps(wanted).encode() + b"\n")
+        with feed.makefile() as lines:
+            events = [json_util.loads(next(lines)) for _ in range(2)]
+    assert documents(events) == [{"_id": 1, "k": 1, "v": 1}]
+
+
+def test_explain_shows_the_lookup_after_the_merge(router: Client, db: Data) -> None:
+    command = {
+        "aggregate": "a",
+        "pipeline": [
+            {"$changeStream": LOOKUP},
+            {"$match": {"operationType": "update", "fullDocument.v": 1}},
+        ],
+        "cursor": {},
+    }
+    shown = router[db.name].command("explain", command, verbosity="queryPlanner")
+    parts = shown["splitPipeline"]
+    assert parts["shardsPart"][1:] == [{"$match": {"operationType": "update"}}]
+    assert "fullDocument" not in parts["shardsPart"][0]["$changeStream"]
+    assert parts["mergerPart"][-2]["$changeStream"]["fullDocument"] == "updateLookup"
+    assert parts["mergerPart"][-1] == {"$match": {"fullDocument.v": 1}}
 
 
 def test_drivers_get_the_documents(router: Client, db: Data, cluster: TestCluster) -> None:
