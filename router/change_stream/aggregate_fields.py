@@ -1,5 +1,6 @@
 """The fields of an ``aggregate`` command around its pipeline (docs/protocol.md, section 4)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,10 +14,14 @@ from shard_client.errors import CommandError
 
 _DOCUMENTS: Final = ("collation", "let", "readConcern", "writeConcern", "$_passthroughToShard")
 _FLAGS: Final = ("allowDiskUse", "needsMerge", "fromMongos", "fromRouter")
+_NOT_STRICT: Final = ("explain", "collectionUUID", "$_passthroughToShard")
+_LONGEST_TIME: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
 _NUMBERS: Final = (int, float)
 _NUMBER_NAMES: Final = ("long", "int", "decimal", "double")
 
-# Fields of aggregate itself, and those that any command may carry.
+# What the router understands. Everything else that a server may know is not its to judge: the
+# command goes to the upstream where there is one.
 _KNOWN: Final = frozenset(
     {
         "aggregate",
@@ -26,12 +31,7 @@ _KNOWN: Final = frozenset(
         "maxTimeMS",
         "bypassDocumentValidation",
         "hint",
-        "exchange",
-        "runtimeConstants",
-        "isMapReduceCommand",
         "collectionUUID",
-        "encryptionInformation",
-        "querySettings",
         *_DOCUMENTS,
         *_FLAGS,
         "comment",
@@ -39,16 +39,12 @@ _KNOWN: Final = frozenset(
         "txnNumber",
         "autocommit",
         "startTransaction",
-        "stmtId",
-        "coordinator",
         "apiVersion",
         "apiStrict",
         "apiDeprecationErrors",
-        "maxTimeMSOpOnly",
-        "serialization_context",
-        "expectPrefix",
-        "rawData",
-        "help",
+        "$db",
+        "$clusterTime",
+        "$readPreference",
     }
 )
 
@@ -73,8 +69,13 @@ def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateField
     batch_size: int | None = None
     collection = _collection(database, command.get("aggregate"))
     for name, value in command.items():
-        if name not in _KNOWN and not name.startswith("$"):
+        if name not in _KNOWN:
             raise unknown_field(f"aggregate.{name}")
+        if name in _NOT_STRICT and command.get("apiStrict"):
+            raise CommandError(
+                ErrorCode.APIStrictError,
+                f"BSON field 'aggregate.{name}' is not allowed with apiStrict:true.",
+            )
         if name == "pipeline":
             check_shape(value)
         elif name == "cursor":
@@ -107,15 +108,26 @@ def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateField
     )
 
 
-def check_transaction_and_concern(command: Mapping[str, Any]) -> None:
-    """Check that a change stream is opened outside transactions, reading with majority."""
+def check_for_change_stream(command: Mapping[str, Any]) -> None:
+    """Check fields that other aggregates may have; raises mongos's CommandError.
+
+    A change stream is opened outside transactions, reads with majority, and names no UUID.
+    """
     if command.get("autocommit") is False or command.get("startTransaction"):
         raise CommandError(
             ErrorCode.OperationNotSupportedInTransaction,
             "Operation not permitted in transaction :: caused by :: Aggregation stage "
             "$changeStream cannot run within a multi-document transaction.",
         )
-    level = (command.get("readConcern") or {}).get("level", "majority")
+    if command.get("collectionUUID") is not None:
+        raise CommandError(4928900, "collectionUUID is not supported for a change stream")
+    concern = command.get("readConcern")
+    for name in concern or ():
+        if name not in ("level", "afterClusterTime", "provenance"):
+            raise CommandError(
+                ErrorCode.InvalidOptions, f"Unrecognized option in readConcern: {name}"
+            )
+    level = "local" if concern == {} else (concern or {}).get("level", "majority")
     if level != "majority":
         raise CommandError(
             ErrorCode.InvalidOptions,
@@ -165,16 +177,14 @@ def _batch_size(cursor: Any) -> int | None:
 def _check_field(name: str, value: Any) -> None:
     if name in _DOCUMENTS:
         check_document(name, value)
-        if name == "$_passthroughToShard" and not isinstance(value.get("shard"), str):
-            raise CommandError(
-                ErrorCode.IDLFailedToParse,
-                "BSON field '$_passthroughToShard.shard' is missing but a required field",
-                code_name="Location40414",
-            )
+        if name == "$_passthroughToShard":
+            _check_passthrough(value)
     elif name in _FLAGS and not isinstance(value, bool):
         raise not_boolean(name, value)
     elif name == "maxTimeMS":
         _check_max_time(value)
+    elif name == "bypassDocumentValidation" and not isinstance(value, bool | int | float):
+        raise wrong_type("aggregate.bypassDocumentValidation", value, "bool", *_NUMBER_NAMES)
     elif name == "hint" and not isinstance(value, str | Mapping):
         raise CommandError(ErrorCode.FailedToParse, "Hint must be a string or an object")
     elif name == "explain" and not isinstance(value, bool):
@@ -190,4 +200,21 @@ def _check_max_time(value: Any) -> None:
     if value < 0:
         raise CommandError(
             51024, f"BSON field 'maxTimeMS' value must be >= 0, actual value '{int(value)}'"
+        )
+    if value != value or value in (math.inf, -math.inf) or int(value) != value:
+        raise CommandError(ErrorCode.BadValue, "maxTimeMS has non-integral value")
+    if value > _LONGEST_TIME:
+        shown = min(int(value), _INT64_MAX)
+        raise CommandError(ErrorCode.BadValue, f"{shown} value for maxTimeMS is out of range")
+
+
+def _check_passthrough(value: Mapping[str, Any]) -> None:
+    for name in value:
+        if name != "shard":
+            raise unknown_field(f"aggregate.$_passthroughToShard.{name}")
+    if not isinstance(value.get("shard"), str):
+        raise CommandError(
+            ErrorCode.IDLFailedToParse,
+            "BSON field '$_passthroughToShard.shard' is missing but a required field",
+            code_name="Location40414",
         )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.change_stream.aggregate_fields import check_aggregate, check_transaction_and_concern
+from router.change_stream.aggregate_fields import check_aggregate, check_for_change_stream
 from router.change_stream.options import (
     STARTS,
     AfterToken,
@@ -108,7 +108,7 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     check_names(fields.pipeline, api_strict=bool(command.get("apiStrict")))
     opens_stream = bool(fields.pipeline) and stage_name(fields.pipeline[0]) == CHANGE_STREAM
     if opens_stream:
-        check_transaction_and_concern(command)
+        check_for_change_stream(command)
     if command.get("needsMerge") or command.get("fromMongos") or command.get("fromRouter"):
         raise CommandError(
             51089,

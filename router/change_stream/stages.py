@@ -7,12 +7,14 @@ it when their cursors are opened, and their error is the one that mongos gives.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from router.change_stream.bson_text import render
 from router.change_stream.options import wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 CHANGE_STREAM: Final = "$changeStream"
 SPLIT: Final = "$changeStreamSplitLargeEvent"
+_INHIBIT: Final = "$_internalInhibitOptimization"
 
 _ALLOWED: Final = frozenset(
     {
@@ -24,6 +26,7 @@ _ALLOWED: Final = frozenset(
         "$replaceRoot",
         "$replaceWith",
         "$redact",
+        _INHIBIT,
         SPLIT,
     }
 )
@@ -107,7 +110,7 @@ def check_names(pipeline: Sequence[Mapping[str, Any]], *, api_strict: bool) -> N
                 40323, "A pipeline stage specification object must contain exactly one field."
             )
         name = stage_name(stage)
-        if name.startswith(_INTERNAL_PREFIX):
+        if name.startswith(_INTERNAL_PREFIX) and name not in _ALLOWED:
             raise CommandError(5491300, f"{name}' is not allowed in user requests")
         if name not in _ALLOWED and name not in _OTHERS and name != CHANGE_STREAM:
             raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
@@ -123,7 +126,7 @@ def check_names(pipeline: Sequence[Mapping[str, Any]], *, api_strict: bool) -> N
 
 def _check_api_strict(stage: Mapping[str, Any]) -> None:
     name = stage_name(stage)
-    if name == SPLIT:
+    if name in (SPLIT, _INHIBIT):
         raise CommandError(
             323,
             f"{name} is not allowed with 'apiStrict: true' in API Version 1",
@@ -146,6 +149,16 @@ def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
         argument = stage[name]
         if name == "$match" and not isinstance(argument, Mapping):
             raise CommandError(15959, "the match filter must be an expression in an object")
+        if name == _INHIBIT and not isinstance(argument, Mapping):
+            raise CommandError(
+                ErrorCode.TypeMismatch,
+                f"{name} must take a nested object but found: {name}: {render(argument)}",
+            )
+        if name == _INHIBIT and argument:
+            raise CommandError(
+                ErrorCode.FailedToParse,
+                f"{name} must take an empty object but found: {render(argument)}",
+            )
         if name == SPLIT and not (isinstance(argument, Mapping) and not argument):
             raise CommandError(7182800, f"{SPLIT} spec should be an empty object")
 

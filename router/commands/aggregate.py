@@ -1,5 +1,6 @@
 """aggregate: a change stream is ours, everything else the upstream's."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ from bson.int64 import Int64
 
 from router.change_stream.recognition import explains_change_stream, is_change_stream
 from router.change_stream.request import StreamRequest, parse_request
-from router.commands.answer import Answer, AnyAnswer, RawAnswer
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
@@ -15,6 +16,9 @@ from router.cursors.registry import Owner
 from shard_client.cursor_reply import build_cursor_reply
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+
+_SECONDS_PER_MS = 0.001
+_OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
 async def aggregate(call: Call) -> AnyAnswer:
@@ -24,11 +28,19 @@ async def aggregate(call: Call) -> AnyAnswer:
         CommandError: what mongos answers to the same request, labelled as on change streams.
     """
     node = call.node
-    request = parse_request(call.database, call.command)
+    request = _parsed(call, call.command)
+    if request is None:
+        return PASS_THROUGH
     if request.explain:
         return await _explained(call, request, call.command, "queryPlanner")
+    limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
     try:
-        cursor, batch = await node.cursors.open(request, Owner(call.lsid))
+        async with asyncio.timeout(limit):
+            cursor, batch = await node.cursors.open(request, Owner(call.lsid))
+    except TimeoutError:
+        raise CommandError(
+            ErrorCode.MaxTimeMSExpired, "operation exceeded time limit"
+        ).with_change_stream_label() from None
     except CommandError as error:
         if error.code == ErrorCode.ShardNotFound and request.passthrough_to_shard is None:
             # Without shards there is nothing to watch: mongos gives a cursor that has ended.
@@ -60,8 +72,34 @@ async def explain(call: Call) -> AnyAnswer:
     """
     inner = call.command[call.name]
     verbosity = call.command.get("verbosity", "allPlansExecution")
-    request = parse_request(call.database, {"cursor": {}, **inner})
+    request = _parsed(call, {"cursor": {}, **inner})
+    if request is None:
+        return PASS_THROUGH
     return await _explained(call, request, inner, verbosity)
+
+
+def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | None:
+    """Return the request, or None if the upstream is to answer in the router's place.
+
+    The upstream gets what the router refuses or would not hand on to the shards as the client wrote
+    it, such as a document with a field twice: it answers in the words of its own version, and what
+    is open to clients there works. It never gets a stream on a database of the cluster's own, which
+    a real mongos crashed on.
+
+    Raises:
+        CommandError: the request is wrong, and there is no upstream.
+    """
+    try:
+        if not call.decoded_exactly():
+            raise CommandError(
+                ErrorCode.IDLDuplicateField,
+                "the command has a field twice, or a value of a type that is no longer in use",
+            )
+        return parse_request(call.database, command)
+    except CommandError:
+        if call.upstream is None or call.database in _OF_THE_CLUSTER:
+            raise
+        return None
 
 
 async def _explained(

@@ -8,11 +8,15 @@ from router.commands.answer import AnyAnswer
 from router.commands.api_version import check_api
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.frames import encode
 
 if TYPE_CHECKING:
     from router.commands.node import Node
     from router.upstream_mongos import UpstreamLink, UpstreamMongos
     from router.workers.peers import Peer, Peers
+
+
+_MOST_CHECKED = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -54,7 +58,8 @@ class Client:
 class Call:
     """One command: its name as sent, its database, its decoded document, its client.
 
-    ``exhaust`` tells that the client takes further answers without asking again.
+    ``exhaust`` tells that the client takes further answers without asking again. ``raw`` is the
+    document as it came, None for one that no client sent.
     """
 
     name: str
@@ -63,6 +68,15 @@ class Call:
     client: Client
     node: "Node"
     exhaust: bool = False
+    raw: bytes | None = None
+
+    def decoded_exactly(self) -> bool:
+        """Tell whether nothing was lost in decoding: a field given twice, a type out of use.
+
+        Commands above a mebibyte are not checked, which would take long.
+        """
+        raw = self.raw
+        return raw is None or len(raw) > _MOST_CHECKED or encode(self.command) == raw
 
     @property
     def upstream(self) -> "UpstreamMongos | None":

@@ -165,7 +165,8 @@ class ClientConnection:
             raise CommandError(ErrorCode.CommandNotFound, f"no such cmd: {request.name}")
         if command is None and fail_points is None:
             return PASS_THROUGH
-        document = again if again is not None else await request.command()
+        own = command is not None
+        document = again if again is not None else await request.command(own=own)
         call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",
@@ -173,6 +174,7 @@ class ClientConnection:
             client=self.client,
             node=self._node,
             exhaust=request.takes_exhaust,
+            raw=request.body() if again is None else None,
         )
         if command is not None:
             command.check(call)

@@ -89,8 +89,11 @@ class Request:
         self._body = body
         return body
 
-    async def command(self) -> dict[str, Any]:
+    async def command(self, *, own: bool = True) -> dict[str, Any]:
         """Return the decoded command, without holding up the loop.
+
+        Args:
+            own: whether the router answers it itself; what passes through may be larger.
 
         Raises:
             ProtocolError: the message is malformed.
@@ -99,7 +102,7 @@ class Request:
         if self.query is not None:
             return _unwrapped(self.query.document())
         body = self.body()
-        if len(body) > MOST_OWN and self.name not in _LONG_PIPELINES:
+        if own and len(body) > MOST_OWN and self.name not in _LONG_PIPELINES:
             raise CommandError(
                 ErrorCode.BSONObjectTooLarge,
                 f"the command {self.name} has {len(body)} bytes; the router takes {MOST_OWN} at "

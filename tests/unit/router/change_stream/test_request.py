@@ -74,7 +74,7 @@ def stream(*stages, **options):
         (stream({"$changeStreamSplitLargeEvent": 1}), 7182800, "should be an empty object"),
         (stream({"$densify": {}}), 20, "$densify is not permitted in a $changeStream pipeline"),
         (stream({"$changeStream": {}}), 40602, "only valid as the first stage"),
-        (stream({"$_internalInhibitOptimization": {}}), 5491300, "not allowed in user requests"),
+        (stream({"$_internalSplitPipeline": {}}), 5491300, "not allowed in user requests"),
         (
             {**stream({"$changeStreamSplitLargeEvent": {}}), "apiVersion": "1", "apiStrict": True},
             323,
@@ -154,3 +154,12 @@ def test_rendering():
     assert render(document) == (
         '{a: [1, "x", null], b: {c: false}, t: Timestamp(1, 2), d: BinData(0, "01")}'
     )
+
+
+def test_a_stage_that_inhibits_optimization_is_open_to_clients():
+    request = parse(**stream({"$_internalInhibitOptimization": {}}))
+    assert [*request.stages] == [{"$_internalInhibitOptimization": {}}]
+    for argument, code in ((5, 14), ({"a": 1}, 9)):
+        with pytest.raises(CommandError) as caught:
+            parse(**stream({"$_internalInhibitOptimization": argument}))
+        assert caught.value.code == code

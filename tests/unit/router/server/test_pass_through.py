@@ -1,5 +1,6 @@
 """What is not ours goes to the upstream mongos as it came, and its answers come back so."""
 
+import asyncio
 from typing import Any
 
 import bson
@@ -8,6 +9,7 @@ from bson import Int64
 from bson.timestamp import Timestamp
 
 from router.upstream_mongos import UpstreamMongos, parse_upstream
+from shard_client.frames import build_msg
 from tests.harness.facade import facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME
 from tests.harness.scripted_server import Asked, scripted_server
@@ -111,6 +113,72 @@ async def test_plain_aggregates_pass_and_change_streams_do_not() -> None:
         assert (await client.command("db", plain))["you"] == "asked"
         assert "cursor" in await client.command("db", WATCH)
         assert mongos.names() == ["aggregate"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pipeline": [{"$changeStream": {}}, {"$_internalShredDocuments": {}}]},
+        {"pipeline": [{"$changeStream": {"optionOfAnotherVersion": 1}}]},
+        {"pipeline": [{"$changeStream": {}}, {"$group": {"_id": 1}}]},
+        {"$_generateV2ResumeTokens": True},
+        {"maxTimeMS": "x"},
+        {"fieldOfAnotherVersion": 1},
+    ],
+)
+async def test_what_the_router_refuses_is_the_upstream_s_to_answer(change: dict[str, Any]) -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        command = {**WATCH, **change}
+        assert (await client.command("db", command))["you"] == "asked"
+        explained = {"explain": {key: command[key] for key in command if key != "cursor"}}
+        assert (await client.command("db", explained))["you"] == "asked"
+        assert not router.cursors.opened
+    async with facade() as router, await router.client() as client:
+        assert (await client.command("db", command))["ok"] == 0
+
+
+@pytest.mark.parametrize("database", ["config", "local"])
+async def test_streams_on_the_cluster_s_own_databases_go_nowhere(database: str) -> None:
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        pipeline = [{"$changeStream": {"allowToRunOnConfigDB": True}}]
+        reply = await client.command(database, {**WATCH, "pipeline": pipeline})
+        assert reply["code"] in (20, 73)
+        assert not mongos.asked
+
+
+async def test_a_field_given_twice_is_not_dropped() -> None:
+    body = bson.encode({**WATCH, "batchSizf": 1, "batchSize": 2, "$db": "db"})
+    frame = build_msg(body.replace(b"batchSizf", b"batchSize"), request_id=7)
+    async with (
+        scripted_server(answer_ok) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        client.send_bytes(frame)
+        assert (await client.receive())["you"] == "asked"
+        assert mongos.asked[0].frame[16:] == frame[16:]
+    async with facade() as router, await router.client() as client:
+        client.send_bytes(frame)
+        assert (await client.receive())["code"] == 40413
+
+
+async def test_opening_takes_no_longer_than_max_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with facade() as router, await router.client() as client:
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(router.cursors, "open", never)
+        reply = await client.command("db", {**WATCH, "maxTimeMS": 10})
+        assert (reply["code"], reply["codeName"]) == (50, "MaxTimeMSExpired")
 
 
 async def test_ended_sessions_end_here_and_upstream() -> None:
