@@ -5,16 +5,16 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import structlog
 
-from router.catalog.cluster import CONFIG, Cluster, ReplicaSetFactory
+from router.catalog.cluster import Cluster, ReplicaSetFactory
+from router.cluster_version import ClusterVersion
 from router.commands.fail_points import FailPoints
 from router.commands.node import Node
-from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
 from router.config.settings import Settings
@@ -25,13 +25,10 @@ from router.upstream_mongos import UpstreamMongos, parse_upstream
 from router.workers.budgets import limits_of_worker
 from router.workers.place import Place
 from router.workers.supervisor import Supervisor
-from shard_client.errors import CommandError, NetworkError, ProtocolError
 
 log = structlog.get_logger()
 
 _IDENTITY_WAIT = 3.0
-_RETRY_PAUSE = 1.0
-_ASK_TIMEOUT = 5.0
 _MS = 0.001
 
 
@@ -147,7 +144,11 @@ async def _parts(
             compressors=settings.net.compressors,
         )
         learnt = place.announce if place is not None else node.become
-        learning = asyncio.create_task(learn_identity(cluster, learnt))
+        known = asyncio.Event()
+        version = ClusterVersion(cluster, node.upstream, learnt)
+        # The parent shares what one worker learns.
+        keep = place is None or place.start.number == 1
+        learning = asyncio.create_task(_learn(version, known, keep=keep))
         owned.push_async_callback(_end, learning)
         listener = await owned.enter_async_context(Listener(node))
         feed = None
@@ -156,7 +157,9 @@ async def _parts(
             feed = await owned.enter_async_context(
                 Feed(cursors, request_wait=request_wait, default=settings.feed.watch)
             )
-        await asyncio.wait((learning,), timeout=_IDENTITY_WAIT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_IDENTITY_WAIT):
+                await known.wait()
         yield _Parts(node, listener, feed)
 
 
@@ -172,36 +175,11 @@ def _upstream(settings: Settings, place: Place | None) -> UpstreamMongos | None:
     return UpstreamMongos(parse_upstream(settings.upstream), moved=moved)
 
 
-async def learn_identity(cluster: Cluster, learnt: Callable[[ServerIdentity], None]) -> None:
-    """Ask a server of the cluster for its version, which drivers see as the router's.
-
-    Tries until one answers, and calls ``learnt`` with what it says.
-    """
-    while True:
-        try:
-            identity = await _ask(cluster)
-        except (CommandError, NetworkError, ProtocolError) as error:
-            log.warning(
-                "No server of the cluster answers; trying on",
-                component="SHARDING",
-                error=str(error),
-            )
-            await asyncio.sleep(_RETRY_PAUSE)
-        else:
-            learnt(identity)
-            log.info("Speaking for a cluster", component="SHARDING", version=identity.version)
-            return
-
-
-async def _ask(cluster: Cluster) -> ServerIdentity:
-    shards = (await cluster.shards()).hosts
-    target = next(iter(shards), CONFIG)
-    connection = await cluster.connect(target, shards.get(target))
-    try:
-        build_info = await connection.command("admin", {"buildInfo": 1}, timeout=_ASK_TIMEOUT)
-        return ServerIdentity.of_server(connection.hello, build_info)
-    finally:
-        cluster.release(connection)
+async def _learn(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -> None:
+    await version.learn()
+    first.set()
+    if keep:
+        await version.keep_learning()
 
 
 async def run_until_signalled(settings: Settings) -> None:

@@ -51,8 +51,9 @@ class Cluster:
 
     ``replica_set`` makes the monitoring of one replica set from its name and seeds; the default is
     the driver's (Motor). ``clock`` is the cluster time that servers' replies carried; a client's
-    time never reaches it. ``wall`` is the wall clock, in seconds since 1970. Must be made in a
-    running loop. Raises ValueError for a bad ``configdb``.
+    time never reaches it. ``versions_changed`` is set when a member's hello tells another wire
+    version than the last one of its replica set. ``wall`` is the wall clock, in seconds since 1970.
+    Must be made in a running loop. Raises ValueError for a bad ``configdb``.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Cluster:
         self.clock = ClusterClock(wall)
         self._sets: dict[str, ReplicaSet] = {}
         self._hosts: dict[str, str] = {}
+        self.versions_changed = asyncio.Event()
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.pool = ConnectionPool(self._limits.pool)
@@ -157,7 +159,10 @@ class Cluster:
     def said_hello(self, target: str, connection: Connection) -> None:
         """Take note of what a connection's hello has told: its cluster time and its version."""
         self.clock.advance(connection.hello.get("$clusterTime"))
-        self._wire_versions[target] = int(connection.hello.get("maxWireVersion", 0))
+        version = int(connection.hello.get("maxWireVersion", 0))
+        if self._wire_versions.setdefault(target, version) != version:
+            self._wire_versions[target] = version
+            self.versions_changed.set()
 
     @property
     def token_version(self) -> int:

@@ -96,7 +96,7 @@ async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]
     try:
         return await connection.command("admin", command, timeout=_ASK_TIMEOUT)
     finally:
-        connection.abort()
+        call.node.cluster.release(connection)
 
 
 COMMANDS = (Command(("getParameter",), get_parameter, "start parameters", admin_only=True),)

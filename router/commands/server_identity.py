@@ -41,6 +41,11 @@ class ServerIdentity:
         """The version as text, such as ``6.0.15``."""
         return str(self.build_info["version"])
 
+    @property
+    def order(self) -> tuple[int, list[int]]:
+        """What versions are compared by: the wire version, then the version's numbers."""
+        return self.max_wire_version, list(self.build_info["versionArray"])
+
     @classmethod
     def of_server(cls, hello: Mapping[str, Any], build_info: Mapping[str, Any]) -> "ServerIdentity":
         """Take on the version of a server of the cluster, from its hello and buildInfo."""

@@ -104,6 +104,9 @@ async def test_without_an_upstream_a_shard_tells() -> None:
                 assert (target, host) == ("s0", "s0/host")
                 return await Connection.open(address, timeout=5)
 
+            def release(self, connection: Connection) -> None:
+                connection.abort()
+
         async with facade(parameters=OWN) as router, await router.client() as client:
             router.node.cluster = OneShard()  # type: ignore[assignment]
             reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})

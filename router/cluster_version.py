@@ -1,0 +1,133 @@
+"""The version that the router speaks for: the lowest of the servers that answer through it.
+
+Drivers choose what they send by the wire version of ``hello``. In a cluster that is being upgraded
+the servers differ; a mongos is upgraded last, so that the lowest is what clients may rely on.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from router.catalog.cluster import CONFIG, Cluster
+from router.commands.server_identity import ServerIdentity
+from router.upstream_mongos import UpstreamMongos
+from shard_client.connection import Connection
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+
+log = structlog.get_logger()
+
+_RETRY_PAUSE = 1.0
+_REFRESH_PAUSE = 60.0
+_ASK_TIMEOUT = 2.0
+_UPSTREAM = ""
+
+_Failure = (CommandError, NetworkError, ProtocolError)
+
+
+class ClusterVersion:
+    """Asks the shards, the config server and the upstream for their versions, and keeps asking.
+
+    A server that does not answer counts with the version that it had, so that a restart does not
+    raise the version for a moment.
+
+    Args:
+        cluster: shards and config server.
+        upstream: the mongos that commands are passed to, if there is one.
+        learnt: called with the lowest version whenever it is another one.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        upstream: UpstreamMongos | None,
+        learnt: Callable[[ServerIdentity], None],
+    ) -> None:
+        self._cluster = cluster
+        self._upstream = upstream
+        self._learnt = learnt
+        self._known: dict[str, ServerIdentity] = {}
+        self._told: ServerIdentity | None = None
+
+    async def learn(self) -> None:
+        """Try until at least one server has answered."""
+        while True:
+            try:
+                await self._ask_all()
+            except _Failure as error:
+                log.warning(
+                    "No server of the cluster answers; trying on",
+                    component="SHARDING",
+                    error=str(error),
+                )
+                await asyncio.sleep(_RETRY_PAUSE)
+            else:
+                return
+
+    async def keep_learning(self) -> None:
+        """Ask again each minute, and at once when a new connection shows another version."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REFRESH_PAUSE):
+                    await self._cluster.versions_changed.wait()
+            self._cluster.versions_changed.clear()
+            try:
+                await self._ask_all()
+            except _Failure as error:
+                log.debug("Cannot learn versions", component="SHARDING", error=str(error))
+
+    async def _ask_all(self) -> None:
+        """Bring ``_known`` up to date; raises the last failure if nothing is known at all."""
+        shards = (await self._cluster.shards()).hosts
+        targets = [*shards, CONFIG]
+        if self._upstream is not None:
+            targets.append(_UPSTREAM)
+        asking = {
+            asyncio.create_task(self._ask(target, shards.get(target))): target for target in targets
+        }
+        failure: Exception | None = None
+        try:
+            await asyncio.wait(asking, timeout=_ASK_TIMEOUT)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+        for task, target in asking.items():
+            error = TimeoutError() if task.cancelled() else task.exception()
+            if error is None:
+                self._known[target] = task.result()
+                continue
+            if not isinstance(error, (*_Failure, TimeoutError)):
+                raise error
+            failure = NetworkError(f"{target or 'the upstream'} tells no version: {error!r}")
+            log.debug(str(failure), component="SHARDING")
+        for gone in self._known.keys() - set(targets):
+            del self._known[gone]
+        if not self._known:
+            assert failure is not None
+            raise failure
+        lowest = min(self._known.values(), key=lambda each: each.order)
+        if lowest != self._told:
+            self._told = lowest
+            self._learnt(lowest)
+            log.info("Speaking for a cluster", component="SHARDING", version=lowest.version)
+
+    async def _ask(self, target: str, host: str | None) -> ServerIdentity:
+        if target == _UPSTREAM:
+            assert self._upstream is not None
+            connection = await self._upstream.connect()
+            try:
+                return await _version_of(connection)
+            finally:
+                await connection.close()
+        connection = await self._cluster.connect(target, host)
+        try:
+            return await _version_of(connection)
+        finally:
+            self._cluster.release(connection)
+
+
+async def _version_of(connection: Connection) -> ServerIdentity:
+    build_info = await connection.command("admin", {"buildInfo": 1}, timeout=_ASK_TIMEOUT)
+    return ServerIdentity.of_server(connection.hello, build_info)

@@ -1,0 +1,175 @@
+"""Which version drivers see, at the start and through a rolling upgrade."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from bson.timestamp import Timestamp
+
+from router import cluster_version
+from router.catalog.cluster import ShardList
+from router.cluster_version import ClusterVersion
+from router.commands.node import Node
+from router.upstream_mongos import UpstreamMongos
+from shard_client.errors import CommandError, NetworkError
+from tests.harness.fake_cursors import FakeCursors
+from tests.harness.until import until
+
+Server = tuple[str, int]
+V6, V7, V8 = ("6.0.15", 17), ("7.0.2", 21), ("8.0.4-rc1", 25)
+
+
+class FakeConnection:
+    def __init__(self, server: Server) -> None:
+        self.version, wire_version = server
+        self.hello = {"maxWireVersion": wire_version}
+        self.closed = False
+
+    async def command(self, database: str, command: Any, *, timeout: float) -> dict[str, Any]:
+        assert (database, command) == ("admin", {"buildInfo": 1})
+        return {"version": self.version, "ok": 1.0}
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeServers:
+    """Shards, config server and upstream by name; None hangs, one that is missing is down."""
+
+    def __init__(self, failures: list[Exception] | None = None, **servers: Server | None) -> None:
+        self.failures = failures or []
+        self.servers = servers
+        self.versions_changed = asyncio.Event()
+        self.connections: list[FakeConnection] = []
+
+    async def shards(self) -> ShardList:
+        if self.failures:
+            raise self.failures.pop()
+        hosts = {name: f"{name}/a:1" for name in ("s0", "s1") if name in self.servers}
+        return ShardList(hosts, Timestamp(1, 1), Timestamp(1, 1))
+
+    async def connect(self, target: str = "upstream", host: str | None = None) -> FakeConnection:
+        if target not in self.servers:
+            raise NetworkError("down")
+        server = self.servers[target]
+        if server is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        self.connections.append(FakeConnection(server))
+        return self.connections[-1]
+
+    def release(self, connection: FakeConnection) -> None:
+        connection.closed = True
+
+
+def node(servers: FakeServers) -> Node:
+    cursors = cast(Any, FakeCursors())
+    return Node(clock=cursors.clock, cursors=cursors, cluster=cast(Any, servers))
+
+
+def version(servers: FakeServers, router: Node, *, upstream: bool = False) -> ClusterVersion:
+    mongos = cast(UpstreamMongos, servers) if upstream else None
+    return ClusterVersion(cast(Any, servers), mongos, router.become)
+
+
+@asynccontextmanager
+async def learning(watch: ClusterVersion) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch.keep_learning())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def changed(router: Node) -> None:
+    await router.topology.wait_beyond(router.topology.document(), timeout=10)
+
+
+async def test_it_tries_until_a_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_version, "_RETRY_PAUSE", 0)
+    failures: list[Exception] = [CommandError(133, "no primary"), NetworkError("cut")]
+    servers = FakeServers(failures, s0=V8, config=V8)
+    router = node(servers)
+    assert not router.identity.known
+    waiting = asyncio.create_task(changed(router))
+    await version(servers, router).learn()
+    await waiting
+    assert not servers.failures
+    assert all(connection.closed for connection in servers.connections)
+    assert router.identity.version == "8.0.4-rc1"
+    assert router.identity.build_info["versionArray"] == [8, 0, 4, 0]
+    assert router.identity.max_wire_version == 25
+
+
+@pytest.mark.parametrize(
+    ("servers", "expected"),
+    [
+        ({"config": V7}, V7),
+        ({"config": V7, "s0": V6, "s1": V7, "upstream": V7}, V6),
+        ({"config": V7, "s0": V7, "s1": V7, "upstream": V6}, V6),
+        ({"config": V8, "s0": V8, "s1": V8, "upstream": ("8.0.3", 25)}, ("8.0.3", 25)),
+        ({"config": V7, "s0": V7, "s1": None, "upstream": V7}, V7),
+        ({"config": V7, "s0": V7}, V7),
+    ],
+)
+async def test_the_lowest_version_counts(
+    servers: dict[str, Server | None], expected: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_version, "_ASK_TIMEOUT", 0.05)
+    asked = FakeServers(**servers)
+    router = node(asked)
+    await version(asked, router, upstream=True).learn()
+    assert (router.identity.version, router.identity.max_wire_version) == expected
+
+
+async def test_a_rolling_upgrade_is_followed() -> None:
+    servers = FakeServers(config=V6, s0=V6, s1=V6, upstream=V6)
+    router = node(servers)
+    watch = version(servers, router, upstream=True)
+    await watch.learn()
+    counter = router.topology.counter
+    async with learning(watch):
+        for upgraded in ("config", "s0", "s1"):
+            servers.servers[upgraded] = V7
+            wanted = len(servers.connections) + 4
+            servers.versions_changed.set()
+            await until(lambda wanted=wanted: len(servers.connections) >= wanted)
+        assert (router.identity.version, router.topology.counter) == ("6.0.15", counter)
+        waiting = asyncio.create_task(changed(router))
+        servers.servers["upstream"] = V7
+        servers.versions_changed.set()
+        await waiting
+        assert (router.identity.version, router.topology.counter) == ("7.0.2", counter + 1)
+
+
+async def test_a_server_that_restarts_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
+    servers = FakeServers(config=V7, s0=V6, s1=V7)
+    router = node(servers)
+    watch = version(servers, router)
+    await watch.learn()
+    del servers.servers["config"]  # a shard that is missing would have left the cluster
+    servers.servers["config2"] = V7
+    async with learning(watch):
+        wanted = len(servers.connections) + 6
+        await until(lambda: len(servers.connections) >= wanted)
+        assert router.identity.version == "6.0.15"
+        servers.servers["config"] = V7
+        servers.servers["s0"] = V7
+        await changed(router)
+        assert router.identity.version == "7.0.2"
+
+
+async def test_a_shard_that_leaves_no_longer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
+    servers = FakeServers(config=V7, s0=V6, s1=V7)
+    router = node(servers)
+    watch = version(servers, router)
+    await watch.learn()
+    async with learning(watch):
+        del servers.servers["s0"]
+        await changed(router)
+        assert router.identity.version == "7.0.2"
