@@ -1,0 +1,129 @@
+"""A router before two real mongoses: one at a time, for all connections and workers."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import pymongo
+import pytest
+from bson import Binary, Int64
+
+from tests.harness.clusters import start_real_cluster
+from tests.harness.raw_client import RawClient
+from tests.harness.real_cluster import RealCluster
+from tests.harness.routers import RouterProcess, start_router
+
+CONNECTIONS = 6
+
+
+class Before(NamedTuple):
+    """A cluster with two mongoses, and a router of two workers that has both as its upstream."""
+
+    cluster: RealCluster
+    router: RouterProcess
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.cluster.mongoses)
+
+
+@pytest.fixture(scope="module")
+def before() -> Iterator[Before]:
+    with start_real_cluster(1, mongoses=2) as cluster:
+        upstream = "mongodb://" + ",".join(cluster.mongoses.values())
+        router = start_router(cluster.configdb, upstream, workers=2)
+        client: pymongo.MongoClient[dict[str, Any]]
+        try:
+            with pymongo.MongoClient(router.uri) as client:
+                client.db.c.insert_many([{"_id": number} for number in range(100)])
+            yield Before(cluster, router)
+        finally:
+            router.stop()
+
+
+async def read_on_other_connections(router: RouterProcess) -> None:
+    """Open a cursor on each of several connections and go on with it on all others."""
+    async with AsyncExitStack() as owned:
+        clients = [
+            await owned.enter_async_context(await RawClient.connect(router.port))
+            for _ in range(CONNECTIONS)
+        ]
+        for client in clients:
+            reply = await client.command("db", {"find": "c", "batchSize": 2})
+            for other in clients:
+                command = {"getMore": reply["cursor"]["id"], "collection": "c", "batchSize": 2}
+                batch = (await other.command("db", command))["cursor"]["nextBatch"]
+                assert len(batch) == 2
+
+
+async def test_a_pool_finds_its_cursors_whichever_mongos_has_failed(before: Before) -> None:
+    first, second = before.names
+    await read_on_other_connections(before.router)
+    client: pymongo.MongoClient[dict[str, Any]]
+    with pymongo.MongoClient(before.router.uri) as client:
+        client.db.w.insert_one({"_id": 0})
+        before.cluster.stop_mongos(first)
+        for number in range(1, 20):  # the driver retries; the application sees no error
+            client.db.w.insert_one({"_id": number})
+        await read_on_other_connections(before.router)
+        before.cluster.start_mongos(first)
+        await read_on_other_connections(before.router)
+        with client.start_session() as session, session.start_transaction():
+            client.db.w.insert_one({"_id": 20}, session=session)
+            client.db.w.insert_one({"_id": 21}, session=session)
+        before.cluster.stop_mongos(second)
+        for number in range(22, 40):
+            client.db.w.insert_one({"_id": number})
+        before.cluster.start_mongos(second)
+        assert client.db.w.count_documents({}) == 40
+
+
+async def test_without_any_mongos_drivers_are_told_to_retry(before: Before) -> None:
+    for name in before.names:
+        before.cluster.stop_mongos(name)
+    write: dict[str, Any] = {
+        "insert": "w",
+        "documents": [{"_id": 1000}],
+        "lsid": {"id": Binary(b"1" * 16, 4)},
+        "txnNumber": Int64(1),
+    }
+    async with await RawClient.connect(before.router.port) as client:
+        reply = await client.command("db", write)
+        for name in before.names:
+            before.cluster.start_mongos(name)
+        assert (reply["code"], reply["errorLabels"]) == (6, ["RetryableWriteError"])
+        assert (await client.command("db", write))["n"] == 1
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not loopback, or skip the test."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has a loopback address only")
+        address: str = probe.getsockname()[0]
+    if address.startswith("127."):
+        pytest.skip("this machine has a loopback address only")
+    return address
+
+
+async def test_remote_clients_do_nothing_that_is_for_local_ones(before: Before) -> None:
+    upstream = f"mongodb://{before.cluster.mongos}"
+    router = start_router(before.cluster.configdb, upstream, bind_ip="0.0.0.0")
+    try:
+        streams = await asyncio.open_connection(own_address(), router.port)
+        async with RawClient(*streams) as remote, await RawClient.connect(router.port) as local:
+            for client, expected in ((remote, 13), (local, 20)):
+                reply = await client.command("admin", {"shutdown": 1, "force": True})
+                assert reply["code"] == expected
+            for command in ({"createUser": "u", "pwd": "p", "roles": []}, {"logRotate": 1}):
+                reply = await remote.command("admin", command)
+                assert (reply["code"], reply["codeName"]) == (13, "Unauthorized")
+                assert (await local.command("admin", command))["ok"] == 1
+            await local.command("admin", {"dropUser": "u"})
+            assert (await remote.command("db", {"find": "c"}))["ok"] == 1
+    finally:
+        router.stop()
