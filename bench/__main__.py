@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.document import document
 from bench.report import RESULTS, circumstances, keep, show
 from bench.suite import Options, Suite
 
@@ -19,14 +20,19 @@ SUITES = (
     "workers",
     "fanout",
     "real_servers",
+    "guest",
     "lookup",
 )
+REAL = ("real_servers", "guest", "lookup")
+"""Those that need MongoDB's own servers."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--quick", action="store_true", help="a minute instead of several")
+    parser.add_argument("--real", action="store_true", help=f"{', '.join(REAL)}")
+    parser.add_argument("--document", action="store_true", help="put tables into the docs")
     parser.add_argument("--runs", type=int, default=3, help="take each figure so often")
     parser.add_argument(
         "--quiet", type=float, default=10.0, metavar="SECONDS", help="a quiet stream's (latency)"
@@ -45,7 +51,7 @@ def main() -> None:
         say=lambda text: console.print(text, style="dim"),
     )
     console.print(circumstances(args.quick)["machine"])
-    for name in args.suites or SUITES:
+    for name in args.suites or (REAL if args.real else SUITES):
         suite: Suite = import_module(f"bench.{name}").SUITE
         console.rule(suite.question)
         around = circumstances(args.quick)
@@ -54,6 +60,8 @@ def main() -> None:
             show(console, table)
         for path in keep(suite, outcome, around):
             console.print(f"kept {path}", style="dim")
+        if args.document and outcome.tables:
+            document([name])
 
 
 if __name__ == "__main__":

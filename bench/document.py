@@ -13,9 +13,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main() -> None:
+    document(sys.argv[1:])
+
+
+def document(names: list[str]) -> None:
+    """Put the tables of these suites, by default of all that have a place, into the page."""
     page = PAGE.read_text()
     marked = re.findall(r"<!-- figures: (\w+) -->", page)
-    for name in sys.argv[1:] or marked:
+    for name in names or marked:
         found = RESULTS / f"{name}.md"
         if name not in marked or not found.exists():
             raise SystemExit(f"no place or no figures for {name!r}")

@@ -66,18 +66,19 @@ class Client(asyncio.Protocol):
     async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         """Send a command; return its reply."""
         self._waiter = asyncio.get_running_loop().create_future()
-        self._transport.write(_frame(command))
+        self._transport.write(framed(command))
         return bson.decode((await self._waiter)[21:])
 
     async def drain(self, cursor: int, wanted: int) -> None:
         """Read ``wanted`` events."""
         more = {"getMore": bson.Int64(cursor), "collection": "$cmd.aggregate", "$db": "admin"}
-        self._more, self._wanted = _frame(more), wanted
+        self._more, self._wanted = framed(more), wanted
         self._transport.write(self._more)
         await self._done
 
 
-def _frame(command: dict[str, Any]) -> bytes:
+def framed(command: dict[str, Any]) -> bytes:
+    """Return a command as an OP_MSG."""
     body = bson.encode(command)
     return struct.pack("<iiiiIB", 21 + len(body), 1, 0, 2013, 0, 0) + body
 

@@ -1,12 +1,13 @@
-"""The same drains on MongoDB's own servers: shards directly, through mongos, through the router."""
+"""Drains on MongoDB's own servers: shards directly, through mongos, through the router."""
 
-from pathlib import Path
 from typing import Any
 
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import drain, medians, router
+from bench.flame import profiled
+from bench.members import Members
+from bench.processes import cpu_seconds, drain, listening, medians, router
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
@@ -22,12 +23,19 @@ COLUMNS = (
     Column("shards directly events/s", "direct_rate", ",.0f"),
     Column("mongos events/s", "mongos_rate", ",.0f"),
     Column("router events/s", "router_rate", ",.0f"),
-    Column("mongos CPU µs/event", "mongos_cpu", ".2f"),
-    Column("router CPU µs/event", "router_cpu", ".2f"),
     Column("router / mongos", "over_mongos", ".2f"),
     Column("router / directly", "of_direct", ".2f"),
+    Column("mongos CPU µs/event", "mongos_cpu", ".2f"),
+    Column("router CPU µs/event", "router_cpu", ".2f"),
+    Column("router / mongos, CPU", "cpu_of_mongos", ".2f"),
+    Column("mongods' CPU µs/event: directly", "direct_members", ".2f"),
+    Column("with mongos", "mongos_members", ".2f"),
+    Column("with the router", "router_members", ".2f"),
 )
-NOTE = "No-ops each second on all members, so that mongos does not stand still at the end."
+NOTE = (
+    "No-ops each second on all members, so that mongos does not stand still at the end. CPU is the "
+    "kernel's count for the whole process, from the stream's opening on."
+)
 
 
 def run(options: Options) -> Outcome:
@@ -36,11 +44,12 @@ def run(options: Options) -> Outcome:
         options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
         return Outcome([])
     rows = []
-    for shards in (2,) if options.quick else SHARDS:
+    events = options.scaled(EVENTS, EVENTS // 10)
+    for shards in (4,) if options.quick else SHARDS:
         options.say(f"{shards} real shards")
         cluster = RealCluster(ServerBinaries(options.real_binaries), shards, noop_interval=1)
         with cluster:
-            rows.append(measure(cluster, options.scaled(EVENTS, EVENTS // 10), options.runs))
+            rows.append(measure(cluster, events, options))
     series = {
         label: [(row["shards"], row[key]) for row in rows]
         for label, key in (
@@ -56,33 +65,56 @@ def run(options: Options) -> Outcome:
 SUITE = Suite("real_servers", "How does the router compare to mongos on real servers?", run)
 
 
-def measure(cluster: TestCluster, events: int, runs: int) -> dict[str, Any]:
-    """Write once, drain ``runs`` times each way."""
+def measure(cluster: TestCluster, events: int, options: Options) -> dict[str, Any]:
+    """Write once, drain several times each way, the ways by turns."""
     shards = len(cluster.shards)
     events -= events % shards
     spread(cluster)
     start = _write(cluster, events)
     ports = [host.rpartition(":")[2] for host in cluster.shards.values()]
     mongos = cluster.mongos.rpartition(":")[2]
-    pid = _mongos_pid(mongos)
+    mongos_pid = listening("mongos", mongos)
+    members = Members(cluster)
 
-    def through_router() -> dict[str, float]:
-        with router(cluster.configdb) as (port, router_pid):
-            return drain([str(port)], events, start, cpu_of=router_pid)
+    def drained(ports: list[str], pid: int | None = None) -> dict[str, float]:
+        before = sum(map(cpu_seconds, members.pids))
+        figures = drain(ports, events, start, cpu_of=pid)
+        after = sum(map(cpu_seconds, members.pids))
+        return {**figures, "members": (after - before) / events * 1e6}
 
-    direct = medians([drain(ports, events, start) for _ in range(runs)])
-    by_mongos = medians([drain([mongos], events, start, cpu_of=pid) for _ in range(runs)])
-    by_router = medians([through_router() for _ in range(runs)])
+    found: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
+    drained(ports)  # what was written last is in no cache yet
+    for _ in range(options.runs):
+        # By turns, so that the machine's moods meet all ways.
+        found["direct"].append(drained(ports))
+        found["mongos"].append(drained([mongos], mongos_pid))
+        with router(cluster.configdb) as (port, pid):
+            found["router"].append(drained([str(port)], pid))
+    if options.profile is not None:
+        _profile(cluster, events, start, options)
+    members.close()
+    figures = {
+        f"{way}_{name}": value
+        for way, runs in found.items()
+        for name, value in medians(runs).items()
+    }
     return {
         "shards": shards,
-        "direct_rate": direct["rate"],
-        "mongos_rate": by_mongos["rate"],
-        "mongos_cpu": by_mongos["cpu"],
-        "router_rate": by_router["rate"],
-        "router_cpu": by_router["cpu"],
-        "over_mongos": by_router["rate"] / by_mongos["rate"],
-        "of_direct": by_router["rate"] / direct["rate"],
+        **figures,
+        "over_mongos": figures["router_rate"] / figures["mongos_rate"],
+        "of_direct": figures["router_rate"] / figures["direct_rate"],
+        "cpu_of_mongos": figures["router_cpu"] / figures["mongos_cpu"],
     }
+
+
+def _profile(cluster: TestCluster, events: int, start: str, options: Options) -> None:
+    """Take a flame graph of the router in a run of its own."""
+    assert options.profile is not None
+    options.profile.mkdir(exist_ok=True)
+    path = options.profile / f"flame_real_{len(cluster.shards)}.svg"
+    with router(cluster.configdb) as (port, pid), profiled(pid, path):
+        drain([str(port)], events, start)
+    options.say(f"flame graph: {path}")
 
 
 def _write(cluster: TestCluster, events: int) -> str:
@@ -96,17 +128,3 @@ def _write(cluster: TestCluster, events: int) -> str:
             batch = [{"_id": n, "s": n % shards, "pad": "x" * SIZE} for n in numbers]
             documents.insert_many(batch, ordered=False)
     return f"{start.time}:{start.inc + 1}"
-
-
-def _mongos_pid(port: str) -> int:
-    """Return the id of the process that was started as mongos on ``port``."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
-        if words[0].endswith(b"mongos") and port.encode() in words:
-            return int(entry.name)
-    raise RuntimeError(f"no mongos on port {port}")

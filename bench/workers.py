@@ -1,10 +1,10 @@
 """Workers: independent streams through one process and through two, and what crossing costs."""
 
-from pathlib import Path
 from typing import Any
 
 from bench.processes import (
     ReplayedCluster,
+    children,
     cpu_seconds,
     medians,
     replayed_cluster,
@@ -93,7 +93,7 @@ def measure(
     """Drain ``streams`` streams at once through a router of its own with so many workers."""
     wanted = streams * (cluster.events // _FEWER_ONE_BY_ONE if batch == 1 else cluster.events)
     with router(cluster.configdb, "--workers", str(workers)) as (port, pid):
-        processes = _children(pid) or [pid]
+        processes = children(pid) or [pid]
         before = {each: cpu_seconds(each) for each in processes}
         result = run_json(
             "-m", "bench.drain", *[str(port)] * streams, "--start", START, "--distinct",
@@ -116,16 +116,3 @@ def _measure_crossed(cluster: ReplayedCluster, options: Options) -> list[dict[st
             found = [measure(cluster, 2, 1, batch, *arguments) for _ in range(options.runs)]
             rows.append({"where": where, "batch": batch, **medians(found)})
     return rows
-
-
-def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started and that still run."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(stat.parent.name))
-    return found

@@ -1,0 +1,114 @@
+"""Many clients that watch from now on, in one process: raw frames, one of them decoding.
+
+Opens all streams, prints a line, and reads them until a line comes on stdin; then prints what it
+got as JSON: events in all, and when each document's event came to the first client.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import bson
+import uvloop
+
+from bench.fanout_clients import framed
+
+_AT_ONCE = 20
+"""Streams that are opened at a time."""
+
+
+async def _watch(port: int, number: int, distinct: bool, found: "_Found") -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**26)
+
+    async def ask(command: dict[str, Any]) -> bytes:
+        writer.write(framed(command))
+        length = int.from_bytes(head := await reader.readexactly(4), "little")
+        return (head + await reader.readexactly(length - 4))[21:]
+
+    pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
+    if distinct:
+        pipeline.append({"$match": {"documentKey._id": {"$gte": -number}}})
+    async with found.opening:
+        opening = {"aggregate": "events", "pipeline": pipeline, "cursor": {}, "$db": "bench"}
+        reply = bson.decode(await ask(opening))
+    if not reply["ok"]:
+        raise SystemExit(f"a stream did not open: {reply}")
+    more = {"getMore": bson.Int64(reply["cursor"]["id"]), "collection": "events", "$db": "bench"}
+    found.opened(number)
+    try:
+        while not found.stop.is_set():
+            found.take(number, await ask(more))
+    finally:
+        writer.close()
+
+
+class _Found:
+    """What all clients have got."""
+
+    def __init__(self, clients: int) -> None:
+        self.opening = asyncio.Semaphore(_AT_ONCE)
+        self.all_open = asyncio.Event()
+        self.stop = asyncio.Event()
+        self.events = 0
+        self.replies = 0
+        self.arrived: dict[int, float] = {}
+        self._left = clients
+
+    def opened(self, _: int) -> None:
+        """Note that one more stream is open."""
+        self._left -= 1
+        if not self._left:
+            self.all_open.set()
+
+    def take(self, number: int, body: bytes) -> None:
+        """Note a reply."""
+        now = time.perf_counter()
+        self.replies += 1
+        if number:
+            # Each event has its token, its document and its document key.
+            self.events += body.count(b"\x02_data\0") - 1
+            return
+        reply = bson.decode(body)
+        if not reply["ok"]:
+            raise SystemExit(f"a stream failed: {reply}")
+        batch = reply["cursor"]["nextBatch"]
+        self.events += len(batch)
+        for event in batch:
+            self.arrived[event["documentKey"]["_id"]] = now
+
+
+async def _run(args: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    found = _Found(args.clients)
+    tasks = [
+        asyncio.ensure_future(_watch(args.port, number, args.distinct, found))
+        for number in range(args.clients)
+    ]
+    failed = asyncio.ensure_future(asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
+    opened = asyncio.ensure_future(found.all_open.wait())
+    await asyncio.wait((opened, failed), return_when=asyncio.FIRST_COMPLETED)
+    if failed.done():
+        await asyncio.gather(*tasks)
+    print("open", flush=True)
+    told = loop.run_in_executor(None, sys.stdin.readline)
+    await asyncio.wait((told, failed), return_when=asyncio.FIRST_COMPLETED)
+    result = {"events": found.events, "replies": found.replies, "arrived": found.arrived}
+    print(json.dumps(result), flush=True)
+    # The streams end with their connections.
+    for task in tasks:
+        task.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--distinct", action="store_true", help="give each a filter of its own")
+    uvloop.run(_run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What the members of a cluster have been made to do: CPU, oplog entries, getMores, connections."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bson import Timestamp
+from pymongo import MongoClient
+
+from bench.processes import cpu_seconds, listening
+from tests.harness.clusters import TestCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A member's counters at one moment."""
+
+    cpu: float
+    get_mores: int
+    connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The counters of all members at one moment."""
+
+    at: float
+    time: Timestamp
+    counts: dict[str, Counts]
+
+
+class Members:
+    """The primaries of a cluster of real servers, the config server's included."""
+
+    def __init__(self, cluster: TestCluster) -> None:
+        hosts = {**cluster.shards, "config": cluster.configdb}
+        self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
+        self._pids: dict[str, int] = {}
+        for name, host in hosts.items():
+            address = host.partition("/")[2]
+            self._clients[name] = MongoClient(f"mongodb://{address}/?directConnection=true")
+            self._pids[name] = listening("mongod", address.rpartition(":")[2])
+
+    @property
+    def pids(self) -> list[int]:
+        """The members' processes."""
+        return list(self._pids.values())
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            client.close()
+
+    def moment(self) -> Moment:
+        """Take note of all counters."""
+        counts, newest = {}, Timestamp(0, 0)
+        for name, client in self._clients.items():
+            status = client.admin.command("serverStatus")
+            newest = max(newest, status["$clusterTime"]["clusterTime"])
+            counts[name] = Counts(
+                cpu_seconds(self._pids[name]),
+                status["opcounters"]["getmore"],
+                status["connections"]["current"],
+            )
+        return Moment(time.perf_counter(), newest, counts)
+
+    def between(self, before: Moment, after: Moment) -> dict[str, dict[str, float]]:
+        """Return what each member did, a second: CPU in ms, getMores, notes and their bytes.
+
+        ``connections`` are those that have come. Notes are the oplog's no-ops, those apart that a
+        primary writes by itself.
+        """
+        seconds = after.at - before.at
+        found = {}
+        for name, client in self._clients.items():
+            first, last = before.counts[name], after.counts[name]
+            notes, size = _notes(client, before.time, after.time)
+            found[name] = {
+                "cpu": (last.cpu - first.cpu) / seconds * 1e3,
+                "get_mores": (last.get_mores - first.get_mores) / seconds,
+                "notes": notes / seconds,
+                "note_bytes": size / seconds,
+                "connections": last.connections - first.connections,
+            }
+        return found
+
+
+def _notes(
+    client: MongoClient[dict[str, Any]], first: Timestamp, last: Timestamp
+) -> tuple[int, int]:
+    pipeline: list[dict[str, Any]] = [
+        {"$match": {"ts": {"$gt": first, "$lte": last}, "op": "n"}},
+        {"$match": {"o.msg": {"$ne": "periodic noop"}}},
+        {"$group": {"_id": None, "notes": {"$sum": 1}, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}},
+    ]
+    for found in client.local["oplog.rs"].aggregate(pipeline):
+        return found["notes"], found["size"]
+    return 0, 0

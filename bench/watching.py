@@ -1,0 +1,181 @@
+"""Watchers and writers beside real servers: what a way to watch costs, and how late events come."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import mean, quantiles
+from typing import Any
+
+from bench.members import Members
+from bench.processes import cpu_seconds
+
+_numbers = count(0, 1_000_000)
+"""Where each writer's documents begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to watch.
+
+    Args:
+        name: what tables call it.
+        port: where the clients connect, None to watch nothing.
+        pid: the process that serves them, None where there is none of its own.
+    """
+
+    name: str
+    port: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is written: so many documents a second to each of these shards."""
+
+    name: str
+    shards: Sequence[int] = ()
+    rate: float = 0.0
+
+
+def observe(
+    uri: str,
+    members: Members,
+    way: Way,
+    load: Load,
+    seconds: float,
+    *,
+    clients: int = 1,
+    distinct: bool = False,
+    settle: float = 1.0,
+    patience: float = 0.0,
+) -> dict[str, Any]:
+    """Watch ``way`` for so many seconds under ``load``; return what it took and gave.
+
+    Args:
+        uri: of the mongos that is written through.
+        members: the cluster's.
+        way: how to watch.
+        load: what is written meanwhile.
+        seconds: how long the counters run.
+        clients: how many watch.
+        distinct: whether each has a filter of its own, which all documents pass.
+        settle: seconds before the counters run.
+        patience: seconds to go on watching for what was written last.
+    """
+    with contextlib.ExitStack() as stack:
+        before_all = members.moment()
+        watchers = stack.enter_context(_watchers(way, clients, distinct=distinct))
+        writer = stack.enter_context(_writer(uri, load))
+        time.sleep(settle)
+        used, before = _cpu(way), members.moment()
+        time.sleep(seconds)
+        after, used = members.moment(), _cpu(way) - used
+        acknowledged = _finish(writer)
+        time.sleep(patience)
+        got = _finish(watchers)
+    each = members.between(before, after)
+    took = after.at - before.at
+    shards = [figures for name, figures in each.items() if name != "config"]
+    result: dict[str, Any] = {
+        "load": load.name,
+        "way": way.name,
+        "clients": clients,
+        "cpu": used / took * 1e3 if way.pid else None,
+        "members_cpu": sum(figures["cpu"] for figures in each.values()),
+        "notes": mean(figures["notes"] for figures in shards),
+        "most_notes": max(figures["notes"] for figures in each.values()),
+        "config_notes": each["config"]["notes"],
+        "note_bytes": max(figures["note_bytes"] for figures in each.values()) * 86_400 / 1e6,
+        "get_mores": mean(figures["get_mores"] for figures in shards),
+        "connections": max(
+            last.connections - before_all.counts[name].connections
+            for name, last in before.counts.items()
+        ),
+    }
+    if got and acknowledged:
+        result |= _latency(acknowledged, got["arrived"])
+        events = len(got["arrived"]) * clients
+        rate = load.rate * len(load.shards)
+        result["cpu_event"] = used / took / rate * 1e3 if way.pid else None
+        result["events"] = events
+    return result
+
+
+def _latency(acknowledged: dict[str, float], arrived: dict[str, float]) -> dict[str, Any]:
+    late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
+    if len(late) < 2:
+        return {"writes": len(acknowledged), "missing": len(acknowledged) - len(late)}
+    shares = quantiles(late, n=100, method="inclusive")
+    return {
+        "writes": len(acknowledged),
+        "missing": len(acknowledged) - len(late),
+        "p50": shares[49] * 1e3,
+        "p99": shares[98] * 1e3,
+        "most": max(late) * 1e3,
+    }
+
+
+def _cpu(way: Way) -> float:
+    return cpu_seconds(way.pid) if way.pid is not None else 0.0
+
+
+@contextlib.contextmanager
+def _watchers(way: Way, clients: int, *, distinct: bool) -> Iterator[subprocess.Popen[str] | None]:
+    if way.port is None:
+        yield None
+        return
+    flags = ["--distinct"] if distinct else []
+    arguments = ["bench.live_watchers", str(way.port), "--clients", str(clients), *flags]
+    with _program(*arguments) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def _writer(uri: str, load: Load) -> Iterator[subprocess.Popen[str] | None]:
+    if not load.rate:
+        yield None
+        return
+    arguments = ["bench.paced_writes", uri, "--shards", *map(str, load.shards)]
+    with _program(*arguments, "--rate", str(load.rate), "--first", str(next(_numbers))) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def _program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a module that prints a line when it is ready and ends when it is told."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _line(process)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _finish(process: subprocess.Popen[str] | None) -> dict[str, Any]:
+    """Tell a program to stop and return what it prints."""
+    if process is None:
+        return {}
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    found: dict[str, Any] = json.loads(_line(process))
+    return found
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a program of the benchmark has ended")
+    return line
