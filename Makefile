@@ -4,12 +4,18 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 ARGS ?=
 
+# Tests at a time. Those on real servers mostly wait: each process has a cluster of its own.
+JOBS ?= 2
+REAL_JOBS ?= 3
+# The longest first: what is left at the end are many short ones.
+REAL_TESTS := tests/faults tests/differential tests/drivers tests/spark/test_exactly_once.py tests/integration tests/recordings tests/conformance
+
 SEEDS ?= 1000
 MINUTES ?= 30
 
-.PHONY: help format demo test lint typecheck pytest bench simulate differential soak faults driver-tests conformance clean install
+.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance clean install
 
-test: lint typecheck pytest  ## lint, type-check and test
+test: lint typecheck fetch pytest-real pytest-embedded  ## lint, type-check and test
 
 demo: install  ## start everything, show the merge at work, end with a verdict
 	$(BIN)/mergerouter demo $(ARGS)
@@ -50,8 +56,23 @@ lint: install  ## style, and the direction of imports
 typecheck: install  ## mypy --strict
 	$(BIN)/mypy
 
+fetch: install  ## what the tests use of other projects: pymongo's tests, Node's packages
+	$(BIN)/python -m tests.drivers.fetch
+
 pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)
+
+pytest-embedded: install  ## all tests, on the embedded cluster
+	@echo "== all tests, on the embedded cluster"
+	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(ARGS)
+
+pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN names them
+ifdef MERGEROUTER_MONGO_BIN
+	@echo "== tests with clusters, on real servers"
+	$(BIN)/pytest --dist loadgroup --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
+else
+	@echo "== tests on real servers: skipped, MERGEROUTER_MONGO_BIN names no folder with mongod and mongos"
+endif
 
 install: $(VENV)/.installed
 

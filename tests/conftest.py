@@ -9,6 +9,9 @@ from tests.harness.clusters import DEFAULT_IMAGE, DOCKER_IMAGE
 
 pytest_plugins = ["tests.conformance.plugin"]
 
+_BY_FILE = {"integration", "recordings", "faults", "differential", "examples"}
+"""Folders whose files are not divided among the processes of pytest-xdist."""
+
 # A busy machine must not fail a property for being slow; pytest-timeout bounds every test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -25,3 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--docker"):
         os.environ.setdefault(DOCKER_IMAGE, DEFAULT_IMAGE)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Module-scoped clusters are started once: one process runs all tests of such a file.
+    for item in items:
+        if item.path.parent.name in _BY_FILE and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

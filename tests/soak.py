@@ -59,6 +59,7 @@ class Soak:
         self._router = router
         self._client: Client = pymongo.MongoClient(router.uri, maxPoolSize=1)
         self._shards: list[Client] = [cluster.direct(name) for name in [*cluster.shards, "config"]]
+        self._real = cluster.real
         self.made: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -71,6 +72,8 @@ class Soak:
         status = self._client.admin.command("serverStatus")
         process = Path(f"/proc/{self._router.process.pid}")
         shards = [client.admin.command("serverStatus") for client in self._shards]
+        # Real servers also count the connections of mongos and of each other.
+        counted = [] if self._real else shards
         return Holdings(
             connections=status["connections"]["current"],
             cursors=_open_cursors(status),
@@ -78,7 +81,7 @@ class Soak:
             files=len(os.listdir(process / "fd")),
             threads=len(os.listdir(process / "task")),
             shard_cursors=sum(map(_open_cursors, shards)),
-            shard_connections=sum(each["connections"]["current"] for each in shards),
+            shard_connections=sum(each["connections"]["current"] for each in counted),
         )
 
     def settled(self, before: Holdings) -> dict[str, int]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.report import Outcomes, Rule, all_rules, document, table, written
+from tests.conformance.report import NOT_RUN, Outcomes, Rule, all_rules, document, table, written
 from tests.harness.clusters import real_servers_named
 
 REPORT = Path(__file__).parents[2] / "docs" / "conformance.md"
 COLLECTED = pytest.StashKey[Outcomes]()
+STALE = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,15 +75,41 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.pluginmanager.register(_Recorder(session.config.stash[COLLECTED]))
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Have a run of all rules fail that holds other ones than the report says."""
+    outcomes = session.config.stash[COLLECTED]
+    is_worker = hasattr(session.config, "workerinput")
+    if exitstatus == 0 and not is_worker and _of_all_rules(outcomes):
+        session.config.stash[STALE] = _report(outcomes) != REPORT.read_text()
+        if session.config.stash[STALE] and not session.config.getoption("--conformance-report"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     outcomes = config.stash[COLLECTED]
-    if not outcomes.passed and not outcomes.failed:
-        return
-    terminalreporter.section("conformance with docs/protocol.md")
-    for line in table(outcomes):
-        terminalreporter.write_line(line)
     if config.getoption("--conformance-report"):
-        REPORT.write_text(document(outcomes, written(REPORT), real=real_servers_named()))
+        terminalreporter.section("conformance with docs/protocol.md")
+        for line in table(outcomes):
+            terminalreporter.write_line(line)
+        REPORT.write_text(_report(outcomes))
         terminalreporter.write_line(f"written: {REPORT}")
+    elif config.stash.get(STALE, False):
+        terminalreporter.section("docs/conformance.md is not of this run: make conformance")
+        for mine, there in zip(_report(outcomes).splitlines(), _lines(REPORT), strict=False):
+            if mine != there:
+                terminalreporter.write_line(f"- {there}")
+                terminalreporter.write_line(f"+ {mine}")
+
+
+def _of_all_rules(outcomes: Outcomes) -> bool:
+    return all(outcomes.result(rule) != NOT_RUN for rule in all_rules())
+
+
+def _report(outcomes: Outcomes) -> str:
+    return document(outcomes, written(REPORT), real=real_servers_named())
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()

@@ -4,6 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from pymongo.client_session import ClientSession
 from pymongo.database import Database
 
 from tests.conformance.data import Documents
@@ -124,12 +125,15 @@ def test_shards_own_streams(client: Client, cluster: TestCluster, sharded: Docum
 
 @rule("5", "a transaction of more than 16 MiB is one transaction")
 def test_a_large_transaction(client: Client, sharded: Documents) -> None:
+    def insert(session: ClientSession) -> None:
+        for number in range(4):
+            document = {"_id": number, "k": 1, "x": "x" * (6 << 20)}
+            sharded.insert_one(document, session=session)
+        sharded.insert_one({"_id": 9, "k": 21}, session=session)
+
     with Stream(client, sharded.database.name) as stream:
-        with client.start_session() as session, session.start_transaction():
-            for number in range(4):
-                document = {"_id": number, "k": 1, "x": "x" * (6 << 20)}
-                sharded.insert_one(document, session=session)
-            sharded.insert_one({"_id": 9, "k": 21}, session=session)
+        with client.start_session() as session:
+            session.with_transaction(insert)  # once more, if a busy machine takes over a minute
         events = stream.read(5)
     assert sorted(event["documentKey"]["_id"] for event in events) == [0, 1, 2, 3, 9]
     assert len({event["txnNumber"] for event in events}) == 1

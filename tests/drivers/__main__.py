@@ -35,7 +35,7 @@ def main() -> int:
     wrong = False
     for file in (SYNCHRONOUS, ASYNCHRONOUS):
         for token_version in (1, 2):
-            outcome, of_mongos = through_router(folder, file, token_version)
+            outcome, of_mongos = through_router(folder, file, token_version, mongos_too=True)
             _add(table, file, token_version, "router", outcome)
             wrong |= bool(outcome.failed)
             if outcome.failed:

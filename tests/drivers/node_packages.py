@@ -9,11 +9,12 @@ from tests.drivers.download_cache import DownloadError, cached, run
 _INSTALL_SECONDS = 120.0
 
 
-def node_packages(wanted: Path) -> Path:
+def node_packages(wanted: Path, timeout: float = _INSTALL_SECONDS) -> Path:
     """Return the ``node_modules`` folder with what a package.json asks for.
 
     Args:
         wanted: the package.json.
+        timeout: seconds that the installation may take.
 
     Raises:
         DownloadError: there is no npm, or it cannot install the packages.
@@ -27,7 +28,7 @@ def node_packages(wanted: Path) -> Path:
         run(
             [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"],
             folder=folder,
-            timeout=_INSTALL_SECONDS,
+            timeout=timeout,
         )
 
     digest = hashlib.sha256(wanted.read_bytes()).hexdigest()[:12]

@@ -27,6 +27,7 @@ WIDENED = "change-streams-on-sharded-clusters"
 """The specification's tests for replica sets, which pass on a sharded cluster as well."""
 
 _DOWNLOAD_SECONDS = 110.0
+_ALL_TESTS_SECONDS = 900.0
 _ONE_TEST_SECONDS = 60
 _SPECIFICATION = Path("test/change_streams/unified")
 
@@ -58,16 +59,19 @@ def is_widened(test: str) -> bool:
     return "OnShardedClusters" in test
 
 
-def pymongo_tests() -> Path:
+def pymongo_tests(timeout: float = _DOWNLOAD_SECONDS) -> Path:
     """Return the folder with pymongo's tests, downloaded when it is not there.
+
+    Args:
+        timeout: seconds that the download may take; pip also prepares to build what it downloads.
 
     Raises:
         DownloadError: the source distribution cannot be had.
     """
-    return cached(f"pymongo-{pymongo.version}", _fill)
+    return cached(f"pymongo-{pymongo.version}", lambda folder: _fill(folder, timeout))
 
 
-def run_tests(folder: Path, file: str, port: int, timeout: float = 300.0) -> Outcome:
+def run_tests(folder: Path, file: str, port: int, timeout: float = _ALL_TESTS_SECONDS) -> Outcome:
     """Run one file of pymongo's tests against the server at ``port`` of this machine.
 
     Args:
@@ -102,11 +106,13 @@ def run_tests(folder: Path, file: str, port: int, timeout: float = 300.0) -> Out
     return Outcome(tests, time.monotonic() - start, finished.stdout)
 
 
-def through_router(folder: Path, file: str, token_version: int) -> tuple[Outcome, Outcome | None]:
+def through_router(
+    folder: Path, file: str, token_version: int, *, mongos_too: bool = False
+) -> tuple[Outcome, Outcome | None]:
     """Run one file of pymongo's tests through a router over two shards.
 
-    Returns what became of them, and for a cluster of real servers also what becomes of them with
-    its mongos.
+    Returns what became of them, and with ``mongos_too`` and a cluster of real servers also what
+    becomes of them with its mongos, which takes several times as long.
     """
     parameters = {"enableTestCommands": 1}
     with (
@@ -114,12 +120,12 @@ def through_router(folder: Path, file: str, token_version: int) -> tuple[Outcome
         start_router(cluster.configdb, cluster.mongos_uri, set_parameter=parameters) as router,
     ):
         outcome = run_tests(folder, file, router.port)
-        if not cluster.real:
+        if not (cluster.real and mongos_too):
             return outcome, None
         return outcome, run_tests(folder, file, int(cluster.mongos.rpartition(":")[2]))
 
 
-def _fill(folder: Path) -> None:
+def _fill(folder: Path, timeout: float) -> None:
     downloaded = folder / "download"
     run(
         [
@@ -128,7 +134,7 @@ def _fill(folder: Path) -> None:
             f"pymongo=={pymongo.version}",
         ],
         folder=folder,
-        timeout=_DOWNLOAD_SECONDS,
+        timeout=timeout,
     )  # fmt: skip
     archives = list(downloaded.glob("*.tar.gz"))
     if not archives:

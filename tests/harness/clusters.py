@@ -36,7 +36,7 @@ __all__ = [
 REAL_SERVERS = "MERGEROUTER_MONGO_BIN"
 DOCKER_IMAGE = "MERGEROUTER_MONGO_IMAGE"
 DEFAULT_IMAGE = "mongo:6.0"
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 _OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from embedded.demo.processes import Program
 
-_START_TIMEOUT = 30.0
-_STOP_TIMEOUT = 20.0
+_START_TIMEOUT = 120.0
+_STOP_TIMEOUT = 60.0
 
 
 class RouterProcess(Program):

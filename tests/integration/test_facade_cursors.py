@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from bson import Binary, Int64
 
-from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.clusters import TestCluster
 from tests.harness.raw_client import EXHAUST_ALLOWED, RawClient
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
@@ -15,12 +15,6 @@ from tests.harness.until import PATIENCE
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 MINE = {"lsid": {"id": Binary(b"m" * 16, 4)}}
 OTHER = {"lsid": {"id": Binary(b"o" * 16, 4)}}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    with start_cluster(shards=2) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

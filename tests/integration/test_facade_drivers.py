@@ -20,7 +20,7 @@ from pymongo.synchronous.collection import Collection
 
 from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
-from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
 
@@ -31,12 +31,6 @@ _COMPRESSORS = {
     "snappy": compression_support._have_snappy(),
     "zstd": compression_support._have_zstd(),
 }
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    with start_cluster(shards=2) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,10 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess, run_router, start_router
 
 _TIMEOUT = 30.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    with start_cluster(shards=2) as started:
-        yield started
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

@@ -11,6 +11,8 @@ import bson
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
+from tests.recordings.workload import STREAMS
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -27,35 +29,69 @@ def cases() -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class Reply:
-    """One recorded reply; events, token and the whole as raw BSON."""
+    """One recorded reply.
+
+    Only ``raw`` is kept, since all replies together are large; the rest is read from it each time.
+    """
 
     stream: str
     via: str
     command: Mapping[str, Any]
     raw: bytes
-    events: Sequence[bytes]
-    pbrt: bytes | None
-    cursor_id: int
-    invalidated: bool
-    document: Mapping[str, Any]
+
+    @property
+    def events(self) -> Sequence[bytes]:
+        """Its events as raw BSON."""
+        cursor = self._cursor
+        batch = cursor.get("firstBatch", cursor.get("nextBatch", []))
+        return [bytes(event.raw) for event in batch]
+
+    @property
+    def pbrt(self) -> bytes | None:
+        """Its postBatchResumeToken as raw BSON."""
+        token = self._cursor.get("postBatchResumeToken")
+        return bytes(token.raw) if token is not None else None
+
+    @property
+    def cursor_id(self) -> int:
+        """The cursor's id, 0 when it is closed or the command failed."""
+        return int(self._cursor.get("id", 0))
+
+    @property
+    def invalidated(self) -> bool:
+        """Whether a shard says that its stream is at its end."""
+        return bool(self._cursor.get("invalidated"))
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The whole reply, decoded; empty for one with events."""
+        cursor = self._cursor
+        batch = cursor.get("firstBatch", cursor.get("nextBatch", []))
+        return {} if batch else bson.decode(self.raw)
+
+    @property
+    def _cursor(self) -> Mapping[str, Any]:
+        cursor: Mapping[str, Any] = RawBSONDocument(self.raw).get("cursor", {})
+        return cursor
 
 
 @functools.cache
 def header() -> Mapping[str, Any]:
     """The first document: shards, start and end of the workload."""
-    return read_raw()[0]
-
-
-@functools.cache
-def read_raw() -> list[RawBSONDocument]:
-    data = gzip.decompress((DATA / "workload.bson.gz").read_bytes())
-    return bson.decode_all(data, CodecOptions(document_class=RawBSONDocument))
+    return bson.decode(next(_documents()).raw)
 
 
 @functools.cache
 def replies() -> Sequence[Reply]:
     """Every recorded reply of the workload's streams, in the order of the recording."""
-    return tuple(map(_reply, read_raw()[1:]))
+    documents = _documents()
+    next(documents)
+    return tuple(map(_reply, documents))
+
+
+def _documents() -> Iterator[RawBSONDocument]:
+    with gzip.open(DATA / "workload.bson.gz") as file:
+        yield from bson.decode_file_iter(file, CodecOptions(document_class=RawBSONDocument))
 
 
 def of(stream: str, via: str) -> list[Reply]:
@@ -64,7 +100,8 @@ def of(stream: str, via: str) -> list[Reply]:
 
 
 def streams() -> list[str]:
-    return sorted({r.stream for r in replies() if r.via == "mongos"})
+    """The names of the recorded streams."""
+    return sorted(STREAMS)
 
 
 def shards(stream: str) -> list[str]:
@@ -77,18 +114,5 @@ def events(recorded: Sequence[Reply]) -> Iterator[bytes]:
 
 
 def _reply(entry: RawBSONDocument) -> Reply:
-    reply = entry["reply"]
-    cursor = reply.get("cursor", {})
-    batch = cursor.get("firstBatch", cursor.get("nextBatch", []))
-    pbrt = cursor.get("postBatchResumeToken")
-    return Reply(
-        entry["stream"],
-        entry["via"],
-        bson.decode(entry["command"].raw),
-        bytes(reply.raw),
-        [bytes(event.raw) for event in batch],
-        bytes(pbrt.raw) if pbrt is not None else None,
-        cursor.get("id", 0),
-        bool(cursor.get("invalidated")),
-        bson.decode(reply.raw) if not batch else {},
-    )
+    raw = bytes(entry["reply"].raw)
+    return Reply(entry["stream"], entry["via"], bson.decode(entry["command"].raw), raw)

@@ -30,7 +30,7 @@ def scripts(stream: str) -> dict[str, Script]:
 
 
 def hosts(*, known: int = 4) -> dict[str, str]:
-    return dict(bson.decode(header().raw)["shards"][:known])
+    return dict(header()["shards"][:known])
 
 
 def command_of(stream: str) -> tuple[str, dict]:

@@ -1,5 +1,4 @@
 from contextlib import suppress
-from dataclasses import replace
 
 import bson
 import pytest
@@ -46,17 +45,15 @@ def _slice(reply) -> CursorBatch:
     return slice_cursor_reply(bson.encode(reply))
 
 
-@pytest.fixture(scope="module")
 def recorded_replies():
-    return [
-        (replace(reply, raw=bytes(reply.raw)), bson.decode(reply.raw))
-        for reply in recorded.replies()
-    ]
+    """Yield each reply as it was recorded and decoded; all of them together are large."""
+    for reply in recorded.replies():
+        yield reply, bson.decode(reply.raw)
 
 
-def test_whether_a_cursor_goes_on_is_seen_without_its_events(recorded_replies):
+def test_whether_a_cursor_goes_on_is_seen_without_its_events():
     seen = set()
-    for reply, document in recorded_replies:
+    for reply, document in recorded_replies():
         goes_on = bool(document["ok"]) and document["cursor"]["id"] != 0
         assert leaves_open(reply.raw) == goes_on
         seen.add(goes_on)
@@ -66,9 +63,9 @@ def test_whether_a_cursor_goes_on_is_seen_without_its_events(recorded_replies):
     assert not leaves_open(reply.raw[:-5])
 
 
-def test_every_recorded_event_is_found_with_its_token(recorded_replies):
+def test_every_recorded_event_is_found_with_its_token():
     count = 0
-    for reply, document in recorded_replies:
+    for reply, document in recorded_replies():
         if not document["ok"]:
             continue
         batch = slice_cursor_reply(reply.raw)
@@ -84,9 +81,9 @@ def test_every_recorded_event_is_found_with_its_token(recorded_replies):
     assert count > 5000
 
 
-def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte(recorded_replies):
+def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
     rebuilt = [
-        reply for reply, document in recorded_replies if reply.via == "mongos" and document["ok"]
+        reply for reply, document in recorded_replies() if reply.via == "mongos" and document["ok"]
     ]
     for reply in rebuilt:
         batch = slice_cursor_reply(reply.raw)
@@ -129,8 +126,8 @@ def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
     assert rebuilt > 80
 
 
-def test_recorded_errors_are_raised_as_they_are(recorded_replies):
-    errors = [(reply, document) for reply, document in recorded_replies if not document["ok"]]
+def test_recorded_errors_are_raised_as_they_are():
+    errors = [(reply, document) for reply, document in recorded_replies() if not document["ok"]]
     for reply, document in errors:
         with pytest.raises(CommandError) as caught:
             slice_cursor_reply(reply.raw)

@@ -1,0 +1,24 @@
+"""A cluster for all tests that leave it as it was; the others have one of their own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.clusters import TestCluster, start_cluster
+
+_SHARING = {"test_facade_cursors", "test_facade_drivers", "test_facade_lifecycle", "test_workers"}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TestCluster]:
+    """Two shards."""
+    with start_cluster(shards=2) as started:
+        yield started
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # One process of pytest-xdist runs the tests that share the cluster.
+    for item in items:
+        if item.path.stem in _SHARING:
+            item.add_marker(pytest.mark.xdist_group("integration"))
