@@ -156,6 +156,13 @@ class Cluster:
             self._follow(target, host)
         return self._sets[target]
 
+    def replica_set(self, target: str) -> ReplicaSet | None:
+        """Return the replica set that ``target`` is now, as far as is known without asking.
+
+        It is another object after the shard has moved to other hosts.
+        """
+        return self._sets.get(target)
+
     def said_hello(self, target: str, connection: Connection) -> None:
         """Take note of what a connection's hello has told: its cluster time and its version."""
         self.clock.advance(connection.hello.get("$clusterTime"))

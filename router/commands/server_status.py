@@ -87,6 +87,7 @@ def _mergerouter(node: Node) -> dict[str, Any]:
         "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
         "tasks": len(asyncio.all_tasks()),
         "nudges": {target: Int64(count) for target, count in nudges.items()},
+        "members": {target: load.to_document() for target, load in node.cursors.loads.items()},
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
     }
 

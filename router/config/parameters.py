@@ -10,6 +10,8 @@ from router.cursors.limits import StreamLimits
 _DEFAULTS = StreamLimits()
 _MS = 0.001
 _MINUTES = 60.0
+_LONGEST = 365 * 24 * 60 * _MINUTES
+"""The longest time that a parameter may set, in seconds."""
 
 
 def _boolean(value: Any) -> bool:
@@ -69,6 +71,7 @@ def _of_limits(
     *,
     unit: float = 1,
     least: float = 0,
+    most: float | None = None,
 ) -> Parameter:
     default = getattr(_DEFAULTS, limit)
     read: Callable[[Any], Any] = _whole
@@ -77,7 +80,9 @@ def _of_limits(
     elif isinstance(default, float):
         default = round(default / unit, 6)
         read = _number
-    return Parameter(name, read, default, purpose, least=least, limit=limit, unit=unit)
+    if most is None:
+        most = _LONGEST / unit if unit in {_MS, _MINUTES} else 2**62
+    return Parameter(name, read, default, purpose, least=least, most=most, limit=limit, unit=unit)
 
 
 _ALL = (
@@ -90,18 +95,41 @@ _ALL = (
         most=600_000,
     ),
     _of_limits(
-        "cursorTimeoutMillis", "cursor_timeout", "life of an idle cursor outside sessions", unit=_MS
+        "cursorTimeoutMillis",
+        "cursor_timeout",
+        "life of an idle cursor outside sessions",
+        unit=_MS,
+        least=1,
     ),
     _of_limits(
         "localLogicalSessionTimeoutMinutes",
         "session_timeout",
         "life of an idle session's cursors",
         unit=_MINUTES,
+        least=1,
     ),
     _of_limits("maxCursors", "max_cursors", "merged cursors open at a time", least=1),
     _of_limits("idleShardNudge", "nudge", "whether idle members are nudged"),
     _of_limits("idleShardNudgeMs", "nudge_delay", "wait before an idle member is nudged", unit=_MS),
-    _of_limits("idleShardNudgesPerSecond", "nudges_per_second", "most nudges of one member"),
+    _of_limits(
+        "idleShardNudgesPerSecond",
+        "nudges_per_second",
+        "nudges of one member for any length of time; 0: none",
+        most=1000,
+    ),
+    _of_limits(
+        "idleShardNudgeBurst",
+        "nudge_burst",
+        "nudges of one member at once after a time with few",
+        least=1,
+        most=100_000,
+    ),
+    _of_limits(
+        "promiseTimeoutMs",
+        "promise_timeout",
+        "a member may not show a majority's note for so long; 0: for ever",
+        unit=_MS,
+    ),
     _of_limits("remoteBufferBytes", "remote_buffer_bytes", "buffer of one remote", least=1),
     _of_limits("streamBufferBytes", "stream_buffer_bytes", "buffer of one stream", least=1),
     _of_limits("totalBufferBytes", "total_buffer_bytes", "buffer of all streams", least=1),
@@ -117,11 +145,15 @@ _ALL = (
     _of_limits("shareLingerMs", "share_linger", "remotes outlive a stream's last client", unit=_MS),
     _of_limits("batchTargetBytes", "batch_target_bytes", "size of a shard's batch", least=1),
     _of_limits(
-        "awaitQuietMs", "await_quiet", "a shard's getMore waits in a quiet stream", unit=_MS
+        "awaitQuietMs", "await_quiet", "a shard's getMore waits for events", unit=_MS, least=50
     ),
-    _of_limits("connectTimeoutMs", "connect_timeout", "one attempt to connect", unit=_MS),
-    _of_limits("openTimeoutMs", "open_timeout", "opening all remotes of a stream", unit=_MS),
-    _of_limits("replyTimeoutMs", "reply_timeout", "a member's reply", unit=_MS),
+    _of_limits(
+        "connectTimeoutMs", "connect_timeout", "one attempt to connect", unit=_MS, least=100
+    ),
+    _of_limits(
+        "openTimeoutMs", "open_timeout", "opening all remotes of a stream", unit=_MS, least=100
+    ),
+    _of_limits("replyTimeoutMs", "reply_timeout", "a member's reply", unit=_MS, least=100),
     _of_limits("failureTimeoutMs", "failure_timeout", "retrying a failed remote", unit=_MS),
 )
 

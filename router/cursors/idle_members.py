@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 from router.change_stream.actions import Waiting
 from router.change_stream.merged_stream import MergedStream
 from router.cursors.limits import StreamLimits
-from router.cursors.nudge import Nudger
+from router.cursors.nudge import Nudger, NudgeResult
 from router.cursors.remote import Remote
 from shard_client.cluster_clock import next_tick
 
@@ -100,7 +100,7 @@ class IdleMembers:
     def _get_past(self, remote: Remote, waiting: Waiting) -> None:
         """Nudge the member unless it is there already: then it is only asked."""
         now = self._loop.time()
-        nudges = self._limits.nudge and remote.reached <= waiting.latest
+        nudges = self._limits.nudges and remote.reached <= waiting.latest
         if not nudges:
             self._ask(remote)
         elif waiting.latest > remote.nudged_past or now >= remote.nudge_again:
@@ -120,10 +120,10 @@ class IdleMembers:
         remote.policy.reset()
         self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
 
-    def _nudge_done(self, remote: Remote, past: Timestamp, worked: bool) -> None:
+    def _nudge_done(self, remote: Remote, past: Timestamp, result: NudgeResult) -> None:
         remote.nudged = False
         remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
-        if worked:
+        if result in {NudgeResult.THERE, NudgeResult.ACKNOWLEDGED}:
             remote.reached = max(remote.reached, next_tick(past))
         self.look(0.0, arriving=True)
 

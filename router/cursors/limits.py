@@ -78,8 +78,16 @@ class StreamLimits:
     """Whether idle members are nudged at all (docs/design.md, section 9)."""
     nudge_delay: float = 0.0
     """How long events wait for an idle member before it is nudged (idleShardNudgeMs)."""
-    nudges_per_second: float = 500.0
-    """Most nudges a second that one member gets, over all streams."""
+    nudges_per_second: float = 20.0
+    """Nudges a second that one member may get for any length of time, over all streams; 0: none
+    (idleShardNudgesPerSecond)."""
+    nudge_burst: float = 100.0
+    """Nudges that one member may get at once after a time with few (idleShardNudgeBurst)."""
+    nudge_share: float = 1.0
+    """This process's part of what all workers' notes may take of a member's oplog."""
+    promise_timeout: float = 5.0
+    """How long a member's promise may stay behind a note that a majority has, before the stream is
+    read from another member (promiseTimeoutMs); 0: for ever."""
     cursor_timeout: float = 600.0
     """How long an idle cursor outside a session lives (cursorTimeoutMillis)."""
     session_timeout: float = 1800.0
@@ -88,6 +96,11 @@ class StreamLimits:
     """Merged cursors open at a time."""
     pool: PoolLimits = field(default_factory=PoolLimits)
     """Connections to one member."""
+
+    @property
+    def nudges(self) -> bool:
+        """Whether idle members are nudged."""
+        return self.nudge and self.nudges_per_second > 0
 
     def remote_settings(self, batch_bytes: int) -> RemoteSettings:
         """Return what of this concerns one remote cursor with batches of ``batch_bytes``."""

@@ -5,6 +5,7 @@ docs/design.md, section 9; source of the commands: docs/protocol.md, section 6.
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import structlog
@@ -13,23 +14,24 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.cursors.limits import StreamLimits
+from router.cursors.member_load import MemberLoads
+from router.cursors.note_budget import NOTE_BYTES, NoteBudget
+from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock, next_tick
 from shard_client.connection import Connection
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.frames import decode, encode
+from shard_client.replica_set import ReplicaSet
 
 log = structlog.get_logger()
 
-_AFTER_FAILURE = 0.5
-"""Seconds without nudges after one that failed."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+"""Seconds without nudges after one that failed; they double with each failure."""
 
 _ATTEMPTS = 3
 """Commands that one nudge takes at most: over a connection that was cut unnoticed, over a new one,
 and the other way if notes are not allowed."""
-
-_AT_ONCE = 5
-"""Nudges that may follow each other at once, after a time with less than are allowed."""
 
 _TAKES = 0.001
 """Seconds that a nudge takes, by what is known of a member before the first; then the average."""
@@ -44,18 +46,34 @@ _NOT_ALLOWED = frozenset(
 )
 
 
+class NudgeResult(Enum):
+    """What is known after a nudge."""
+
+    FAILED = auto()
+    """Nothing."""
+    READ = auto()
+    """The member has answered a read; how far its oplog has got is not known."""
+    THERE = auto()
+    """The member's oplog had got there before; a majority may not have it yet."""
+    ACKNOWLEDGED = auto()
+    """A majority of the replica set has a note beyond the time."""
+
+
 class Nudger:
     """Nudges the cluster's members, for all streams of the process.
 
-    At most one nudge is in flight per target, and ``nudges_per_second`` are made; what is asked for
-    meanwhile is made good by the next one. A member that allows no note is read from instead.
+    At most one nudge is in flight for each member, and each takes a token of the member's
+    ``NoteBudget``; requests that come meanwhile share the next one. A member that allows no note is
+    read from instead. ``loads`` counts what is sent.
     """
 
-    def __init__(self, cluster: Cluster, limits: StreamLimits) -> None:
+    def __init__(self, cluster: Cluster, limits: StreamLimits, loads: MemberLoads) -> None:
         self._cluster = cluster
         self._limits = limits
+        self._loads = loads
         self._targets: dict[str, _Target] = {}
         self._notes = _Notes(cluster.clock)
+        self._ended: set[asyncio.Task[None]] = set()
 
     def nudge(
         self,
@@ -64,35 +82,54 @@ class Nudger:
         past: Timestamp,
         *,
         begun: Callable[[float], None],
-        done: Callable[[bool], None],
+        done: Callable[[NudgeResult], None],
     ) -> None:
         """Have ``target`` promise more than ``past``.
 
-        ``begun(takes)`` is called when that begins, with the seconds that it may take; ``done``
-        after the attempt, with whether the member is known to be past the time now.
+        ``host`` is its host string, for a shard that the shard list does not have (yet).
+        ``begun(takes)`` is called when the command is sent, with the seconds that it may take;
+        ``done`` after the attempt.
         """
-        if self._limits.nudge:
-            if target not in self._targets:
-                self._targets[target] = _Target(
-                    self._cluster, self._limits, self._notes, target, host
-                )
-            self._targets[target].ask(_Request(past, begun, done))
+        if self._limits.nudges:
+            self._target(target, host).ask(_Request(past, begun, done))
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Nudges made so far, by target."""
-        return {name: target.made for name, target in self._targets.items()}
+    def ready_at(self, target: str, host: str, now: float) -> float:
+        """Return when ``target`` may be nudged next: ``now``, if it may be at once."""
+        return self._target(target, host).budget.ready_at(now)
+
+    def next_tick(self, target: str, host: str, now: float) -> float:
+        """Return when a nudge that begins at the next tick of the member's budget is done."""
+        found = self._target(target, host)
+        return found.budget.next_tick(now) + found.takes
 
     async def close(self) -> None:
         """End nudges in flight and close their connections."""
         for target in self._targets.values():
             await target.close()
+        while self._ended:
+            await asyncio.wait(self._ended)
+
+    def _target(self, name: str, host: str) -> "_Target":
+        found = self._targets.get(name)
+        if found is None:
+            self._forget_the_gone()
+            found = _Target(self._cluster, self._limits, self._notes, self._loads, name)
+            self._targets[name] = found
+        found.host = host
+        return found
+
+    def _forget_the_gone(self) -> None:
+        """Close the connections to shards that are not in the shard list any more."""
+        for name in [each for each in self._targets if self._cluster.replica_set(each) is None]:
+            task = asyncio.get_running_loop().create_task(self._targets.pop(name).close())
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
 
 
 class _Request(NamedTuple):
     past: Timestamp
     begun: Callable[[float], None]
-    done: Callable[[bool], None]
+    done: Callable[[NudgeResult], None]
 
 
 class _Notes:
@@ -124,21 +161,30 @@ class _Target:
     """The nudges of one replica set."""
 
     def __init__(
-        self, cluster: Cluster, limits: StreamLimits, notes: _Notes, name: str, host: str
+        self,
+        cluster: Cluster,
+        limits: StreamLimits,
+        notes: _Notes,
+        loads: MemberLoads,
+        name: str,
     ) -> None:
+        self.host = ""
+        self.takes = _TAKES
+        self.budget = NoteBudget(limits.nudges_per_second, limits.nudge_burst)
         self._cluster = cluster
         self._notes = notes
         self._limits = limits
         self._name = name
-        self._dialer = cluster.dialer(name, host)
+        self._load = loads.of(name)
         self._waiting: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
-        self._next = float("-inf")
-        self._takes = _TAKES
+        self._followed: ReplicaSet | None = None
+        self._oplog_asked = False
+        self._not_before = float("-inf")
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._by_note = True
         self._failing = False
-        self.made = 0
 
     def ask(self, request: _Request) -> None:
         self._waiting.append(request)
@@ -158,39 +204,43 @@ class _Target:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                pause = self._turn(loop.time()) - loop.time()
-                if pause > 0:
-                    await asyncio.sleep(pause)
+                await self._turn()
                 waiting, self._waiting = self._waiting, []
                 for request in waiting:
-                    request.begun(self._takes)
+                    request.begun(self.takes)
                 begun = loop.time()
-                worked = await self._nudge(max(request.past for request in waiting))
-                if worked:
-                    self._takes += (loop.time() - begun - self._takes) / _MEMORY
+                result = await self._nudge(max(request.past for request in waiting))
+                if result is NudgeResult.FAILED:
+                    self._not_before = loop.time() + self._backoff.next_pause()
                 else:
-                    self._next = loop.time() + _AFTER_FAILURE
+                    self._backoff.reset()
+                    self.takes += (loop.time() - begun - self.takes) / _MEMORY
                 for request in waiting:
-                    request.done(worked and self._by_note)
+                    request.done(result)
+                await self._learn_oplog_size()
         finally:
             self._task = None
 
-    def _turn(self, now: float) -> float:
-        """Take the next turn, and return its time: some come at once, all at the rate allowed."""
-        apart = 1 / self._limits.nudges_per_second
-        turn = self._next = max(self._next, now - _AT_ONCE * apart) + apart
-        return turn
+    async def _turn(self) -> None:
+        """Wait until the member may be nudged, and take a token for it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            turn = max(self._not_before, self.budget.ready_at(now))
+            if turn <= now and self.budget.take(now):
+                return
+            await asyncio.sleep(turn - now)
 
-    async def _nudge(self, past: Timestamp) -> bool:
-        """Make one nudge, by whichever way the member allows; False if neither worked."""
+    async def _nudge(self, past: Timestamp) -> NudgeResult:
+        """Make one nudge, by whichever way the member allows."""
         error: Exception | None = None
         for _ in range(_ATTEMPTS):
-            kept = self._connection is not None
+            kept = self._keep_connection()
             try:
                 await self._ask(past)
             except CommandError as failure:
                 if failure.code == ErrorCode.StaleClusterTime:
-                    return True
+                    return NudgeResult.THERE
                 error = failure
                 if failure.code not in _NOT_ALLOWED:
                     self._drop_connection()
@@ -206,28 +256,49 @@ class _Target:
                     break
             else:
                 self._failing = False
-                return True
+                return NudgeResult.ACKNOWLEDGED if self._by_note else NudgeResult.READ
         say = log.debug if self._failing else log.info
         say("nudge failed", target=self._name, error=str(error))
         self._failing = True
-        return False
+        return NudgeResult.FAILED
+
+    def _keep_connection(self) -> bool:
+        """Tell whether there is a connection, after closing one to hosts of the past."""
+        if self._connection is not None and self._followed is not self._cluster.replica_set(
+            self._name
+        ):
+            self._connection.abort()
+            self._connection = None
+        return self._connection is not None
 
     async def _ask(self, past: Timestamp) -> None:
-        self.made += 1
-        if self._connection is None:
-            self._connection = await self._dialer.connect(self._limits.connect_timeout)
+        connection = self._connection or await self._connect()
         timeout, clock = self._limits.connect_timeout, self._cluster.clock
         if self._by_note:
-            reply = await self._connection.command_raw(self._notes.past(past), timeout=timeout)
+            self._load.nudges += 1
+            reply = await connection.command_raw(self._notes.past(past), timeout=timeout)
             answer = decode(reply)
             if not answer.get("ok"):
                 raise CommandError.from_reply(answer)
+            self._load.notes += 1
+            self._load.note_bytes += NOTE_BYTES
+            if (unreplicated := answer.get("writeConcernError")) is not None:
+                raise CommandError.from_reply(unreplicated)
         else:
+            self._load.nudges += 1
             database, command = self._read(past)
             if clock.document is not None:
                 command["$clusterTime"] = clock.document
-            answer = await self._connection.command(database, command, timeout=timeout)
+            answer = await connection.command(database, command, timeout=timeout)
         clock.advance(answer.get("$clusterTime"))
+
+    async def _connect(self) -> Connection:
+        known = self._cluster.replica_set(self._name) is not None
+        dialer = self._cluster.dialer(self._name, None if known else self.host)
+        connection = await dialer.connect(self._limits.connect_timeout)
+        self._connection, self._followed = connection, self._cluster.replica_set(self._name)
+        self._oplog_asked = False
+        return connection
 
     def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
         """A read of nothing: who may read any database may make it."""
@@ -244,8 +315,27 @@ class _Target:
             "maxTimeMS": _MOST_MS,
         }
 
+    async def _learn_oplog_size(self) -> None:
+        """Ask once for each connection how large the oplog may be, and keep to what it bears."""
+        if self._connection is None or self._oplog_asked:
+            return
+        self._oplog_asked = True
+        try:
+            answer = await self._connection.command(
+                "local", {"collStats": "oplog.rs"}, timeout=self._limits.connect_timeout
+            )
+        except CommandError as error:
+            log.info("size of the oplog is not to be learnt", target=self._name, error=str(error))
+        except (NetworkError, ProtocolError):
+            self._drop_connection()
+        else:
+            size = answer.get("maxSize")
+            if isinstance(size, int | float) and size > 0:
+                self.budget.bound_by_oplog(int(size), self._limits.nudge_share)
+
     def _drop_connection(self) -> None:
         if self._connection is not None:
-            self._dialer.suspect(self._connection.address)
+            if self._followed is not None:
+                self._followed.invalidate(self._connection.address)
             self._connection.abort()
             self._connection = None

@@ -15,6 +15,7 @@ from router.cursors.description import StreamDescription
 from router.cursors.explanation import explain_stream
 from router.cursors.limits import StreamLimits
 from router.cursors.lookup_cursor import LookupCursor
+from router.cursors.member_load import MemberLoads
 from router.cursors.merged_cursor import Batch, MergedCursor
 from router.cursors.nudge import Nudger
 from router.cursors.sharing import SharedStreams
@@ -83,7 +84,9 @@ class CursorRegistry:
         self._make_id = new_id or _random_id
         self._cluster = cluster
         self._limits = limits or StreamLimits()
-        self._nudger = Nudger(cluster, self._limits)
+        self.loads = MemberLoads()
+        """What was sent to the cluster's members."""
+        self._nudger = Nudger(cluster, self._limits, self.loads)
         self._streams = SharedStreams(cluster, self._nudger, self._limits)
         self._reads: UpstreamReads | None = None
         if mongos is not None:
@@ -181,7 +184,7 @@ class CursorRegistry:
     @property
     def nudges(self) -> dict[str, int]:
         """Nudges of idle members so far, by target."""
-        return self._nudger.counts
+        return {target: load.nudges for target, load in self.loads.items() if load.nudges}
 
     def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
         """Kill cursors by id; the shards' cursors are killed in the background.
@@ -265,7 +268,7 @@ class CursorRegistry:
     def _schedule_reaping(self) -> None:
         if self._reaper is None and self._entries and not self._closed:
             shortest = min(self._limits.cursor_timeout, self._limits.session_timeout)
-            self._reaper = self._loop.call_later(min(5.0, shortest / 4), self._reap)
+            self._reaper = self._loop.call_later(max(0.1, min(5.0, shortest / 4)), self._reap)
 
     def _reap(self) -> None:
         self._reaper = None

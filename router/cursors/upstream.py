@@ -299,7 +299,7 @@ class Upstream:
             # It has no events: what would wake no getMore is waited for between two of them.
             cursor.set_await(limits.await_gate)
             self._idle.rest(remote, limits.await_gate_max if lags else limits.await_quiet)
-        elif lags and (remote.topology or not limits.nudge):
+        elif lags and (remote.topology or not limits.nudges):
             cursor.set_await(min(seconds, remote.policy.in_vain()))
         elif not remote.idle:
             # Whether it waits or is at work is not to be seen: so it must not wait for long.

@@ -10,6 +10,7 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.request import StreamRequest
 from router.cursors.description import StreamDescription
+from router.cursors.member_load import MemberLoads
 from router.cursors.merged_cursor import Batch
 from router.cursors.registry import KillResult, Owner
 from shard_client.cluster_clock import ClusterClock
@@ -83,6 +84,7 @@ class FakeCursors:
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
         self.nudges: dict[str, int] = {}
+        self.loads = MemberLoads()
 
     async def open(self, request: StreamRequest, owner: Owner) -> tuple[FakeCursor, Batch]:
         self.opened.append(request)

@@ -46,7 +46,8 @@ class ScriptedMember:
 
     ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
     is how many bytes more it sends before all its connections are cut; ``slow`` is what a command
-    takes, in seconds.
+    takes, in seconds. ``oplog_size`` is told if it is not 0; ``unreplicated``: no majority has its
+    notes.
     """
 
     set_name: str
@@ -67,6 +68,8 @@ class ScriptedMember:
     hosts: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
+    oplog_size: int = 0
+    unreplicated: bool = False
     _ids: int = 1000
     _server: asyncio.Server | None = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -237,7 +240,15 @@ class ScriptedMember:
             return {"ok": 0.0, "errmsg": "stale", "code": 209, "codeName": "StaleClusterTime"}
         top = max(self.now, last)
         self.noop(Timestamp(top.time, top.inc + 1))
+        if self.unreplicated:
+            late = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting timed out"}
+            return {"writeConcernError": late}
         return {}
+
+    async def _collstats(self, command: dict[str, Any]) -> dict[str, Any]:
+        if not self.oplog_size:
+            return {"ok": 0.0, "errmsg": "not authorized", "code": 13}
+        return {"maxSize": self.oplog_size}
 
     async def _aggregate(self, command: dict[str, Any]) -> dict[str, Any]:
         if not self.primary:

@@ -23,7 +23,7 @@ async def test_what_a_resumed_client_has_already_makes_room_again(cluster: Scrip
     options = {"resumeAfter": {"_data": event_token(time, 999)}}
     command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
     cursor, _ = await registry.open(parse_request("db", command), OWNER)
-    assert await read_until(cursor, 1) == [1000]
+    assert await read_until(cursor, 1, 20.0) == [1000]
 
 
 async def test_a_get_more_that_fails_while_others_are_opened(cluster: ScriptedCluster):

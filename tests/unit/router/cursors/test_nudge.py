@@ -6,8 +6,10 @@ from dataclasses import replace
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.cursors.nudge import Nudger
+from router.cursors.member_load import MemberLoads
+from router.cursors.nudge import Nudger, NudgeResult
 from shard_client.probed_replica_set import ProbedReplicaSet
+from tests.harness.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import (
     LIMITS,
@@ -28,11 +30,12 @@ class Nudged:
         limits = replace(NUDGING, **changes)  # type: ignore[arg-type]
         self.cluster = Cluster(cluster.config.host, limits, replica_set=ProbedReplicaSet)
         cluster.clusters.append(self.cluster)
-        self.nudger = Nudger(self.cluster, limits)
+        self.loads = MemberLoads()
+        self.nudger = Nudger(self.cluster, limits, self.loads)
         self.host = cluster.shards["s1"].host
         self.done = 0
         self.begun: list[float] = []
-        self.worked: list[bool] = []
+        self.results: list[NudgeResult] = []
 
     def ask(self, past: Timestamp) -> None:
         self.nudger.nudge("s1", self.host, past, begun=self.begun.append, done=self._count)
@@ -42,9 +45,13 @@ class Nudged:
         self.ask(past)
         await until(lambda: self.done >= wanted)
 
-    def _count(self, worked: bool) -> None:
+    def _count(self, result: NudgeResult) -> None:
         self.done += 1
-        self.worked.append(worked)
+        self.results.append(result)
+
+    @property
+    def made(self) -> int:
+        return self.loads.of("s1").nudges
 
 
 async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedCluster):
@@ -55,8 +62,9 @@ async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedClu
     assert member.commands["find"] == 0
     await nudged.once(Timestamp(50, 1))
     assert member.commands["appendOplogNote"] == 2, "a member that is there already says so"
-    assert nudged.nudger.counts == {"s1": 2}
-    assert nudged.worked == [True, True]
+    assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.THERE]
+    load = nudged.loads.of("s1")
+    assert (load.nudges, load.notes, load.note_bytes) == (2, 1, 101)
     await nudged.nudger.close()
 
 
@@ -70,7 +78,7 @@ async def test_a_member_that_allows_no_note_is_read_from_at_once_and_ever_after(
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
     await nudged.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
-    assert nudged.worked == [False, False], "the time that was read after may be an earlier one"
+    assert nudged.results == [NudgeResult.READ] * 2, "the time that was read may be an earlier one"
     await nudged.nudger.close()
 
 
@@ -83,22 +91,67 @@ async def test_requests_that_come_meanwhile_are_one_nudge(cluster: ScriptedClust
     await nudged.nudger.close()
 
 
-async def test_nudges_a_second_are_bounded(cluster: ScriptedCluster):
-    nudged, member = Nudged(cluster, nudges_per_second=20.0), cluster.shards["s1"]
+async def test_bursts_are_free_and_load_is_not(cluster: ScriptedCluster):
+    free = Nudged(cluster, nudges_per_second=0.01, nudge_burst=5.0)
+    for number in range(5):
+        await free.once(Timestamp(200 + number, 1))
+    await free.nudger.close()
+    bound = Nudged(cluster, nudges_per_second=20.0, nudge_burst=1.0)
+    loop = asyncio.get_running_loop()
+    await bound.once(Timestamp(300, 1))
+    begun = loop.time()
+    for number in range(5):
+        await bound.once(Timestamp(400 + number, 1))
+    assert loop.time() - begun > 4 / 20
+    await bound.nudger.close()
+
+
+async def test_notes_alone_need_three_days_to_fill_an_oplog(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
+    per_second = 10.0
+    member.oplog_size = round(per_second * 3 * 24 * 3600 * 101)
+    await nudged.once(Timestamp(200, 1))
+    await until(lambda: member.commands["collStats"])
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    for number in range(9):
-        await nudged.once(Timestamp(200 + number, 1))
-    passed = loop.time() - begun
-    assert member.commands["appendOplogNote"] <= 5 + passed * 20
+    for number in range(4):
+        await nudged.once(Timestamp(300 + number, 1))
+    assert loop.time() - begun > 3 / per_second
+    assert member.commands["collStats"] == 1, "asked once for each connection"
     await nudged.nudger.close()
 
 
-async def test_a_few_nudges_need_not_wait_for_their_turn(cluster: ScriptedCluster):
-    nudged = Nudged(cluster, nudges_per_second=1.0)
-    async with asyncio.timeout(0.9):
-        for number in range(5):
-            await nudged.once(Timestamp(200 + number, 1))
+async def test_no_nudges_a_second_are_none(cluster: ScriptedCluster):
+    registry = cluster.registry(NUDGING, nudges_per_second=0.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    assert (await cursor.next_batch(None, 0.1)).events == []
+    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_a_note_that_no_majority_has_is_no_success(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    member.unreplicated = True
+    await nudged.once(Timestamp(200, 1))
+    assert nudged.results == [NudgeResult.FAILED]
+    member.unreplicated = False
+    await nudged.once(Timestamp(300, 1))
+    assert nudged.results[-1] is NudgeResult.ACKNOWLEDGED
+    await nudged.nudger.close()
+
+
+async def test_a_shard_that_comes_back_elsewhere_is_nudged_there(cluster: ScriptedCluster):
+    nudged, old = Nudged(cluster), cluster.shards["s1"]
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(200, 1))
+    moved = await ScriptedMember("rs9").start()
+    cluster.extra.append(moved)
+    cluster.config.documents["shards"][1]["host"] = moved.host
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(300, 1))
+    assert (old.commands["appendOplogNote"], moved.commands["appendOplogNote"]) == (1, 1)
     await nudged.nudger.close()
 
 
@@ -126,10 +179,10 @@ async def test_a_member_that_fails_is_left_alone_for_a_while(cluster: ScriptedCl
     await nudged.once(Timestamp(200, 1))
     member.fail("appendOplogNote", 91)
     await nudged.once(Timestamp(201, 1))
-    made = sum(nudged.nudger.counts.values())
+    made = nudged.made
     nudged.ask(Timestamp(202, 1))
     await asyncio.sleep(0.05)
-    assert sum(nudged.nudger.counts.values()) == made
+    assert nudged.made == made
     await nudged.nudger.close()
 
 

@@ -1,0 +1,59 @@
+"""Every start parameter at its least: streams deliver, and a quiet one hardly asks."""
+
+import asyncio
+
+import pytest
+
+from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
+from tests.unit.router.cursors.conftest import OWNER, ScriptedCluster, read_until, stream
+
+OF_STREAMS = [name for name, parameter in PARAMETERS.items() if parameter.limit is not None]
+
+
+@pytest.mark.parametrize("name", OF_STREAMS)
+async def test_a_parameter_at_its_least(cluster: ScriptedCluster, name: str):
+    least = PARAMETERS[name].least
+    limits = stream_limits(parse_parameters({name: least}))
+    registry = cluster.registry(limits)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    cluster.noop(106)
+    async with registry.checkout(cursor.cursor_id, OWNER):
+        assert await read_until(cursor, 1) == [1]
+    for member in cluster.members:
+        member.commands.clear()
+    quiet = asyncio.get_running_loop().time() + 0.3
+    if cursor.cursor_id in registry:
+        async with registry.checkout(cursor.cursor_id, OWNER):
+            assert (await cursor.next_batch(None, 0.3)).events == []
+    assert asyncio.get_running_loop().time() < quiet + 1
+    asked = sum(member.commands.total() for member in cluster.members)
+    assert asked < 4 * (0.3 / 0.05 + 10), "a quiet stream does not spin"
+
+
+@pytest.mark.parametrize("name", OF_STREAMS)
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
+def test_a_parameter_beyond_its_bounds_is_refused(name: str, value: str):
+    with pytest.raises(ValueError, match=name):
+        parse_parameters({name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cursorTimeoutMillis",
+        "localLogicalSessionTimeoutMinutes",
+        "awaitQuietMs",
+        "replyTimeoutMs",
+        "connectTimeoutMs",
+        "openTimeoutMs",
+        "maxCursors",
+    ],
+)
+def test_nothing_where_nothing_means_nothing_is_refused(name: str):
+    with pytest.raises(ValueError, match=f"'{name}'.* is not between"):
+        parse_parameters({name: 0})
+
+
+def test_no_nudges_a_second_is_no_nudges():
+    assert not stream_limits(parse_parameters({"idleShardNudgesPerSecond": 0})).nudges
