@@ -16,16 +16,13 @@ from shard_client.cursor_reply import CursorBatch, leaves_open, slice_cursor_rep
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
-from shard_client.remote_settings import Dialer, RemoteSettings
+from shard_client.remote_settings import Dialer, RemoteSettings, SentCommands
 from shard_client.retry_policy import blames_member, from_network, is_resumable
-from shard_client.second_cursor import SecondCursor
+from shard_client.second_cursor import Probing, SecondCursor
 from shard_client.watchdog import Watchdog
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
-
-_KEEP_UP = 10.0
-"""Seconds after which a second cursor is asked, so that it never has much to scan."""
 
 LARGE_REPLY = 128 * 1024
 """Bytes from which on a reply is worth asking for the next one before it is split."""
@@ -44,7 +41,8 @@ class RemoteCursor:
     growing pauses, up to ``failure_timeout``; any other ends the cursor. A member that has not
     answered for ``reply_timeout`` is asked over another connection whether it is still there.
 
-    ``dialer`` finds and connects the member to read from; ``opening`` gives the command.
+    ``dialer`` finds and connects the member to read from; ``opening`` gives the command;
+    ``probing`` lets ``look`` do something; ``sent`` counts commands.
     ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
     batch that says that the stream was invalidated, nothing more comes.
     """
@@ -59,6 +57,8 @@ class RemoteCursor:
         on_failure: Callable[[CommandError, str | None], None],
         clock: ClusterClock,
         settings: RemoteSettings,
+        sent: SentCommands,
+        probing: Probing | None = None,
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
@@ -72,14 +72,22 @@ class RemoteCursor:
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
         self._watchdog = Watchdog(self._ask_member, settings.reply_timeout)
-        self._second = SecondCursor(
-            borrow=dialer.borrow,
-            command=self._opening_body,
-            on_batch=self._looked,
-            on_end=self._ended,
-            connect_timeout=settings.connect_timeout,
-            reply_timeout=settings.reply_timeout,
-            most_behind=settings.batch_target_bytes,
+        self._sent = sent
+        self._second = (
+            None
+            if probing is None
+            else SecondCursor(
+                borrow=dialer.borrow,
+                command=lambda pbrt: self._encoded(*probing.opening(pbrt)),
+                on_batch=self._looked,
+                on_end=self._ended,
+                on_cost=probing.on_cost,
+                sent=sent,
+                fragments=probing.fragments,
+                connect_timeout=settings.connect_timeout,
+                reply_timeout=settings.reply_timeout,
+                most_behind=settings.batch_target_bytes,
+            )
         )
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
@@ -149,19 +157,26 @@ class RemoteCursor:
         self._await_ms = max(1, ceil(seconds * 1000))
 
     def waits(self, seconds: float) -> bool:
-        """Tell whether a getMore may wait ``seconds`` more, and nobody looks meanwhile."""
+        """Tell whether a getMore may wait ``seconds`` more, and ``look`` can be called."""
         ends = self._watchdog.asked_at
         waits = ends is not None and ends - self._loop.time() > seconds
-        return waits and not self._second.asking
+        return waits and self._second is not None and not self._second.asking
 
     def look(self, seconds: float) -> None:
         """Learn how far the member will have got in ``seconds``, while a getMore waits.
 
         By a second cursor, so that this one waits on. An empty batch tells what came of it.
         """
-        if self._cursor is not None and self._pbrt is not None:
+        if self._second is not None and self._cursor is not None and self._pbrt is not None:
             await_ms = max(1, ceil(seconds * 1000))
             self._second.ask(self._cursor, self._pbrt, self._batch_size.current, await_ms)
+
+    def leave_member(self) -> None:
+        """Read on from another member: what this one tells stands still."""
+        connection = self._connection
+        if connection is not None and self._cursor is not None and not self._stopping:
+            self._dialer.suspect(connection.address)
+            connection.abort()
 
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
@@ -171,7 +186,8 @@ class RemoteCursor:
         self._stopping = True
         deadline = self._loop.time() + self._settings.close_timeout
         async with asyncio.TaskGroup() as both:
-            both.create_task(self._second.stop(deadline))
+            if self._second is not None:
+                both.create_task(self._second.stop(deadline))
             if self._task is not None:
                 await self._end(self._task)
             await self._watchdog.stop()
@@ -242,14 +258,14 @@ class RemoteCursor:
             if not connection.closed:  # else the next attempt kills it
                 self._left_behind = None
         self._watchdog.guard(connection)
-        self._ask(connection, self._opening_body(self._pbrt), 0.0)
+        self._sent.openings += 1
+        self._ask(connection, self._encoded(*self._opening(self._pbrt)), 0.0)
         batch = slice_cursor_reply(await self._answer(connection))
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         self._deliver(batch)
 
-    def _opening_body(self, pbrt: bytes | None) -> bytes:
-        database, command = self._opening(pbrt)
+    def _encoded(self, database: str, command: Mapping[str, Any]) -> bytes:
         command = {**command, "$db": database}
         if self._clock.raw is not None:
             command["$clusterTime"] = self._clock.document
@@ -302,6 +318,7 @@ class RemoteCursor:
         if wanted != self._wanted:
             self._wanted = wanted
             self._get_more = cursor.get_more(self._batch_size.current, self._await_ms)
+        self._sent.get_mores += 1
         self._ask(connection, self._get_more, self._await_ms / 1000)
 
     def _is_mended(self, lasted: float) -> None:
@@ -335,11 +352,11 @@ class RemoteCursor:
             self._batch_size.arrived(len(batch.events), batch.size)
         if not batch.cursor_id:
             self._cursor = None
-        batch = self._second.join(batch)
+        if self._second is not None:
+            batch = self._second.join(batch)
+            self._second.close_if_unused()
         if batch.pbrt:
             self._pbrt = batch.pbrt
-        if not batch.events and self._second.stale(_KEEP_UP):
-            self.look(0.0)
         if not self._stopping:
             self._on_batch(batch)
 

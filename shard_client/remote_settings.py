@@ -39,6 +39,13 @@ class Dialer(Protocol):
         ...
 
 
+class SentCommands(Protocol):
+    """Counts what one replica set is sent."""
+
+    openings: int
+    get_mores: int
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """Bounds of one remote cursor; times in seconds, sizes in bytes."""

@@ -1,8 +1,9 @@
 """A second cursor beside one that waits, to learn how far its member has got."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -11,22 +12,51 @@ from shard_client.cursor_reply import CursorBatch, slice_cursor_reply, token_dat
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.open_cursor import OpenCursor
+from shard_client.remote_settings import SentCommands
 
 log = structlog.get_logger()
 
 
+_LOOK = 0.001
+"""Seconds of a member's time that a look takes at least."""
+_IN_VAIN = 0.05
+"""The same for a look that has found an event which the first cursor has not brought."""
+_UNUSED = 10.0
+"""Seconds after which a cursor that was not asked is closed."""
+
+TIME_DIGITS = 18
+"""How many characters of a sort key hold its cluster time (docs/protocol.md, section 3)."""
+
+
+class Probing(NamedTuple):
+    """How a second cursor tells how far the first one's member has got.
+
+    ``opening`` gives database and ``aggregate`` of the probe after a raw resume token; with
+    ``fragments`` the first cursor splits large events; ``on_cost`` is told the seconds that a look
+    keeps the member busy.
+    """
+
+    opening: Callable[[bytes], tuple[str, Mapping[str, Any]]]
+    fragments: bool
+    on_cost: Callable[[float], None]
+
+
 class SecondCursor:
-    """The same change stream as the first cursor's, asked while that one's getMore waits.
+    """A probe of how far a member has got, asked while the first cursor's getMore waits.
 
     No-ops wake no getMore (docs/protocol.md, section 6), so a promise that has moved would be seen
-    only at the end of the wait. Events wake it: they are the first cursor's to bring, and what this
-    one is given of them is dropped (docs/design.md, section 9).
+    only at the end of the wait. Events wake it: the first cursor brings them, and those that this
+    one is given are dropped. It must be given every event that the first cursor brings, and may be
+    given others: a promise of it holds for both once the first cursor has got as far as the last
+    event that this one was given (docs/design.md, section 9).
 
     ``borrow(address, timeout)`` gives a connection to the first cursor's member for as long as it
-    is asked. ``command(pbrt)`` is the raw
-    ``aggregate`` that opens the stream after a promise. ``on_batch`` is called after each reply,
-    with an empty batch that has the promise of both; ``on_end`` with each task. It is opened when
-    it is first asked, and anew when ``most_behind`` bytes have passed it by.
+    is asked. ``command(pbrt)`` is the raw ``aggregate`` that opens the probe after a promise.
+    ``on_batch`` is called after each reply, with an empty batch that has the promise of both;
+    ``on_end`` with each task; ``on_cost`` with the seconds that the member was busy with it. With
+    ``fragments`` the first cursor splits events into fragments, which sort behind the event that
+    this one is given. It is opened when it is first asked, anew when ``most_behind`` bytes have
+    passed it by, and closed when nobody has asked for ten seconds: so it never has much to scan.
     """
 
     def __init__(
@@ -36,6 +66,9 @@ class SecondCursor:
         command: Callable[[bytes], bytes],
         on_batch: Callable[[CursorBatch], None],
         on_end: Callable[["asyncio.Task[None]"], None],
+        on_cost: Callable[[float], None],
+        sent: SentCommands,
+        fragments: bool,
         connect_timeout: float,
         reply_timeout: float,
         most_behind: int,
@@ -44,6 +77,9 @@ class SecondCursor:
         self._command = command
         self._on_batch = on_batch
         self._on_end = on_end
+        self._on_cost = on_cost
+        self._sent = sent
+        self._fragments = fragments
         self._connect_timeout = connect_timeout
         self._reply_timeout = reply_timeout
         self._most_behind = most_behind
@@ -80,9 +116,14 @@ class SecondCursor:
             )
             self._task.add_done_callback(self._on_end)
 
-    def stale(self, after: float) -> bool:
-        """Tell whether it is open and was not asked for ``after`` seconds."""
-        return self._cursor is not None and self._loop.time() - self._asked_at > after
+    def close_if_unused(self) -> None:
+        """Close it in the background if it was not asked for some time."""
+        unused = self._loop.time() - self._asked_at > _UNUSED
+        if self._cursor is not None and self._task is None and unused and not self._stopping:
+            self._task = self._loop.create_task(
+                self._close(self._cursor), name=f"close second cursor of {self._cursor.namespace}"
+            )
+            self._task.add_done_callback(self._on_end)
 
     def join(self, batch: CursorBatch) -> CursorBatch:
         """Return a batch of the first cursor with the promise that both together allow.
@@ -105,12 +146,19 @@ class SecondCursor:
     def _is_further(self) -> bool:
         """Promise for both what this one has promised; False if that cannot be or is not new.
 
-        It can when the first one has brought every event that this one was given.
+        It can when the first one has got as far as the last event that this one was given: if it
+        had an event to bring that lies between, this one would have been given that later.
         """
-        if self._last_event <= self._promised < self._key:
-            self._promise, self._promised = self._pbrt, self._key
-            return True
-        return False
+        if not (self._has_come(self._last_event) and self._promised < self._key):
+            return False
+        self._promise, self._promised = self._pbrt, self._key
+        return True
+
+    def _has_come(self, key: bytes) -> bool:
+        """Tell whether the first cursor has nothing more to bring up to an event's sort key."""
+        if self._fragments:
+            return key[:TIME_DIGITS] < self._promised[:TIME_DIGITS]
+        return key <= self._promised
 
     def _note_promise(self, pbrt: bytes) -> None:
         if pbrt != self._promise and (key := token_data(pbrt)) > self._promised:
@@ -138,6 +186,7 @@ class SecondCursor:
 
     async def _ask(self, first: OpenCursor, batch_size: int, await_ms: int) -> None:
         kept = self._cursor is not None
+        begun = self._loop.time()
         try:
             try:
                 batch = await self._next(first, batch_size, await_ms)
@@ -154,10 +203,23 @@ class SecondCursor:
             return
         finally:
             self._task = None
+            self._on_cost(max(_LOOK, self._loop.time() - begun - await_ms / 1000))
         self._is_further()
+        if not self._has_come(self._last_event):
+            self._on_cost(_IN_VAIN)
         self._on_batch(
             batch._replace(cursor_id=first.cursor_id, events=[], size=0, pbrt=self._promise)
         )
+
+    async def _close(self, cursor: OpenCursor) -> None:
+        self._cursor = None
+        try:
+            async with self._borrow(cursor.address, self._connect_timeout) as connection:
+                await cursor.kill_over(connection, self._reply_timeout)
+        except (CommandError, NetworkError) as error:
+            log.info("cursor left on its shard", member=cursor.address, error=str(error))
+        finally:
+            self._task = None
 
     async def _next(self, first: OpenCursor, batch_size: int, await_ms: int) -> CursorBatch:
         if self._cursor is not None and (
@@ -169,6 +231,7 @@ class SecondCursor:
                 await self._open(connection)
             assert self._cursor is not None
             body = self._cursor.get_more(batch_size, await_ms)
+            self._sent.get_mores += 1
             reply = await connection.command_raw(body, timeout=self._reply_timeout)
         batch = slice_cursor_reply(reply)
         self._passed_by = 0
@@ -190,6 +253,7 @@ class SecondCursor:
         # All that comes before the promise has been brought, whatever the one before was given.
         self._pbrt, self._key, self._last_event = b"", b"", b""
         command = self._command(self._promise)
+        self._sent.openings += 1
         reply = await connection.command_raw(command, timeout=self._reply_timeout)
         batch = slice_cursor_reply(reply)
         if batch.cursor_id:

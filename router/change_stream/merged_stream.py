@@ -25,7 +25,7 @@ from router.merge.merged_log import MergedLog
 from router.merge.merger import Event, MergeOrderError, Merger, weight
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 
 __all__ = [
     "Action",
@@ -133,7 +133,8 @@ class MergedStream:
             marks = key != state.swallowed
             self._merger.add_batch(remote, events, batch.pbrt, key, size, marks=marks)
         except MergeOrderError as error:
-            return [*actions, *self._broken(remote, str(error))]
+            # Whoever resumes gets all of it, in order.
+            return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
         return actions + self._remotes.close_removed()
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
@@ -287,10 +288,15 @@ class MergedStream:
         return events, size
 
     def _broken(
-        self, remote: int, reason: str, code: ErrorCode = ErrorCode.InternalError
+        self,
+        remote: int,
+        reason: str,
+        code: ErrorCode = ErrorCode.InternalError,
+        labels: Iterable[str] = (),
     ) -> list[Action]:
         target = self._remotes[remote].target
-        self.error = CommandError(code, f"The change stream of {target} broke its rules: {reason}")
+        message = f"The change stream of {target} broke its rules: {reason}"
+        self.error = CommandError(code, message, labels=labels)
         return [CloseRemote(remote)]
 
 

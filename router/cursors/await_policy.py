@@ -1,4 +1,4 @@
-"""How long a shard's getMore may wait while events wait for it (docs/design.md, section 9)."""
+"""How a remote is asked while events wait for it (docs/design.md, section 9)."""
 
 from router.cursors.limits import StreamLimits
 
@@ -22,3 +22,33 @@ class AwaitPolicy:
     def reset(self) -> None:
         """Its promise has come, or is about to: it is worth asking for at once."""
         self._in_vain = 0
+
+
+class LookBudget:
+    """The time for which one second cursor may keep its member busy, pure; in seconds.
+
+    It may take ``look_share`` of the time in the long run, and ``look_burst`` at once: a cursor on
+    an idle member may look as often as it likes, one that has much to scan may not.
+    """
+
+    __slots__ = ("_at", "_left", "_limits")
+
+    def __init__(self, limits: StreamLimits, now: float) -> None:
+        self._limits = limits
+        self._left = limits.look_burst
+        self._at = now
+
+    def spend(self, now: float, seconds: float) -> None:
+        """Take note of a look that kept the member busy for ``seconds``."""
+        self._fill(now)
+        self._left -= seconds
+
+    def affords(self, now: float) -> bool:
+        """Tell whether there may be another look."""
+        self._fill(now)
+        return self._left > 0
+
+    def _fill(self, now: float) -> None:
+        earned = (now - self._at) * self._limits.look_share
+        self._left = min(self._limits.look_burst, self._left + earned)
+        self._at = now

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 
 from bson.timestamp import Timestamp
 
@@ -13,12 +14,12 @@ from router.cursors.nudge import Nudger, NudgeResult
 from router.cursors.remote import Remote
 from shard_client.cluster_clock import next_tick
 
-_NUDGE_AGAIN = 0.1
-"""Seconds after which a nudge that has not shown in a promise is repeated."""
 _ON_ITS_WAY = 0.0003
 """Seconds by which a getMore's answer is late anyway."""
-_LOOK_AGAIN = 0.02
-"""Seconds after which members that still keep something back are looked at again."""
+_LONG = 0.1
+"""Seconds: where a getMore waits for longer, its member is looked at whatever that costs."""
+_SOONEST = 0.02
+"""Seconds after which members that still keep something back are looked at again at the soonest."""
 
 
 class IdleMembers:
@@ -84,28 +85,36 @@ class IdleMembers:
         self._soon = None
         if self._closed or self.lingering:
             return
-        waiting = (*self._stream.lagging, *self._stream.leaving)
-        for each in waiting:
+        now, again = self._loop.time(), inf
+        for each in (*self._stream.lagging, *self._stream.leaving):
             remote = self._remotes.get(each.remote)
-            if remote is not None and not remote.nudged:
-                self._get_past(remote, each)
-        if waiting and self._later is None:
-            self._later = self._loop.call_later(_LOOK_AGAIN, self._look_again)
+            # One that fails, or is being nudged, is looked at again when that is over.
+            if remote is None or remote.cursor is None or remote.cursor.failing_for is not None:
+                continue
+            if not remote.nudge.pending:
+                self._get_past(remote, each, now)
+            if not remote.nudge.pending:
+                again = min(again, max(remote.nudge.again, now + _SOONEST))
+        if self._later is not None:
+            self._later.cancel()
+        self._later = None if again == inf else self._loop.call_at(again, self._look_again)
 
     def _look_again(self) -> None:
         self._later = None
         if self._soon is None:
             self._nudge()
 
-    def _get_past(self, remote: Remote, waiting: Waiting) -> None:
+    def _get_past(self, remote: Remote, waiting: Waiting, now: float) -> None:
         """Nudge the member unless it is there already: then it is only asked."""
-        now = self._loop.time()
-        nudges = self._limits.nudges and remote.reached <= waiting.latest
-        if not nudges:
+        if remote.reached > waiting.latest:
+            remote.overdue.reached(waiting.latest, now)
+            if now >= remote.nudge.again:
+                remote.nudge.done(now)
             self._ask(remote)
-        elif waiting.latest > remote.nudged_past or now >= remote.nudge_again:
-            remote.nudged_past, remote.nudge_again = waiting.latest, now + _NUDGE_AGAIN
-            remote.nudged = True
+        elif not self._limits.nudges:
+            self._ask(remote)
+        elif waiting.latest > remote.nudge.past or now >= remote.nudge.again:
+            remote.nudge.ask(waiting.latest)
             remote.nudges += 1
             self._nudger.nudge(
                 remote.target,
@@ -117,14 +126,16 @@ class IdleMembers:
 
     def _nudge_begun(self, remote: Remote, takes: float) -> None:
         """Have the member asked so that it answers when it has been nudged."""
+        remote.nudge.begun = True
         remote.policy.reset()
         self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
 
     def _nudge_done(self, remote: Remote, past: Timestamp, result: NudgeResult) -> None:
-        remote.nudged = False
-        remote.nudge_again = self._loop.time() + _NUDGE_AGAIN
+        now = self._loop.time()
+        remote.nudge.done(now)
         if result in {NudgeResult.THERE, NudgeResult.ACKNOWLEDGED}:
             remote.reached = max(remote.reached, next_tick(past))
+            remote.overdue.reached(past, now)
         self.look(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
@@ -135,5 +146,8 @@ class IdleMembers:
         if remote.rest is not None:
             cursor.set_await(remote.policy.in_vain() if takes is None else takes)
             self._rested(remote)
-        elif remote.idle and not remote.topology and cursor.waits(self._limits.look_worth):
-            cursor.look(remote.policy.in_vain() if takes is None else takes)
+        elif remote.idle and not remote.topology:
+            soon = (takes or 0.0) + self._limits.look_worth
+            affords = remote.looks.affords(self._loop.time())
+            if cursor.waits(soon if affords else max(soon, _LONG)):
+                cursor.look(remote.policy.in_vain() if takes is None else takes)

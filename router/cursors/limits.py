@@ -43,20 +43,24 @@ class StreamLimits:
     """How far a stream may be behind the place where a client starts that is to share it."""
     share_linger: float = 1.0
     """How long the remotes of a stream outlive its last client."""
-    await_quiet: float = 0.5
-    """How long a shard's getMore may wait for events while the whole stream is quiet: this decides
-    what an idle stream costs."""
-    look_worth: float = 0.002
-    """While a wait lasts longer than this, a second cursor is asked what events wait for."""
+    await_quiet: float = 1.0
+    """How long a shard's getMore may wait for events (awaitQuietMs): this decides what an idle
+    stream costs. mongos has its shards wait for as long."""
+    look_worth: float = 0.004
+    """Where a getMore's wait ends so much later than events need its promise, a second cursor is
+    asked."""
+    look_share: float = 0.05
+    """Part of the time for which a second cursor may keep its member busy."""
+    look_burst: float = 0.25
+    """Time for which it may do so at once after a time with little of it."""
     active_for: float = 0.004
     """A stream is active while its events come less than this apart."""
-    await_active: float = 0.002
-    """How long a getMore may wait in an active stream: this decides what a busy stream costs."""
     await_unknown: float = 0.01
-    """The same where it is not known whether the member waits or reads its oplog."""
+    """How long a getMore may wait where it is not known whether the member waits or reads its
+    oplog."""
     await_gate: float = 0.001
     """The same for a remote whose promise events wait for, at first; doubles while in vain."""
-    await_gate_max: float = 0.02
+    await_gate_max: float = 0.05
     """Bound of that doubling."""
     linger: float = 5.0
     """How long remotes are read on after a client's last getMore; then prefetch stops."""
@@ -106,7 +110,7 @@ class StreamLimits:
         """Return what of this concerns one remote cursor with batches of ``batch_bytes``."""
         return RemoteSettings(
             batch_target_bytes=batch_bytes,
-            await_time=self.await_active,
+            await_time=self.await_unknown,
             connect_timeout=self.connect_timeout,
             reply_timeout=self.reply_timeout,
             failure_timeout=self.failure_timeout,

@@ -64,13 +64,13 @@ class Nudger:
 
     At most one nudge is in flight for each member, and each takes a token of the member's
     ``NoteBudget``; requests that come meanwhile share the next one. A member that allows no note is
-    read from instead. ``loads`` counts what is sent.
+    read from instead. ``loads`` counts what members are sent.
     """
 
     def __init__(self, cluster: Cluster, limits: StreamLimits, loads: MemberLoads) -> None:
         self._cluster = cluster
         self._limits = limits
-        self._loads = loads
+        self.loads = loads
         self._targets: dict[str, _Target] = {}
         self._notes = _Notes(cluster.clock)
         self._ended: set[asyncio.Task[None]] = set()
@@ -113,7 +113,7 @@ class Nudger:
         found = self._targets.get(name)
         if found is None:
             self._forget_the_gone()
-            found = _Target(self._cluster, self._limits, self._notes, self._loads, name)
+            found = _Target(self._cluster, self._limits, self._notes, self.loads, name)
             self._targets[name] = found
         found.host = host
         return found

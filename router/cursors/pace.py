@@ -1,21 +1,15 @@
-"""How quickly a stream's events come, and so how long its shards may be asked to wait."""
+"""How quickly a stream's events come (docs/design.md, section 9)."""
 
 from router.cursors.limits import StreamLimits
 
 _MEMORY = 8
 """Events over which the pace is averaged."""
-_SHARE = 4
-"""A wait lasts this part of the time from event to event."""
+_LIVELY = 1.0
+"""Seconds after its last event in which a stream is expected to have more."""
 
 
 class Pace:
-    """A stream's pace, pure: told of events and of the time, in seconds.
-
-    A no-op wakes no getMore (docs/protocol.md, section 6), so an event waits for the end of what
-    the idle members have been asked to wait. Where events come in quick succession the waits are a
-    part of the time between them; where they are rare, the waits are long and one that stands in
-    an event's way is broken off (docs/design.md, section 9).
-    """
+    """A stream's pace, pure: told of events and of the time, in seconds."""
 
     __slots__ = ("_interval", "_last", "_limits")
 
@@ -35,6 +29,6 @@ class Pace:
         """Tell whether events come in quick succession."""
         return max(self._interval, now - self._last) < self._limits.active_for
 
-    def wait(self, now: float) -> float:
-        """Return the seconds that a getMore may wait for events."""
-        return self._limits.await_active if self.active(now) else self._limits.await_quiet
+    def lively(self, now: float) -> bool:
+        """Tell whether there have been events of late."""
+        return now - self._last < _LIVELY

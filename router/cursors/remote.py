@@ -6,13 +6,89 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.actions import OpenRemote
 from router.change_stream.resume_token import cluster_time_of
-from router.cursors.await_policy import AwaitPolicy
+from router.cursors.await_policy import AwaitPolicy, LookBudget
 from router.cursors.description import RemoteDescription
+from router.cursors.limits import StreamLimits
 from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.remote_cursor import RemoteCursor
 
+_AGAIN, _AGAIN_MOST = 0.1, 2.0
+"""Seconds after which a nudge that has not shown in a promise is repeated; they double."""
+_LONGEST_PATIENCE = 12
+"""Times its first patience for which a promise that stands still is borne at most."""
+
 _FEW, _SMALL = 50, 64 * 1024
 """A batch with fewer events and bytes has not been cut short: there were no more."""
+
+
+class NudgeState:
+    """How far a remote's member has been asked to get on, pure; times in seconds."""
+
+    __slots__ = ("_pause", "again", "begun", "past", "pending")
+
+    def __init__(self) -> None:
+        self.pending = False
+        """Whether a nudge is under way or waits for its turn."""
+        self.begun = False
+        """Whether it has been sent."""
+        self.past = Timestamp(0, 0)
+        """The time that it is to get past."""
+        self.again = 0.0
+        """When it is worth trying the same again."""
+        self._pause = _AGAIN
+
+    def ask(self, past: Timestamp) -> None:
+        """A nudge past this time has been asked for."""
+        if past > self.past:
+            self._pause = _AGAIN
+        self.past, self.pending, self.begun = past, True, False
+
+    def done(self, now: float) -> None:
+        """The nudge is over; if it does not show, it may be repeated after a while."""
+        self.pending = self.begun = False
+        self.again = now + self._pause
+        self._pause = min(_AGAIN_MOST, 2 * self._pause)
+
+    def shown(self) -> None:
+        """The promise has moved as far as it was to."""
+        self._pause = _AGAIN
+
+
+class Overdue:
+    """Notices a promise that stands still although its replica set has moved on, pure.
+
+    ``patience`` is in seconds, 0 for without end; it doubles with each member that was left for it.
+    """
+
+    __slots__ = ("_first", "_past", "_patience", "_since")
+
+    def __init__(self, patience: float) -> None:
+        self._first = self._patience = patience
+        self._past: Timestamp | None = None
+        self._since = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a promise is due."""
+        return self._past is not None
+
+    def reached(self, past: Timestamp, now: float) -> None:
+        """The replica set is known to be beyond ``past``: the promise must get there."""
+        if self._past is None:
+            self._past, self._since = past, now
+
+    def promised(self, time: Timestamp) -> None:
+        """The remote has promised as far as ``time``."""
+        if self._past is not None and time > self._past:
+            self._past, self._patience = None, self._first
+
+    def give_up(self, now: float) -> bool:
+        """Tell whether the member is to be left; it is then given longer the next time."""
+        late = self._past is not None and 0 < self._patience < now - self._since
+        if late:
+            self._since = now
+            self._patience = min(2 * self._patience, _LONGEST_PATIENCE * self._first)
+        return late
 
 
 class Remote:
@@ -23,11 +99,11 @@ class Remote:
         "events",
         "host",
         "idle",
-        "nudge_again",
-        "nudged",
-        "nudged_past",
+        "looks",
+        "nudge",
         "nudges",
         "opened",
+        "overdue",
         "policy",
         "reached",
         "rest",
@@ -35,16 +111,16 @@ class Remote:
         "topology",
     )
 
-    def __init__(self, action: OpenRemote, policy: AwaitPolicy) -> None:
+    def __init__(self, action: OpenRemote, limits: StreamLimits, now: float) -> None:
         self.target = action.target
         self.host = action.host
         self.topology = action.topology
-        self.policy = policy
+        self.policy = AwaitPolicy(limits)
+        self.looks = LookBudget(limits, now)
+        self.nudge = NudgeState()
+        self.overdue = Overdue(limits.promise_timeout)
         self.cursor: RemoteCursor | None = None
         self.opened = False
-        self.nudged = False
-        self.nudged_past = Timestamp(0, 0)
-        self.nudge_again = 0.0
         self.nudges = 0
         self.idle = False
         """Whether its last reply came to the end of the member's oplog."""

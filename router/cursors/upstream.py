@@ -12,8 +12,8 @@ from router.change_stream.actions import Action, CloseRemote, OpenRemote, Reopen
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.position import Position
+from router.change_stream.probe import probe_command
 from router.change_stream.request import StreamRequest
-from router.cursors.await_policy import AwaitPolicy
 from router.cursors.description import StreamDescription
 from router.cursors.idle_members import IdleMembers
 from router.cursors.limits import StreamLimits
@@ -22,11 +22,13 @@ from router.cursors.nudge import Nudger
 from router.cursors.pace import Pace
 from router.cursors.prefetch import Prefetch
 from router.cursors.remote import Remote
+from router.cursors.waits import Waits
 from shard_client.cursor_reply import CursorBatch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.read_preference import PRIMARY, ReadPreference
 from shard_client.remote_cursor import Opening, RemoteCursor
+from shard_client.second_cursor import Probing
 
 log = structlog.get_logger()
 
@@ -52,6 +54,7 @@ class Upstream:
         self._request = request
         self._cluster = cluster
         self._limits = limits
+        self._nudger = nudger
         self._prefetch = Prefetch(limits)
         self._loop = asyncio.get_running_loop()
         self._remotes: dict[int, Remote] = {}
@@ -61,6 +64,7 @@ class Upstream:
         self._read_until = 0.0
         self._pace = Pace(limits)
         self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
+        self._waits = Waits(stream, nudger, limits, self._pace, self._idle)
         self._closed = False
         self._taken = 0
         self._preference = ReadPreference.of(request.read_preference)
@@ -165,7 +169,7 @@ class Upstream:
 
     def _open_remote(self, action: OpenRemote) -> None:
         log.debug("open remote", target=action.target, start_at=action.start_at)
-        remote = self._remotes[action.remote] = Remote(action, AwaitPolicy(self._limits))
+        remote = self._remotes[action.remote] = Remote(action, self._limits, self._loop.time())
 
         def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
             if action.topology:
@@ -204,8 +208,22 @@ class Upstream:
             on_failure=lambda error, address: self._remote_failed(number, error, address),
             clock=self._cluster.clock,
             settings=settings,
+            sent=self._nudger.loads.of(remote.target),
+            probing=None if remote.topology else self._probing(remote, opening),
         )
         remote.cursor.start()
+
+    def _probing(self, remote: Remote, opening: Opening) -> Probing:
+        """Return what lets a second cursor tell how far the remote's member has got."""
+
+        def probe(pbrt: bytes) -> tuple[str, Mapping[str, object]]:
+            return probe_command(*opening(pbrt), pbrt)
+
+        return Probing(
+            opening=probe,
+            fragments=self._request.splits_large_events,
+            on_cost=lambda seconds: remote.looks.spend(self._loop.time(), seconds),
+        )
 
     def _close_remote(self, number: int) -> None:
         remote = self._remotes.pop(number, None)
@@ -284,28 +302,10 @@ class Upstream:
         if cursor is None:
             return
         now = self._loop.time()
-        waiting = self.stream.waiting_for
-        promise = self.stream.promise(number)
-        lags = waiting is not None and (promise is None or promise < waiting.latest_key)
-        # A removed shard holds the gate, too, until it has promised past its removal.
-        lags = lags or any(each.remote == number for each in self.stream.leaving)
-        limits = self._limits
-        if events or lags:
+        latest = self._waits.keeps_back(number)
+        if events or latest is not None:
             self._look(now, arriving=True)
-        if not lags:
-            remote.policy.reset()
-        seconds = self._pace.wait(now)
-        if remote.topology and remote.idle and (remote.nudged or not lags):
-            # It has no events: what would wake no getMore is waited for between two of them.
-            cursor.set_await(limits.await_gate)
-            self._idle.rest(remote, limits.await_gate_max if lags else limits.await_quiet)
-        elif lags and (remote.topology or not limits.nudges):
-            cursor.set_await(min(seconds, remote.policy.in_vain()))
-        elif not remote.idle:
-            # Whether it waits or is at work is not to be seen: so it must not wait for long.
-            cursor.set_await(min(seconds, limits.await_unknown))
-        else:
-            cursor.set_await(seconds)
+        self._waits.decide(number, remote, latest, now)
         if now > self._read_until and not self._waiters and self._opening is None:
             self._idle.lingering = True
             cursor.pause()

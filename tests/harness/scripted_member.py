@@ -6,6 +6,7 @@ does, and when.
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class _Cursor:
     cursor_id: int
     namespace: str
     after: str
+    pipeline: Sequence[dict[str, Any]]
     read: bool = False
 
 
@@ -47,7 +49,7 @@ class ScriptedMember:
     ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
     is how many bytes more it sends before all its connections are cut; ``slow`` is what a command
     takes, in seconds. ``oplog_size`` is told if it is not 0; ``unreplicated``: no majority has its
-    notes.
+    notes. ``lets_through`` tells whether the cursor of this id and pipeline is given events.
     """
 
     set_name: str
@@ -70,6 +72,7 @@ class ScriptedMember:
     cut_after: int | None = None
     oplog_size: int = 0
     unreplicated: bool = False
+    lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
     _ids: int = 1000
     _server: asyncio.Server | None = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -260,7 +263,7 @@ class ScriptedMember:
         collection = command["aggregate"]
         collection = "$cmd.aggregate" if collection == 1 else collection
         self._ids += 1
-        cursor = _Cursor(self._ids, f"{command['$db']}.{collection}", start)
+        cursor = _Cursor(self._ids, f"{command['$db']}.{collection}", start, command["pipeline"])
         self.cursors[cursor.cursor_id] = cursor
         return {
             "cursor": {
@@ -281,14 +284,14 @@ class ScriptedMember:
         deadline = loop.time() + command["maxTimeMS"] / 1000
         while True:
             moved = self._moved
-            found = self._beyond(cursor.after)
+            found = self._beyond(cursor)
             if found:
                 break
             try:
                 async with asyncio.timeout_at(deadline):
                     await moved.wait()
             except TimeoutError:
-                found = self._beyond(cursor.after)
+                found = self._beyond(cursor)
                 break
             if number not in self.cursors:
                 return {"ok": 0.0, "errmsg": "killed", "code": 237}
@@ -308,7 +311,10 @@ class ScriptedMember:
         }
         return {"cursor": reply | ({"invalidated": True} if closed else {})}
 
-    def _beyond(self, token: str) -> list[dict[str, Any]]:
+    def _beyond(self, cursor: _Cursor) -> list[dict[str, Any]]:
+        if not self.lets_through(cursor.cursor_id, cursor.pipeline):
+            return []
+        token = cursor.after
         events = [event for _, event in self.entries if event is not None]
         found = [event for event in events if event["_id"]["_data"] > token]
         for index, event in enumerate(found):

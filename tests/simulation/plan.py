@@ -180,7 +180,9 @@ def _weather(chance: Random) -> Weather:
 def _limits(theme: str, chance: Random) -> dict[str, Any]:
     limits = {
         # The shards are asked less often than by default: an idle second costs real time.
-        "await_active": 0.06,
+        "await_unknown": 0.06,
+        "look_share": chance.choice((0.0, 0.05, 1.0)),
+        "look_burst": chance.choice((0.002, 0.25)),
         "await_quiet": 0.25,
         "active_for": 0.3,
         "await_gate": 0.005,
@@ -188,6 +190,8 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
         "linger": chance.choice((0.5, 3.0)),
         "close_timeout": 0.8,
         "backoff_max": 0.5,
+        "promise_timeout": chance.choice((0.0, 0.5, 5.0)),
+        "nudge_burst": chance.choice((1.0, 5.0, 100.0)),
         "cursor_timeout": 4.0,
         "session_timeout": 5.0,
         "share": chance.random() < 0.8,

@@ -11,10 +11,13 @@ from bson.timestamp import Timestamp
 from router.change_stream import remotes
 from router.change_stream.actions import Action, OpenRemote, Taken
 from router.change_stream.position import Position
+from router.change_stream.probe import probe_command
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
+from router.cursors import upstream
 from router.merge.merger import Event, Merger
 from shard_client.remote_cursor import RemoteCursor
+from shard_client.second_cursor import SecondCursor
 
 
 @contextmanager
@@ -131,6 +134,26 @@ def _removed_forgotten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _probe_believed_at_once() -> Iterator[None]:
+    """Take a second cursor's promise before the first has brought what that one has seen."""
+    with mock.patch.object(SecondCursor, "_has_come", return_value=True):
+        yield
+
+
+@contextmanager
+def _probe_sees_less() -> Iterator[None]:
+    """Have second cursors miss events that the first ones bring."""
+
+    def narrowed(database: str, command: Mapping[str, Any], after: bytes) -> Any:
+        found, probe = probe_command(database, command, after)
+        nothing = {"$match": {"operationType": "nothing"}}
+        return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
+
+    with mock.patch.object(upstream, "probe_command", narrowed):
+        yield
+
+
 SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "gate": _gate_by_the_fastest,
     "gate-config": _gate_without_the_config_server,
@@ -142,5 +165,7 @@ SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mark": _mark_ahead_of_events,
     "removed": _removed_too_early,
     "removed-behind": _removed_forgotten,
+    "probe": _probe_believed_at_once,
+    "probe-filter": _probe_sees_less,
 }
 """What may be broken, by the name that ``--sabotage`` takes."""

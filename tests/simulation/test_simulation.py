@@ -60,6 +60,8 @@ def test_a_seed_replays_exactly_alone_and_after_others() -> None:
         ("mark", 20),
         ("removed", 40),
         ("removed-behind", 150),
+        ("probe", 150),
+        ("probe-filter", 150),
     ],
 )
 def test_a_broken_rule_is_found_within_so_many_seeds(rule: str, seeds: int) -> None:

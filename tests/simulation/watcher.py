@@ -128,7 +128,7 @@ class Watcher:
                 if getattr(error, "code", 0) == _INVALID_RESUME_TOKEN and self.watch.pipeline:
                     # The end came between, and its event was filtered out.
                     self._after_invalidate = True
-                elif not is_resumable(error):
+                elif not is_resumable(error) or "broke its rules" in str(error):
                     self._trace.problem(f"{self.name} ({self.watch}) got {code} {error}")
                     return
             finally:

@@ -1,17 +1,20 @@
 """A remote cursor on a scripted member: reading ahead, pausing, hanging members, closing."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import structlog.testing
 from bson import Timestamp
 
+from router.change_stream.probe import probe_command
 from router.change_stream.resume_token import cluster_time_of
+from router.cursors.member_load import MemberLoad
 from shard_client.cluster_clock import ClusterClock
 from shard_client.connection import Address, Connection
 from shard_client.connection_pool import ConnectionPool
@@ -19,6 +22,7 @@ from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ProtocolError
 from shard_client.remote_cursor import RemoteCursor
 from shard_client.remote_settings import RemoteSettings
+from shard_client.second_cursor import Probing
 from tests.harness.scripted_member import ScriptedMember, event_token
 from tests.harness.until import PATIENCE
 from tests.unit.router.cursors.conftest import until
@@ -44,6 +48,10 @@ class Reader:
     suspected: list[Address] = field(default_factory=list)
     asked_ahead: list[bool] = field(default_factory=list)
     connection: Connection | None = None
+    stages: Sequence[dict[str, Any]] = ()
+    fragments: bool = False
+    sent: MemberLoad = field(default_factory=MemberLoad)
+    costs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = ClusterClock()
@@ -56,6 +64,12 @@ class Reader:
             on_failure=lambda error, _: self.failures.append(error),
             clock=self.clock,
             settings=self.settings,
+            sent=self.sent,
+            probing=Probing(
+                opening=lambda pbrt: probe_command(*self.opening(pbrt), pbrt),
+                fragments=self.fragments,
+                on_cost=self.costs.append,
+            ),
         )
 
     async def connect(self, timeout: float) -> Connection:
@@ -86,7 +100,8 @@ class Reader:
         start: dict[str, Any] = {"startAtOperationTime": Timestamp(100, 1)}
         if pbrt is not None:
             start = {"resumeAfter": {"_data": token_data(pbrt).decode()}}
-        return "db", {"aggregate": 1, "pipeline": [{"$changeStream": start}], "cursor": {}}
+        pipeline = [{"$changeStream": start}, *self.stages]
+        return "db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
 
     def has(self, count: int) -> bool:
         return len(self.keys) == count
@@ -325,6 +340,97 @@ async def test_what_the_second_cursor_sees_first_is_promised_when_it_has_come(
     await until(lambda: reader.promise >= Timestamp(130, 1))
     await reader.cursor.close()
     assert not member.cursors
+
+
+async def test_a_second_cursor_is_given_what_chance_lets_through(member: ScriptedMember):
+    """A filter by chance lets through other events each time: the second has none such."""
+    reader = Reader(
+        member, replace(SETTINGS, await_time=20.0), stages=[{"$match": {"$sampleRate": 0.5}}]
+    )
+    drawn: list[int] = []
+
+    def lets_through(cursor_id: int, pipeline: Sequence[dict[str, Any]]) -> bool:
+        if any("$sampleRate" in stage.get("$match", {}) for stage in pipeline):
+            drawn.append(cursor_id)
+            return cursor_id == drawn[0]
+        return True
+
+    member.lets_through = lets_through
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    waited_for, member._moved = member._moved, asyncio.Event()
+    member.insert(110)
+    member.noop(120)
+    member._moved = waited_for
+    heard = len(reader.batches)
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) > heard)
+    assert reader.promise < Timestamp(110, 1), "the event at 110 has not been brought yet"
+    member.insert(130)
+    await until(partial(reader.has, 2))
+    await reader.cursor.close()
+    assert not member.cursors
+
+
+async def test_a_promise_waits_for_all_fragments_of_an_event(member: ScriptedMember):
+    """A fragment sorts behind the event that the second cursor is given."""
+    reader = Reader(member, replace(SETTINGS, await_time=20.0), fragments=True)
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    member.insert(110)
+    await until(partial(reader.has, 1))
+    member.noop(120)
+    heard = len(reader.batches)
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) > heard)
+    assert reader.promise == Timestamp(110, 1), "there may be more of the event's fragments"
+    member.insert(130)
+    await until(partial(reader.has, 2))
+    assert reader.promise == Timestamp(130, 1)
+    await reader.cursor.close()
+
+
+async def test_a_look_costs_what_it_takes_of_the_member(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] == 1)
+    reader.cursor.look(0.02)
+    await until(lambda: len(reader.batches) == 2)
+    member.slow["getMore"] = 0.2
+    reader.cursor.look(0.001)
+    await until(lambda: len(reader.batches) == 3)
+    assert reader.costs[1] >= 0.19
+    assert reader.costs[0] < reader.costs[1]
+    assert (reader.sent.openings, reader.sent.get_mores) == (2, 3)
+    await reader.cursor.close()
+
+
+async def test_a_second_cursor_that_nobody_needs_is_closed(member: ScriptedMember):
+    reader = Reader(member)
+    with patch("shard_client.second_cursor._UNUSED", 0.05):
+        reader.cursor.start()
+        await until(lambda: member.commands["getMore"])
+        reader.cursor.look(0.001)
+        await until(lambda: len(member.cursors) == 2)
+        await until(lambda: len(member.cursors) == 1)
+    member.insert(110)
+    await until(partial(reader.has, 1))
+    await reader.cursor.close()
+    assert not reader.failures
+
+
+async def test_a_member_that_is_left_is_suspected_and_the_stream_goes_on(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader.cursor.start()
+    member.insert(101)
+    await until(partial(reader.has, 1))
+    await until(lambda: member.commands["getMore"] == 2)
+    reader.cursor.leave_member()
+    assert reader.suspected == [("127.0.0.1", member.port)]
+    member.insert(102)
+    await until(partial(reader.has, 2))
+    assert reader.keys == keys(101, 102)
+    await reader.cursor.close()
 
 
 async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: ScriptedMember):

@@ -21,7 +21,7 @@ from tests.harness.until import PATIENCE
 
 LIMITS = StreamLimits(
     await_quiet=0.01,
-    await_active=0.005,
+    await_unknown=0.005,
     await_gate=0.001,
     look_worth=60.0,
     failure_timeout=5.0,

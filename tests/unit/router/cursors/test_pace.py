@@ -1,4 +1,4 @@
-"""How long idle members may be asked to wait, by the pace of the events."""
+"""The pace of a stream's events."""
 
 import pytest
 
@@ -17,28 +17,30 @@ def pace_of(interval: float, count: int = 100) -> tuple[Pace, float]:
     return pace, now
 
 
-def test_a_stream_without_events_waits_long():
-    assert Pace(LIMITS).wait(0.0) == LIMITS.await_quiet
+def test_a_stream_without_events_is_neither():
+    assert not Pace(LIMITS).active(0.0)
+    assert not Pace(LIMITS).lively(0.0)
 
 
 @pytest.mark.parametrize("interval", [0.0001, 0.001, 0.003])
-def test_where_events_come_quickly_waits_are_short(interval: float):
+def test_where_events_come_quickly_the_stream_is_active(interval: float):
     pace, now = pace_of(interval)
     assert pace.active(now)
-    assert pace.wait(now) == LIMITS.await_active
 
 
 @pytest.mark.parametrize("interval", [0.005, 0.02, 1.0, 3600.0])
-def test_other_events_are_waited_for_long(interval: float):
+def test_a_stream_with_other_events_is_not_active(interval: float):
     pace, now = pace_of(interval)
     assert not pace.active(now)
-    assert pace.wait(now) == LIMITS.await_quiet
+    assert pace.lively(now)
 
 
-def test_a_quick_stream_that_stops_is_quiet_at_once_and_quick_again_soon():
+def test_a_quick_stream_that_stops_is_quiet_soon_and_quick_again_soon():
     pace, now = pace_of(0.002)
-    assert pace.wait(now + LIMITS.active_for) == LIMITS.await_quiet
+    assert not pace.active(now + LIMITS.active_for)
+    assert pace.lively(now + 0.5)
+    assert not pace.lively(now + 2.0)
     hour = now + 3600.0
     for number in range(12):
         pace.event(hour + number * 0.002)
-    assert pace.wait(hour + 0.024) == LIMITS.await_active
+    assert pace.active(hour + 0.024)
