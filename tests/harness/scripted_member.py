@@ -49,7 +49,8 @@ class ScriptedMember:
     ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
     is how many bytes more it sends before all its connections are cut; ``slow`` is what a command
     takes, in seconds. ``oplog_size`` is told if it is not 0; ``unreplicated``: no majority has its
-    notes. ``lets_through`` tells whether the cursor of this id and pipeline is given events.
+    notes; beyond ``shows`` it shows nothing of its oplog. ``lets_through`` tells whether the cursor
+    of this id and pipeline is given events.
     """
 
     set_name: str
@@ -72,6 +73,7 @@ class ScriptedMember:
     cut_after: int | None = None
     oplog_size: int = 0
     unreplicated: bool = False
+    shows: Timestamp | None = None
     lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
     _ids: int = 1000
     _server: asyncio.Server | None = None
@@ -193,11 +195,17 @@ class ScriptedMember:
         reply = await handler(command)
         return {"ok": 1.0, **reply, **self._times()}
 
+    @property
+    def _shown(self) -> list[tuple[Timestamp, dict[str, Any] | None]]:
+        if self.shows is None:
+            return self.entries
+        return [entry for entry in self.entries if entry[0] <= self.shows]
+
     def _times(self) -> dict[str, Any]:
         signature = {"hash": bytes(20), "keyId": Int64(0)}
         return {
             "$clusterTime": {"clusterTime": self.now, "signature": signature},
-            "operationTime": self.entries[-1][0] if self.entries else Timestamp(1, 1),
+            "operationTime": self._shown[-1][0] if self._shown else Timestamp(1, 1),
         }
 
     async def _hello(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -298,8 +306,8 @@ class ScriptedMember:
         batch = found[: command["batchSize"]]
         last = batch[-1]["_id"]["_data"] if batch else cursor.after
         closed = bool(batch) and batch[-1]["operationType"] == "invalidate"
-        if len(batch) == len(found) and self.entries and not closed:
-            last = max(last, mark_token(self.entries[-1][0]))
+        if len(batch) == len(found) and self._shown and not closed:
+            last = max(last, mark_token(self._shown[-1][0]))
         cursor.after = max(cursor.after, last)
         if closed:
             del self.cursors[number]
@@ -315,7 +323,7 @@ class ScriptedMember:
         if not self.lets_through(cursor.cursor_id, cursor.pipeline):
             return []
         token = cursor.after
-        events = [event for _, event in self.entries if event is not None]
+        events = [event for _, event in self._shown if event is not None]
         found = [event for event in events if event["_id"]["_data"] > token]
         for index, event in enumerate(found):
             if event["operationType"] == "invalidate":
