@@ -22,6 +22,7 @@ SUITES = (
     "real_servers",
     "guest",
     "lookup",
+    "notes",
 )
 REAL = ("real_servers", "guest", "lookup")
 """Those that need MongoDB's own servers."""

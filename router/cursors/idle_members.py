@@ -119,10 +119,21 @@ class IdleMembers:
             self._nudger.nudge(
                 remote.target,
                 remote.host,
-                waiting.latest,
+                wanted=partial(self._wanted, remote, waiting.remote),
                 begun=partial(self._nudge_begun, remote),
-                done=partial(self._nudge_done, remote, waiting.latest),
+                done=partial(self._nudge_done, remote),
             )
+
+    def _wanted(self, remote: Remote, number: int) -> Timestamp | None:
+        """Return the time that the member is to get past now; more may wait for it than before."""
+        if self._closed or self.lingering or self._remotes.get(number) is not remote:
+            return None
+        waiting = (*self._stream.lagging, *self._stream.leaving)
+        latest = max((each.latest for each in waiting if each.remote == number), default=None)
+        if latest is None or remote.reached > latest:
+            return None
+        remote.nudge.past = latest
+        return latest
 
     def _nudge_begun(self, remote: Remote, takes: float) -> None:
         """Have the member asked so that it answers when it has been nudged."""
@@ -130,9 +141,12 @@ class IdleMembers:
         remote.policy.reset()
         self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
 
-    def _nudge_done(self, remote: Remote, past: Timestamp, result: NudgeResult) -> None:
-        now = self._loop.time()
-        remote.nudge.done(now)
+    def _nudge_done(self, remote: Remote, result: NudgeResult) -> None:
+        now, past = self._loop.time(), remote.nudge.past
+        if result is NudgeResult.UNWANTED:
+            remote.nudge.pending = False
+        else:
+            remote.nudge.done(now)
         if result in {NudgeResult.THERE, NudgeResult.ACKNOWLEDGED}:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.reached(past, now)

@@ -49,6 +49,8 @@ _NOT_ALLOWED = frozenset(
 class NudgeResult(Enum):
     """What is known after a nudge."""
 
+    UNWANTED = auto()
+    """Nothing: when its turn came, nobody wanted it any more."""
     FAILED = auto()
     """Nothing."""
     READ = auto()
@@ -79,19 +81,19 @@ class Nudger:
         self,
         target: str,
         host: str,
-        past: Timestamp,
         *,
+        wanted: Callable[[], Timestamp | None],
         begun: Callable[[float], None],
         done: Callable[[NudgeResult], None],
     ) -> None:
-        """Have ``target`` promise more than ``past``.
+        """Have ``target`` promise more than ``wanted()``, which is called when its turn comes.
 
-        ``host`` is its host string, for a shard that the shard list does not have (yet).
-        ``begun(takes)`` is called when the command is sent, with the seconds that it may take;
-        ``done`` after the attempt.
+        None from all who have asked: there is no nudge. ``host`` is the target's host string, for
+        a shard that the shard list does not have (yet). ``begun(takes)`` is called when the command
+        is sent, with the seconds that it may take; ``done`` after the attempt.
         """
         if self._limits.nudges:
-            self._target(target, host).ask(_Request(past, begun, done))
+            self._target(target, host).ask(_Request(wanted, begun, done))
 
     def ready_at(self, target: str, host: str, now: float) -> float:
         """Return when ``target`` may be nudged next: ``now``, if it may be at once."""
@@ -127,7 +129,7 @@ class Nudger:
 
 
 class _Request(NamedTuple):
-    past: Timestamp
+    wanted: Callable[[], Timestamp | None]
     begun: Callable[[float], None]
     done: Callable[[NudgeResult], None]
 
@@ -206,13 +208,17 @@ class _Target:
             while self._waiting:
                 await self._turn()
                 waiting, self._waiting = self._waiting, []
-                for request in waiting:
-                    request.begun(self.takes)
+                wanted = [past for each in waiting if (past := each.wanted()) is not None]
+                result = NudgeResult.UNWANTED
                 begun = loop.time()
-                result = await self._nudge(max(request.past for request in waiting))
+                if wanted:
+                    self.budget.take(begun)
+                    for request in waiting:
+                        request.begun(self.takes)
+                    result = await self._nudge(max(wanted))
                 if result is NudgeResult.FAILED:
                     self._not_before = loop.time() + self._backoff.next_pause()
-                else:
+                elif wanted:
                     self._backoff.reset()
                     self.takes += (loop.time() - begun - self.takes) / _MEMORY
                 for request in waiting:
@@ -222,12 +228,12 @@ class _Target:
             self._task = None
 
     async def _turn(self) -> None:
-        """Wait until the member may be nudged, and take a token for it."""
+        """Wait until the member may be nudged."""
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
             turn = max(self._not_before, self.budget.ready_at(now))
-            if turn <= now and self.budget.take(now):
+            if turn <= now:
                 return
             await asyncio.sleep(turn - now)
 

@@ -58,7 +58,7 @@ class Waits:
         if latest is None:
             remote.policy.reset()
             remote.nudge.shown()
-        coming = latest is not None and (remote.nudge.begun or remote.reached > latest)
+        coming = latest is not None and self._promise_is_due(number, remote)
         seconds = limits.await_quiet
         if latest is not None and not limits.nudges:
             seconds = min(seconds, remote.policy.in_vain())
@@ -74,6 +74,11 @@ class Waits:
             tick = self._nudger.next_tick(remote.target, remote.host, now) - now
             seconds = min(seconds, remote.policy.in_vain() if coming else tick)
         cursor.set_await(seconds)
+
+    def _promise_is_due(self, number: int, remote: Remote) -> bool:
+        """Tell whether the member is getting, or has got, beyond the remote's promise."""
+        promise = self._stream.promise(number)
+        return remote.nudge.begun or promise is None or remote.reached > cluster_time_of(promise)
 
     def _is_paced(self, remote: Remote, now: float) -> bool:
         """Tell whether promises are wanted more often than can be afforded for each event."""

@@ -49,8 +49,8 @@ class ScriptedMember:
     ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
     is how many bytes more it sends before all its connections are cut; ``slow`` is what a command
     takes, in seconds. ``oplog_size`` is told if it is not 0; ``unreplicated``: no majority has its
-    notes; beyond ``shows`` it shows nothing of its oplog. ``lets_through`` tells whether the cursor
-    of this id and pipeline is given events.
+    notes; ``past`` are the times that notes were to get to. Beyond ``shows`` it shows nothing of
+    its oplog. ``lets_through`` tells whether the cursor of this id and pipeline is given events.
     """
 
     set_name: str
@@ -73,6 +73,7 @@ class ScriptedMember:
     cut_after: int | None = None
     oplog_size: int = 0
     unreplicated: bool = False
+    past: list[Timestamp] = field(default_factory=list)
     shows: Timestamp | None = None
     lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
     _ids: int = 1000
@@ -246,6 +247,7 @@ class ScriptedMember:
     async def _appendoplognote(self, command: dict[str, Any]) -> dict[str, Any]:
         if not self.notes:
             return {"ok": 0.0, "errmsg": "not authorized", "code": 13}
+        self.past.append(command["maxClusterTime"])
         last = self.entries[-1][0] if self.entries else Timestamp(1, 1)
         if last >= command["maxClusterTime"]:
             return {"ok": 0.0, "errmsg": "stale", "code": 209, "codeName": "StaleClusterTime"}

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from bson import Timestamp
 
@@ -38,7 +39,9 @@ class Nudged:
         self.results: list[NudgeResult] = []
 
     def ask(self, past: Timestamp) -> None:
-        self.nudger.nudge("s1", self.host, past, begun=self.begun.append, done=self._count)
+        self.nudger.nudge(
+            "s1", self.host, wanted=lambda: past, begun=self.begun.append, done=self._count
+        )
 
     async def once(self, past: Timestamp) -> None:
         wanted = self.done + 1
@@ -118,6 +121,37 @@ async def test_notes_alone_need_three_days_to_fill_an_oplog(cluster: ScriptedClu
         await nudged.once(Timestamp(300 + number, 1))
     assert loop.time() - begun > 3 / per_second
     assert member.commands["collStats"] == 1, "asked once for each connection"
+    await nudged.nudger.close()
+
+
+async def test_what_is_not_wanted_any_more_when_its_turn_comes_is_no_nudge(
+    cluster: ScriptedCluster,
+):
+    nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
+    wanted: list[Timestamp | None] = [Timestamp(200, 1), None, None]
+    for _ in range(3):
+        ended = nudged.done
+        nudged.nudger.nudge(
+            "s1", nudged.host, wanted=partial(wanted.pop, 0), begun=nudged.begun.append,
+            done=nudged._count,
+        )  # fmt: skip
+        await until(lambda before=ended: nudged.done > before)  # type: ignore[misc]
+    assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.UNWANTED, NudgeResult.UNWANTED]
+    assert len(nudged.begun) == member.commands["appendOplogNote"] == 1
+    await nudged.nudger.close()
+
+
+async def test_a_nudge_goes_past_what_is_wanted_when_its_turn_comes(cluster: ScriptedCluster):
+    """Otherwise each note of a busy stream would be for the event after the note before."""
+    nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
+    await nudged.once(Timestamp(200, 1))
+    newest = Timestamp(300, 1)
+    nudged.nudger.nudge(
+        "s1", nudged.host, wanted=lambda: newest, begun=nudged.begun.append, done=nudged._count
+    )
+    newest = Timestamp(400, 1)
+    await until(lambda: nudged.done == 2)
+    assert member.past[-1] == Timestamp(400, 2)
     await nudged.nudger.close()
 
 
