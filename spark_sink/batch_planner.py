@@ -1,158 +1,343 @@
-"""Decides, on Spark's driver, where the next micro-batch ends.
+"""Decides, on Spark's driver, where the next micro-batch ends, and how its tasks share it.
 
-The end must be a token, so the planner reads ahead on a stream of its own that carries tokens only
-and keeps one of them. What a batch holds is settled by its two ends alone, not by what the planner
-saw, so a batch that is read again after a crash has the same content (docs/design.md, section 12).
+A batch ends at a cluster time that all shards have passed, so that a tick's events, such as those
+of a transaction on one shard, stay together. The planner watches a stream of tokens, the scout, and
+reads at most a sample of each batch on it:
+
+- A stream that pauses within the sample ends the batch where it pauses.
+- A stream that does not pause has more events than the sample. The pace (spark_sink.pace) says at
+  what time about `max_events` have come; the scout is opened again there, and the batch ends at its
+  first event, which the merge has let through because all shards have passed it.
+
+So planning costs about the same for batches of all sizes. What a batch holds is settled by its two
+ends alone, not by what the planner saw, so a batch that is read again after a crash has the same
+content (docs/design.md, section 12).
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
-from spark_sink.event_stream import STALLED_AFTER, EventStream, sort_key
-from spark_sink.positions import AtTime, FromNow, Position, Token, is_after, time_of
-from spark_sink.router_client import WatchedStream
+from spark_sink.event_stream import STALLED_AFTER, EventStream
+from spark_sink.pace import Pace
+from spark_sink.positions import AtTime, FromNow, Position, Token, is_after, key_of, time_of
+from spark_sink.read_reports import ReportInbox
+from spark_sink.read_task import ReadTask, merged_tasks, shard_tasks
+from spark_sink.router_client import Shard, WatchedStream
 
 # Seconds that a call waits for a first event, and that it gathers events that keep coming.
 FIRST_EVENT_WAIT = 0.5
 GATHER_TIME = 0.25
+# Events that a call reads at most to tell how many there are. A batch of no more is read by one
+# task from the merged stream, which costs less than opening a stream on each shard.
+SAMPLE = 500
+# Seconds in which an event must follow a supposed end, and how often an end is supposed. Where
+# none is found so many events are counted at most.
+_END_WAIT = 0.1
+_MOST_ENDS = 2
+_MOST_COUNTED = 20_000
+# Stretches of time that a batch is cut into at most.
+_MOST_STRETCHES = 64
 
 
 @dataclass(frozen=True)
-class TokenRange:
-    """The events after `start` up to and including `end`; `events` of them, if that is known."""
+class Limits:
+    """How a batch is sized and shared; None and 0 are no limit.
 
-    start: Position
-    end: Token
-    events: int | None = None
+    max_bytes: of a batch, beside the events that Spark asks for; events_per_task: how many a task
+    should read; in_total_order: tasks read the merged stream in stretches, never shards' parts;
+    idle_advance: seconds of cluster time that the offset of a quiet stream may stay behind.
+    """
+
+    max_bytes: int | None = None
+    events_per_task: int = 0
+    in_total_order: bool = False
+    idle_advance: float = 21_600.0
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Cluster:
+    """What the planner asks of the cluster. All may raise StreamError or PyMongoError.
+
+    watch: opens a stream of tokens after a position; newest: about the newest cluster time;
+    present: a cluster time that no finished write lies behind; beginning: where a query without a
+    start option begins; shards: all of them, None where they cannot be listed.
+    """
+
+    watch: Callable[[Position], WatchedStream]
+    newest: Callable[[], Timestamp]
+    present: Callable[[], Timestamp]
+    beginning: Callable[[], AtTime]
+    shards: Callable[[], list[Shard] | None]
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch as it was planned: its ends, how many events it may have, what it need not read.
+
+    events: None for a batch of unknown size; quiet_until: no event lies before it.
+    """
+
     start: Position
     end: Position
-    ranges: tuple[TokenRange, ...]
+    events: int | None = None
+    quiet_until: Timestamp | None = None
 
 
 class BatchPlanner:
-    """Plans micro-batches one after the other, reading ahead on one stream of tokens.
+    """Plans micro-batches one after the other.
 
-    watch: opens a stream of tokens after a position; cluster_time: the newest that the cluster has;
-    beginning: where a query without a start option begins;
-    events_per_range: most events of a range, 0 for ranges that are whole batches;
-    idle_advance: seconds of cluster time that the offset of a quiet stream may stay behind.
+    cluster: the router; limits: sizes; inbox: where tasks report, None for none.
     """
 
     def __init__(
         self,
-        watch: Callable[[Position], WatchedStream],
-        cluster_time: Callable[[], Timestamp],
-        beginning: Callable[[], AtTime],
+        cluster: Cluster,
+        limits: Limits | None = None,
+        inbox: ReportInbox | None = None,
         *,
-        events_per_range: int = 0,
-        idle_advance: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._watch = watch
-        self._cluster_time = cluster_time
-        self._beginning = beginning
-        self._events_per_range = events_per_range
-        self._idle_advance = idle_advance
+        self._cluster = cluster
+        self._limits = limits or Limits()
+        self._inbox = inbox
         self._clock = clock
-        self._stream: EventStream | None = None
-        self._pending: RawBSONDocument | None = None
-        self._target: Timestamp | None = None
-        self._plan: _Plan | None = None
+        self._pace = Pace()
+        self._scout: EventStream | None = None
+        self._ahead: deque[Token] = deque()  # what the scout has read beyond the planned batch
+        self._until: Timestamp | None = None
+        self._plan: PlannedBatch | None = None
+        self._batch = 0  # the number of the latest one,
+        self._tasks = 0  # and of its tasks
+        self._paused = False
 
     def stop_at_present(self) -> None:
         """From now on plan nothing that is written after this call. Raises StreamError."""
-        self._target = self._present()
+        self._until = self._cluster.present()
 
-    def next_end(self, start: Position, max_events: int | None) -> Position:
-        """Where the batch that begins after `start` ends; `start` itself when there is none.
+    def next_batch(self, start: Position, max_events: int | None) -> PlannedBatch:
+        """The batch after `start`; one that ends at `start` when there is none.
 
-        max_events: the most events of the batch; None for all that are there now.
+        max_events: about the most events of the batch; None for all that are there now.
         Raises StreamError.
         """
+        if self._inbox is not None:
+            passages = self._inbox.read(self._batch)
+            if len(passages) == self._tasks:  # a part of them would show too slow a pace
+                end = None if self._plan is None else time_of(self._plan.end)
+                self._pace.has_read(passages, end)
+        self._batch += 1
+        self._tasks = 0
         if isinstance(start, FromNow):
-            self._plan = _Plan(start, self._beginning(), ())
-            return self._plan.end
-        until = self._target
-        if until is None and max_events is None:
-            until = self._present()
-        stream = self._stream_after(start)
-        ranges = self._gather(stream, start, max_events, until)
-        end = ranges[-1].end if ranges else self._quiet_end(start, stream.position)
-        self._plan = _Plan(start, end, ranges)
-        return end
+            self._plan = PlannedBatch(start, self._cluster.beginning(), 0)
+        else:
+            self._plan = self._planned(start, max_events)
+        return self._plan
 
-    def ranges(self, start: Position, end: Position) -> tuple[TokenRange, ...]:
-        """What the tasks of a batch read, in the order of the stream.
+    def tasks(self, batch: PlannedBatch) -> list[ReadTask]:
+        """What the tasks of a batch read. Raises StreamError if its end does not follow its start.
 
-        A batch planned before a restart is one range: where it was cut is not remembered, and does
-        not matter to its content. Raises StreamError if `end` does not follow `start`.
+        batch: as planned, or only its ends, of a batch that was planned before a restart.
         """
-        if start == end or isinstance(start, FromNow):
-            return ()
+        start, end = batch.start, batch.end
+        if start == end or isinstance(start, FromNow) or batch.events == 0:
+            return []
+        if not is_after(end, start):
+            raise StreamError(
+                f"a batch cannot end at {end} when it starts after {start}: the checkpoint is "
+                "damaged. Start with a new checkpointLocation"
+            )
         if self._plan is not None and (self._plan.start, self._plan.end) == (start, end):
-            return self._plan.ranges
-        if not isinstance(end, Token) or not is_after(end, start):
-            raise StreamError(f"a batch cannot end at {end} when it starts after {start}")
-        return (TokenRange(start, end),)
+            batch = self._plan
+        if batch.quiet_until is not None and is_after(AtTime(batch.quiet_until), start):
+            start = AtTime(batch.quiet_until)
+        shards = None
+        few = batch.events is not None and batch.events <= SAMPLE
+        if not self._limits.in_total_order and not few:
+            shards = self._cluster.shards()
+        bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
+        if shards is None:
+            tasks = merged_tasks(start, end, bounds)
+        else:
+            tasks = shard_tasks(start, end, bounds, shards)
+        self._tasks = len(tasks)
+        address = None if self._inbox is None else self._inbox.address
+        return [replace(task, batch=self._batch, report_to=address) for task in tasks]
 
     def close(self) -> None:
         """Kill the cursor."""
-        if self._stream is not None:
-            self._stream.close()
-        self._stream = self._pending = self._plan = None
+        if self._scout is not None:
+            self._scout.close()
+        self._scout = self._plan = None
+        self._ahead.clear()
 
-    def _gather(
-        self, stream: EventStream, start: Position, max_events: int | None, until: Timestamp | None
-    ) -> tuple[TokenRange, ...]:
-        """Read ahead: until `max_events`, `until`, or the stream pauses, or long enough."""
-        batch = _Batch(start, self._events_per_range)
-        asked_at = gather_until = self._clock()
-        # Cluster times are compared as the tokens that begin with them are.
-        limit = None if until is None else f"82{until.time:08X}{until.inc:08X}~"
-        while max_events is None or batch.events < max_events:
-            event = self._pending or stream.next()
-            self._pending = None
-            if event is None:
-                if batch.events and max_events is not None:
-                    break
-                if self._has_paused(stream.position, limit, asked_at):
-                    break
-            elif limit is not None and sort_key(event) > limit:
-                self._pending = event
-                break
-            else:
-                now = self._clock()
-                if not batch.events:
+    def _planned(self, start: Position, max_events: int | None) -> PlannedBatch:
+        until = self._until
+        if until is None and max_events is None:
+            until = self._cluster.present()
+        stop = None if until is None else _tick_after(until)
+        if stop is not None and not is_after(stop, start):
+            return PlannedBatch(start, start, 0)
+        quiet = self._quiet_until(start)
+        scout = self._scout_after(start)
+        most = self._pace.most_events(max_events, self._limits.max_bytes)
+        self._gather(scout, most, stop)
+        if self._ahead and stop is not None and self._ahead[0].data > key_of(stop):
+            return PlannedBatch(start, start, 0)
+        if not self._ahead:
+            return PlannedBatch(start, self._quiet_end(start, scout.position), 0, quiet)
+        end, events = self._end(scout, most, stop)
+        return PlannedBatch(start, end, events, quiet)
+
+    def _gather(self, scout: EventStream, most: int | None, stop: AtTime | None) -> None:
+        """Read ahead: until the stream pauses, for long enough, or a sample, or beyond `stop`."""
+        wanted = SAMPLE if most is None else min(SAMPLE, most)
+        asked_at = self._clock()
+        gather_until = asked_at + GATHER_TIME
+        self._paused = False
+        while len(self._ahead) <= wanted:
+            event = scout.next()
+            now = self._clock()
+            if event is not None:
+                self._ahead.append(Token(dict(event["_id"])))
+                if stop is not None and self._ahead[-1].data > key_of(stop):
+                    return
+                if len(self._ahead) == 1:
                     gather_until = now + GATHER_TIME
-                batch.add(event)
-                if limit is None and now >= gather_until:
-                    break
-        return batch.ranges()
+                if now >= gather_until and stop is None and self._spans_ticks():
+                    return
+                continue
+            if stop is None or self._ahead:
+                self._paused = bool(self._ahead)
+                if self._paused or now - asked_at >= FIRST_EVENT_WAIT:
+                    return
+            elif scout.position is not None and scout.position.data > key_of(stop):
+                return
+            if now - asked_at > STALLED_AFTER:
+                raise StreamError(
+                    f"the stream has not come to the present in {STALLED_AFTER:.0f} s: see which "
+                    "shard cannot be reached, and restart the query"
+                )
 
-    def _has_paused(self, reached: Token | None, limit: str | None, asked_at: float) -> bool:
-        """Whether waiting on is in vain: for a while, or for good once `limit` is behind."""
-        waited = self._clock() - asked_at
-        if limit is None:
-            return waited >= FIRST_EVENT_WAIT
-        if reached is not None and reached.data > limit:
-            return True
-        if waited > STALLED_AFTER:
-            raise StreamError(
-                f"the stream has not come to the present in {STALLED_AFTER:.0f} s: "
-                "a shard may be unreachable"
-            )
-        return False
+    def _end(
+        self, scout: EventStream, most: int | None, stop: AtTime | None
+    ) -> tuple[Position, int | None]:
+        """Where the batch that begins with the events ahead ends, and how many it has if known."""
+        ahead = self._ahead
+        if not self._paused and len(ahead) > SAMPLE and (most is None or most > SAMPLE):
+            far = self._far_end(most, stop)
+            if far is not None:
+                return far, most
+            self._count_on(scout, most, stop)
+        if stop is not None and ahead[-1].data > key_of(stop):
+            return stop, self._take(key_of(stop))
+        if self._paused:
+            reached, end = scout.position, ahead[-1]
+            if reached is None or reached.cluster_time <= end.cluster_time:
+                return end, self._take(end.data)
+            beyond = AtTime(reached.cluster_time)
+            return beyond, self._take(key_of(beyond))
+        return self._near_end(scout, most)
+
+    def _count_on(self, scout: EventStream, most: int | None, stop: AtTime | None) -> None:
+        """Read on from the sample: until the stream pauses, or far enough."""
+        wanted = _MOST_COUNTED if most is None else min(_MOST_COUNTED, most)
+        while len(self._ahead) <= wanted:
+            event = scout.next()
+            if event is None:
+                self._paused = True
+                return
+            self._ahead.append(Token(dict(event["_id"])))
+            if stop is not None and self._ahead[-1].data > key_of(stop):
+                return
+
+    def _near_end(self, scout: EventStream, most: int | None) -> tuple[Position, int]:
+        """The last tick's beginning among the events ahead, at most `most` events on."""
+        ahead = self._ahead
+        last = ahead[-1] if most is None else ahead[min(most, len(ahead) - 1)]
+        while not self._spans_ticks():  # one tick with many events goes into one batch
+            event = scout.next()
+            if event is None:
+                last = ahead[-1]
+                return last, self._take(last.data)
+            last = Token(dict(event["_id"]))
+            ahead.append(last)
+        if last.cluster_time == ahead[0].cluster_time:
+            last = next(each for each in ahead if each.cluster_time > last.cluster_time)
+        end = AtTime(last.cluster_time)
+        return end, self._take(key_of(end))
+
+    def _far_end(self, most: int | None, stop: AtTime | None) -> Position | None:
+        """An end far beyond the sample, where the scout then stands; None if there is none."""
+        ahead = self._ahead
+        first, last = ahead[0].cluster_time, ahead[-1].cluster_time
+        self._pace.has_seen([token.cluster_time for token in ahead])
+        supposed = self._cluster.newest() if stop is None else stop.time
+        if most is not None and self._pace.is_known:
+            supposed = min(supposed, self._pace.end_of(first, most))
+        for _ in range(_MOST_ENDS):
+            if supposed <= last:
+                return None
+            end = self._try_end(AtTime(supposed), stop)
+            if end is not None:
+                return end
+            supposed = next(iter(self._pace.between(last, supposed, 2)), last)
+        return None
+
+    def _try_end(self, supposed: AtTime, stop: AtTime | None) -> Position | None:
+        """The first tick at or after `supposed` with an event; the scout goes on from there."""
+        scout = EventStream(self._cluster.watch, supposed, clock=self._clock)
+        asked_at = self._clock()
+        event = scout.next()
+        while event is None and self._clock() - asked_at < _END_WAIT:
+            event = scout.next()
+        if event is None:
+            scout.close()
+            return None
+        if self._scout is not None:
+            self._scout.close()
+        self._scout = scout
+        self._ahead.clear()
+        token = Token({**event["_id"]})
+        self._ahead.append(token)
+        end = AtTime(token.cluster_time)
+        return end if stop is None or is_after(stop, end) else stop
+
+    def _take(self, through: str) -> int:
+        """Drop the events up to that key from those ahead; return how many they are."""
+        taken = 0
+        while self._ahead and self._ahead[0].data <= through:
+            self._ahead.popleft()
+            taken += 1
+        return taken
+
+    def _spans_ticks(self) -> bool:
+        return self._ahead[0].data[:18] != self._ahead[-1].data[:18]
+
+    def _bounds(
+        self, start: Position, end: Position, events: int | None, shards: int
+    ) -> list[Timestamp]:
+        """Where the stretch is cut, so that tasks read about as many events as they should."""
+        per_task = self._limits.events_per_task
+        begin, until = time_of(start), time_of(end)
+        if not per_task or events is None or begin is None or until is None:
+            return []
+        parts = min(_MOST_STRETCHES, -(-events // (per_task * shards)))
+        return self._pace.between(begin, until, parts)
+
+    def _quiet_until(self, start: Position) -> Timestamp | None:
+        """The time before which the scout has seen no event after `start`, if it was quiet."""
+        plan = self._plan
+        if plan is None or self._scout is None or plan.events != 0 or plan.end != start:
+            return None
+        reached = self._ahead[0] if self._ahead else self._scout.position
+        return None if reached is None else reached.cluster_time
 
     def _quiet_end(self, start: Position, reached: Token | None) -> Position:
         """The same offset again, or, when that has become old, what the stream has reached."""
@@ -160,53 +345,14 @@ class BatchPlanner:
         if reached is None or since is None or not is_after(reached, start):
             return start
         behind = reached.cluster_time.time - since.time
-        return reached if behind >= self._idle_advance else start
+        return AtTime(reached.cluster_time) if behind >= self._limits.idle_advance else start
 
-    def _stream_after(self, start: Position) -> EventStream:
-        if self._stream is None or self._plan is None or self._plan.end != start:
+    def _scout_after(self, start: Position) -> EventStream:
+        if self._scout is None or self._plan is None or self._plan.end != start:
             self.close()
-            self._stream = EventStream(self._watch, start, clock=self._clock)
-        return self._stream
-
-    def _present(self) -> Timestamp:
-        """A cluster time that no finished write lies behind."""
-        stream = EventStream(self._watch, FromNow(), clock=self._clock)
-        try:
-            stream.next()  # after this the router has heard from every shard
-            reached = stream.position
-        finally:
-            stream.close()
-        seen = self._cluster_time()
-        return seen if reached is None else max(seen, reached.cluster_time)
+            self._scout = EventStream(self._cluster.watch, start, clock=self._clock)
+        return self._scout
 
 
-class _Batch:
-    """The ranges of a batch while its events are counted."""
-
-    def __init__(self, start: Position, events_per_range: int) -> None:
-        self.events = 0
-        self._start = start
-        self._size = events_per_range
-        self._done: list[TokenRange] = []
-        self._open = 0
-        self._last: RawBSONDocument | None = None
-
-    def add(self, event: RawBSONDocument) -> None:
-        """Count an event, the latest in the order of the stream."""
-        if self._size and self._open == self._size:
-            self._close()
-        self.events += 1
-        self._open += 1
-        self._last = event
-
-    def ranges(self) -> tuple[TokenRange, ...]:
-        """The ranges, the last one ending with the event added last."""
-        if self._open:
-            self._close()
-        return tuple(self._done)
-
-    def _close(self) -> None:
-        assert self._last is not None
-        end = Token(dict(self._last["_id"]))
-        self._done.append(TokenRange(self._start, end, self._open))
-        self._start, self._open = end, 0
+def _tick_after(time: Timestamp) -> AtTime:
+    return AtTime(Timestamp(time.time, time.inc + 1))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
+from pymongo.errors import PyMongoError
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -23,13 +24,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.batch_planner import BatchPlanner, TokenRange
+from spark_sink.batch_planner import BatchPlanner, Cluster, Limits, PlannedBatch
 from spark_sink.errors import OptionError, told_briefly
 from spark_sink.event_rows import SCHEMA, arrow_batches, canonical_json, relaxed_json
-from spark_sink.event_stream import EventStream, read_range
 from spark_sink.options import StreamOptions, parse_options
 from spark_sink.positions import AtTime
 from spark_sink.query_start import cluster_time_at, query_started
+from spark_sink.read_reports import ReportInbox, report
+from spark_sink.read_task import ReadTask, TaskReader
 from spark_sink.router_client import RouterClient
 from spark_sink.scope import Offsets
 
@@ -38,15 +40,13 @@ FORMAT = "mergerouter"
 # Seconds that a getMore may wait: short where a micro-batch waits for its end to be found.
 _PLANNING_AWAIT = 0.1
 _READING_AWAIT = 0.5
-# Most events of a reply, so that a task holds little more than the Arrow batch that it builds.
-_EVENTS_PER_REPLY = 10_000
 
 
 @dataclass
-class RangePartition(InputPartition):
-    """A range of tokens that one task reads."""
+class TaskPartition(InputPartition):
+    """What one task of Spark reads."""
 
-    value: TokenRange
+    value: ReadTask
 
 
 class MergerouterDataSource(DataSource):
@@ -95,10 +95,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._offsets = Offsets(options.scope)
         self._loaded = loaded
         self._client: RouterClient | None = None
+        self._inbox: ReportInbox | None = None
         self._planner: BatchPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None, "_planner": None}
+        return {**self.__dict__, "_client": None, "_inbox": None, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins.
@@ -109,7 +110,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._offsets.write(self._options.start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """At most maxEventsPerTrigger events in a micro-batch."""
+        """About maxEventsPerTrigger events in a micro-batch at most."""
         return ReadMaxRows(self._options.max_events_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -126,54 +127,77 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         else:
             raise TypeError(f"a read limit that this source never asked for: {limit}")
         with told_briefly():
-            begin = self._offsets.read(start)
-            end = self._planning().next_end(begin, max_events)
-        return start if end == begin else self._offsets.write(end)
+            batch = self._planning().next_batch(self._offsets.read(start), max_events)
+        if batch.end == batch.start:
+            return start
+        return self._offsets.write(batch.end, batch.quiet_until)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The newest cluster time, for the lag in Spark's metrics; None before the first batch."""
+        if self._client is None:
+            return None
+        try:
+            return self._offsets.write(AtTime(self._client.clocks().cluster_time))
+        except PyMongoError:
+            return None  # metrics can wait for the router
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The ranges that the tasks of a micro-batch read. Raises StreamError."""
+        """What the tasks of a micro-batch read. Raises StreamError."""
         with told_briefly():
-            begin, until = self._offsets.read(start), self._offsets.read(end)
-            return [RangePartition(one) for one in self._planning().ranges(begin, until)]
+            batch = PlannedBatch(
+                self._offsets.read(start),
+                self._offsets.read(end),
+                quiet_until=self._offsets.read_quiet(end),
+            )
+            return [TaskPartition(task) for task in self._planning().tasks(batch)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of one range, as Arrow batches. Raises StreamError."""
+        """The events that one task reads, as Arrow batches. Raises StreamError."""
         with told_briefly():
-            yield from self._read(cast("RangePartition", partition).value)
+            yield from self._read(cast("TaskPartition", partition).value)
 
-    def _read(self, wanted: TokenRange) -> Iterator[pa.RecordBatch]:
-        batch_size = _EVENTS_PER_REPLY
-        if wanted.events is not None:
-            batch_size = min(wanted.events, _EVENTS_PER_REPLY)
+    def _read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         client = RouterClient(self._options)
-        watch = partial(client.watch_events, batch_size=batch_size, max_await=_READING_AWAIT)
-        stream = EventStream(watch, wanted.start)
+        watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
+        reader = TaskReader(task, watch)
         try:
             to_json = canonical_json if self._options.canonical_json else relaxed_json
-            yield from arrow_batches(read_range(stream, wanted.end), to_json)
+            yield from arrow_batches(reader.events(), to_json)
         finally:
-            stream.close()
             client.close()
+        if task.report_to is not None:
+            report(reader.passage, task.batch, task.report_to)
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
         if self._planner is not None:
             self._planner.close()
+        if self._inbox is not None:
+            self._inbox.close()
         if self._client is not None:
             self._client.close()
-        self._planner = self._client = None
+        self._planner = self._inbox = self._client = None
 
     def _planning(self) -> BatchPlanner:
         if self._planner is None:
-            self._client = client = RouterClient(self._options, guarded=True)
+            options = self._options
+            self._client = client = RouterClient(options, guarded=True)
             client.require_reachable()
-            self._planner = BatchPlanner(
-                partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
-                lambda: client.clocks().cluster_time,
-                lambda: _beginning(client, query_started(self._loaded)),
-                events_per_range=self._options.events_per_partition,
-                idle_advance=self._options.idle_advance_seconds,
+            self._inbox = ReportInbox(client.address)
+            cluster = Cluster(
+                watch=partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
+                newest=lambda: client.clocks().cluster_time,
+                present=client.present,
+                beginning=lambda: _beginning(client, query_started(self._loaded)),
+                shards=client.shards,
             )
+            limits = Limits(
+                max_bytes=options.max_bytes_per_trigger,
+                events_per_task=options.events_per_partition,
+                in_total_order=options.in_total_order,
+                idle_advance=options.idle_advance_seconds,
+            )
+            self._planner = BatchPlanner(cluster, limits, self._inbox)
         return self._planner
 
 

@@ -8,6 +8,7 @@ section 5), since a streaming query outlives the collection that it watches.
 from __future__ import annotations
 
 import random
+import struct
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,9 +16,10 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError
-from spark_sink.positions import Position, Token, is_invalidate
+from spark_sink.positions import Position, Token, is_invalidate, key_of
 from spark_sink.router_client import WatchedStream
 
+_INT = struct.Struct("<i")
 _RESUMABLE_LABEL = "ResumableChangeStreamError"
 _HISTORY_LOST = 286
 _FATAL = 280
@@ -36,8 +38,9 @@ class EventStream:
     token as the one before it, as several shards report the renaming of a collection: who resumes
     after one of them skips the other.
 
-    watch: opens a stream after a position; start: the first position; retry_for: seconds during
-    which failures without any progress in between are tried again; clock, sleep: for tests.
+    watch: opens a stream after a position; start: the first position; after: events whose tokens
+    sort at or below it are left out, too; retry_for: seconds during which failures without any
+    progress in between are tried again; clock, sleep: for tests.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class EventStream:
         watch: Callable[[Position], WatchedStream],
         start: Position,
         *,
+        after: str = "",
         retry_for: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -56,7 +60,7 @@ class EventStream:
         self._sleep = sleep
         self._stream: WatchedStream | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
-        self._last_key = start.data if isinstance(start, Token) else ""
+        self._last_key = max(after, start.data if isinstance(start, Token) else "")
         self._failing_since: float | None = None
         self._attempts = 0
 
@@ -141,39 +145,44 @@ class EventStream:
 
 
 def read_range(
-    stream: EventStream, end: Token, *, clock: Callable[[], float] = time.monotonic
+    stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[RawBSONDocument]:
     """All events of the stream up to and including `end`.
 
     Raises StreamError when the stream stands still before its end.
     """
+    limit = key_of(end)
     seen: Token | None = None
     moved_at = clock()
     while True:
         event = stream.next()
         if event is not None:
             data = sort_key(event)
-            if data > end.data:
+            if data > limit:
                 return
             yield event
-            if data == end.data:
+            if data == limit:
                 return
             moved_at = clock()
             continue
         position = stream.position
-        if position is not None and position.data >= end.data:
+        if position is not None and position.data >= limit:
             return
         if position != seen:
             seen, moved_at = position, clock()
         elif clock() - moved_at > STALLED_AFTER:
             raise StreamError(
                 f"the stream has not moved for {STALLED_AFTER:.0f} s and is still before the end "
-                "of its range: a shard may be unreachable"
+                "of its range: see which shard cannot be reached, and restart the query"
             )
 
 
 def sort_key(event: RawBSONDocument) -> str:
     """What the event is ordered by: its token's hex string (docs/protocol.md, section 3)."""
+    raw = event.raw
+    if raw[4:9] == b"\x03_id\0" and raw[13:20] == b"\x02_data\0":  # as every server writes it
+        length = _INT.unpack_from(raw, 20)[0]
+        return bytes(raw[24 : 23 + length]).decode().upper()
     return str(event["_id"]["_data"]).upper()
 
 

@@ -26,7 +26,7 @@ from spark_sink.positions import AtTime, FromNow, Position, PositionError, Token
 from spark_sink.scope import Scope
 
 DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
-DEFAULT_IDLE_ADVANCE_SECONDS = 60
+DEFAULT_IDLE_ADVANCE_SECONDS = 6 * 3600
 
 _Value = TypeVar("_Value")
 
@@ -39,11 +39,13 @@ class StreamOptions:
     scope: the namespaces to watch.
     pipeline: stages after `$changeStream`.
     start: where a query without a checkpoint begins.
-    max_events_per_trigger: most events of a micro-batch.
-    events_per_partition: a micro-batch is cut into ranges of so many events, which tasks read in
-        parallel; 0 for one partition.
+    max_events_per_trigger, max_bytes_per_trigger: about the most of a micro-batch; bytes None: no
+        limit.
+    in_total_order: tasks read stretches of the merged stream, not parts of single shards.
+    events_per_partition: a micro-batch is cut so that a task reads about so many events; 0: one
+        task for each shard, or one in total order.
     idle_advance_seconds: how far (in cluster time) the offset of a stream without events may fall
-        behind before an empty micro-batch moves it on, lest it fall off the shards' oplogs.
+        behind before an empty micro-batch moves it on, so that a restart finds it in the oplogs.
     canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
     """
 
@@ -55,6 +57,8 @@ class StreamOptions:
     show_expanded_events: bool = False
     start: Position = field(default_factory=FromNow)
     max_events_per_trigger: int = DEFAULT_MAX_EVENTS_PER_TRIGGER
+    max_bytes_per_trigger: int | None = None
+    in_total_order: bool = False
     events_per_partition: int = 0
     idle_advance_seconds: int = DEFAULT_IDLE_ADVANCE_SECONDS
     canonical_json: bool = False
@@ -98,6 +102,8 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         max_events_per_trigger=get(
             "maxEventsPerTrigger", _positive, DEFAULT_MAX_EVENTS_PER_TRIGGER
         ),
+        max_bytes_per_trigger=get("maxBytesPerTrigger", _size, None),
+        in_total_order=get("ordering", _ordering, False),
         events_per_partition=get("eventsPerPartition", _positive, 0),
         idle_advance_seconds=get("idleAdvanceSeconds", _positive, DEFAULT_IDLE_ADVANCE_SECONDS),
         canonical_json=get("jsonFormat", _json_format, False),
@@ -125,6 +131,8 @@ _KNOWN = (
     "resumeAfter",
     "startAfter",
     "maxEventsPerTrigger",
+    "maxBytesPerTrigger",
+    "ordering",
     "eventsPerPartition",
     "idleAdvanceSeconds",
     "jsonFormat",
@@ -244,6 +252,19 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"must be a positive whole number, not {text!r}")
     return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"must be a number of bytes such as 64m, not {text!r}")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+
+
+def _ordering(text: str) -> bool:
+    if text.lower() not in ("perdocument", "total"):
+        raise ValueError(f"must be perDocument or total, not {text!r}")
+    return text.lower() == "total"
 
 
 def _json_format(text: str) -> bool:

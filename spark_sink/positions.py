@@ -27,6 +27,7 @@ _TOKEN = re.compile(
 )
 _HIGH_WATER_MARK = "29"
 _FROM_INVALIDATE = "6F"
+_OPERATION_DESCRIPTION = b"operationDescription\0".hex().upper()
 
 
 class PositionError(ValueError):
@@ -56,7 +57,7 @@ class Token:
     @cached_property
     def cluster_time(self) -> Timestamp:
         """The cluster time that the token begins with."""
-        return Timestamp(int(self.data[2:10], 16), int(self.data[10:18], 16))
+        return time_in(self.data)
 
     @cached_property
     def is_high_water_mark(self) -> bool:
@@ -88,6 +89,24 @@ def is_invalidate(data: str) -> bool:
     """Whether a token's hex string is that of an invalidate (docs/protocol.md, section 3)."""
     match = _TOKEN.match(data)
     return match is not None and match[4] == _FROM_INVALIDATE
+
+
+def is_of_document(data: str) -> bool:
+    """Whether a token's hex string is that of a document's change (docs/protocol.md, section 3).
+
+    All others are those of collections and databases, which several shards may report under one
+    token.
+    """
+    match = _TOKEN.match(data)
+    identifier = data[match.end() :] if match else ""
+    if identifier.startswith("5A10"):  # the collection's UUID: a length, a subtype, 16 bytes
+        identifier = identifier[len("5A1004") + 32 :]
+    return identifier.startswith("46") and _OPERATION_DESCRIPTION not in identifier
+
+
+def time_in(data: str) -> Timestamp:
+    """The cluster time in a token's hex string."""
+    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
 
 
 def to_offset(position: Position) -> dict[str, Any]:
@@ -125,15 +144,24 @@ def time_of(position: Position) -> Timestamp | None:
             return None
 
 
-def is_after(token: Token, position: Position) -> bool:
-    """Whether the token lies beyond the position; nothing lies beyond "now"."""
+def key_of(position: Position) -> str:
+    """What the position is ordered by: events whose tokens sort above it come after it.
+
+    A cluster time's key is the beginning of all tokens of that time and sorts below them. "Now" has
+    the empty key.
+    """
     match position:
         case Token():
-            return token.data > position.data
+            return position.data
         case AtTime(time):
-            return token.cluster_time >= time
+            return f"82{time.time:08X}{time.inc:08X}"
         case FromNow():
-            return False
+            return ""
+
+
+def is_after(later: Position, position: Position) -> bool:
+    """Whether events may lie between the two; nothing lies beyond "now"."""
+    return not isinstance(position, FromNow) and key_of(later) > key_of(position)
 
 
 def _revive(offset: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
-from pymongo.errors import ConnectionFailure, PyMongoError
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError
 from spark_sink.options import StreamOptions
@@ -25,6 +25,10 @@ _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 # Seconds after which a router that cannot be connected to is said to be away.
 _SELECTION_TIMEOUT = 2.5
 
+_ONE_SHARD = "$_passthroughToShard"
+# CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
+_NO_SHARD_LIST = (59, 203)
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -32,6 +36,14 @@ class Clocks:
 
     cluster_time: Timestamp
     wall: float
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of the cluster, and the cluster time of its joining where that is known."""
+
+    name: str
+    joined: Timestamp | None = None
 
 
 class WatchedStream(Protocol):
@@ -78,17 +90,17 @@ class RouterClient:
             self._guard = SessionGuard(options.uri, self._session.session_id)
 
     def watch_events(
-        self, position: Position, *, batch_size: int, max_await: float
+        self, position: Position, shard: str | None = None, *, batch_size: int, max_await: float
     ) -> WatchedStream:
-        """The stream of whole events after `position`.
+        """The stream of whole events after `position`: the merged one, or that of one shard.
 
         batch_size: events a reply may hold, 0 for as many as the server likes; max_await: seconds
         that the server waits for events. Raises PyMongoError.
         """
-        return self._watch(position, self._stages(), batch_size, max_await)
+        return self._watch(position, self._stages(), shard, batch_size, max_await)
 
     def watch_tokens(self, position: Position, *, max_await: float) -> WatchedStream:
-        """The same stream, of which only the tokens are sent, so that planning costs little.
+        """The merged stream, of which only the tokens are sent, so that planning costs little.
 
         max_await: seconds. Raises PyMongoError.
         """
@@ -97,7 +109,32 @@ class RouterClient:
         if not self._options.splits_large_events:
             stages.append({"$project": {"_id": 1}})
         # An empty first batch always comes with a token (docs/protocol.md, section 2).
-        return self._watch(position, stages, 0, max_await)
+        return self._watch(position, stages, None, 0, max_await)
+
+    def present(self) -> Timestamp:
+        """A cluster time that no finished write lies behind. Raises PyMongoError, StreamError."""
+        stream = self.watch_tokens(FromNow(), max_await=0.001)
+        try:  # it begins where every shard has been heard to be
+            begins = Token(dict(stream.resume_token)).cluster_time
+        finally:
+            stream.close()
+        return max(begins, self.clocks().cluster_time)
+
+    def shards(self) -> list[Shard] | None:
+        """All shards; None where there are none to list. Raises PyMongoError."""
+        try:
+            reply = self._client.admin.command("listShards", codec_options=_PLAIN)
+        except OperationFailure as error:
+            if error.code in _NO_SHARD_LIST:
+                return None
+            raise
+        return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The router that answers, or the first that is named."""
+        seeds = sorted(self._client.topology_description.server_descriptions())
+        return seeds[0][0], seeds[0][1] or 27017
 
     def clocks(self) -> Clocks:
         """The router's clocks. Raises PyMongoError, and StreamError if it has none."""
@@ -134,20 +171,32 @@ class RouterClient:
         self._client.close()
 
     def _watch(
-        self, position: Position, stages: list[Any], batch_size: int, max_await: float
+        self,
+        position: Position,
+        stages: list[Any],
+        shard: str | None,
+        batch_size: int,
+        max_await: float,
     ) -> WatchedStream:
         options = self._options
-        stream: WatchedStream = self._target().watch(
-            stages,
-            full_document=options.full_document,
-            full_document_before_change=options.full_document_before_change,
-            show_expanded_events=options.show_expanded_events or None,
-            batch_size=batch_size,
-            max_await_time_ms=int(max_await * 1000),
-            session=self._session,
+        wanted = {
+            "fullDocument": options.full_document,
+            "fullDocumentBeforeChange": options.full_document_before_change,
+            "showExpandedEvents": options.show_expanded_events or None,
+            "allChangesForCluster": options.scope.database is None or None,
             **_start(position),
+        }
+        change_stream = {name: value for name, value in wanted.items() if value is not None}
+        further: dict[str, Any] = {} if shard is None else {_ONE_SHARD: {"shard": shard}}
+        if batch_size:
+            further["batchSize"] = batch_size
+        cursor = self._target().aggregate(
+            [{"$changeStream": change_stream}, *stages],
+            session=self._session,
+            maxAwaitTimeMS=max(1, int(max_await * 1000)),
+            **further,
         )
-        return stream
+        return _Cursor(cursor)
 
     def _stages(self) -> list[Any]:
         return [*self._options.scope.stages, *self._options.pipeline]
@@ -159,17 +208,51 @@ class RouterClient:
     def _target(self) -> Any:
         scope = self._options.scope
         if scope.database is None:
-            return self._client
+            return self._client.admin
         database = self._client[scope.database]
         return database[scope.collections[0]] if len(scope.collections) == 1 else database
+
+
+class _Cursor:
+    """pymongo's cursor with its place in the stream.
+
+    pymongo's own ChangeStream cannot be told which shard to read, and resumes where EventStream
+    has to decide.
+    """
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self._last: RawBSONDocument | None = None  # None: all of the batch has been returned
+        self._token = cursor._post_batch_resume_token
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._cursor.alive)
+
+    @property
+    def resume_token(self) -> Any:
+        return self._token if self._last is None else self._last["_id"]
+
+    def try_next(self) -> RawBSONDocument | None:
+        cursor = self._cursor
+        event: RawBSONDocument | None = cursor.try_next()
+        if event is not None and cursor._has_next():
+            self._last = event
+        else:
+            self._last = None
+            self._token = cursor._post_batch_resume_token or self._token
+        return event
+
+    def close(self) -> None:
+        self._cursor.close()
 
 
 def _start(position: Position) -> dict[str, Any]:
     match position:
         case Token(document):
             # startAfter takes every token, an invalidate's included.
-            return {"start_after": dict(document)}
+            return {"startAfter": dict(document)}
         case AtTime(time):
-            return {"start_at_operation_time": time}
+            return {"startAtOperationTime": time}
         case FromNow():
             return {}

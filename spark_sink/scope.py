@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bson.timestamp import Timestamp
+
 from spark_sink.errors import StreamError
 from spark_sink.positions import Position, PositionError, from_offset, time_of, to_offset
 
 _SCOPE = "scope"
+_QUIET = "quietUntil"
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,20 @@ class Offsets:
 
     scope: Scope
 
-    def write(self, position: Position) -> dict[str, Any]:
-        """The position as an offset."""
-        return {**to_offset(position), _SCOPE: self.scope.to_document()}
+    def write(self, position: Position, quiet_until: Timestamp | None = None) -> dict[str, Any]:
+        """The position as an offset.
+
+        quiet_until: a cluster time before which the batch that ends here has no event.
+        """
+        offset = {**to_offset(position), _SCOPE: self.scope.to_document()}
+        if quiet_until is not None:
+            offset[_QUIET] = {"t": quiet_until.time, "i": quiet_until.inc}
+        return offset
+
+    def read_quiet(self, offset: Mapping[str, Any]) -> Timestamp | None:
+        """What `write` was given as `quiet_until`."""
+        quiet = offset.get(_QUIET)
+        return None if quiet is None else Timestamp(quiet["t"], quiet["i"])
 
     def read(self, offset: Mapping[str, Any]) -> Position:
         """The position of an offset, which may be one of an older version, without a scope.
@@ -74,6 +88,7 @@ class Offsets:
         """
         plain = dict(offset)
         written = plain.pop(_SCOPE, None)
+        plain.pop(_QUIET, None)
         try:
             position = from_offset(plain)
         except PositionError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from typing import Any
 
 import bson
@@ -13,6 +12,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from spark_sink.positions import AtTime, FromNow, Position, Token
 
+SHARDS = 3
 UUID_HEX = "00112233445566778899AABBCCDDEEFF"
 
 
@@ -31,26 +31,30 @@ class History:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.shards: list[int] = []
         self.now = Timestamp(1_700_000_000, 1)
         self.frozen = False
         self.open_streams = 0
         self.opened = 0
+        self.events_sent = 0
         self.failures: list[PyMongoError] = []
 
     def tick(self, seconds: int = 0) -> Timestamp:
         self.now = Timestamp(self.now.time + seconds, 1 if seconds else self.now.inc + 1)
         return self.now
 
-    def add(self, data: str, **fields: Any) -> dict[str, Any]:
+    def add(self, data: str, shard: int = 0, **fields: Any) -> dict[str, Any]:
         event = {"_id": {"_data": data}, "clusterTime": self.now, **fields}
         self.keys.append(data)
         self.events.append(event)
+        self.shards.append(shard)
         return event
 
-    def insert(self, number: int, **document: Any) -> dict[str, Any]:
-        time = self.tick()
+    def insert(self, number: int, *, same_tick: bool = False, **document: Any) -> dict[str, Any]:
+        time = self.now if same_tick else self.tick()
         return self.add(
-            event_token(time.time, time.inc, f"2B{number % 32:02X}"),
+            event_token(time.time, time.inc, f"46645F696400{number:024X}00"),
+            number % SHARDS,
             operationType="insert",
             ns={"db": "shop", "coll": "orders"},
             documentKey={"_id": number},
@@ -60,10 +64,11 @@ class History:
     def drop(self, shards: int = 1, *, invalidate: bool = False) -> None:
         """A drop as several shards report it: the same token from each."""
         time = self.tick()
-        for _ in range(shards):
-            self.add(event_token(time.time, time.inc), operationType="drop")
-        if invalidate:
-            self.add(event_token(time.time, time.inc, invalidate=True), operationType="invalidate")
+        for shard in range(shards):
+            self.add(event_token(time.time, time.inc), shard, operationType="drop")
+        for shard in range(shards if invalidate else 0):
+            token = event_token(time.time, time.inc, invalidate=True)
+            self.add(token, shard, operationType="invalidate")
 
     def start_of(self, position: Position) -> tuple[int, str]:
         """The index of the first event after a position, and the token to begin with."""
@@ -77,21 +82,21 @@ class History:
                 self.tick()
                 return len(self.keys), high_water_mark(self.now.time, self.now.inc)
 
-    def watch(self, position: Position) -> FakeStream:
+    def watch(self, position: Position, shard: str | None = None) -> FakeStream:
         if self.failures:
             raise self.failures.pop(0)
-        return FakeStream(self, position)
-
-    def watcher(self, batch: int) -> Callable[[Position], FakeStream]:
-        return lambda position: FakeStream(self, position, batch)
+        return FakeStream(self, position, shard=None if shard is None else int(shard))
 
 
 class FakeStream:
     """What pymongo's ChangeStream shows of a history, in batches of `batch` events."""
 
-    def __init__(self, history: History, position: Position, batch: int = 3) -> None:
+    def __init__(
+        self, history: History, position: Position, batch: int = 3, shard: int | None = None
+    ) -> None:
         self.history = history
         self.batch = batch
+        self.shard = shard
         self.index, data = history.start_of(position)
         self.left_in_batch = 0
         self.alive = True
@@ -103,6 +108,7 @@ class FakeStream:
         history = self.history
         if history.failures:
             raise history.failures.pop(0)
+        self._skip_other_shards()
         if not self.left_in_batch:
             self.left_in_batch = min(self.batch, len(history.events) - self.index)
             if not self.left_in_batch:
@@ -113,10 +119,19 @@ class FakeStream:
         event = RawBSONDocument(bson.encode(history.events[self.index]))
         self.index += 1
         self.left_in_batch -= 1
+        history.events_sent += 1
         self.resume_token = event["_id"]
         if event["operationType"] == "invalidate":
             self.alive = False
         return event
+
+    def _skip_other_shards(self) -> None:
+        shards = self.history.shards
+        while self.shard is not None and self.index < len(shards):
+            if shards[self.index] == self.shard:
+                return
+            self.index += 1
+            self.left_in_batch = 0
 
     def close(self) -> None:
         self.history.open_streams -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -10,11 +11,16 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.batch_planner import BatchPlanner
+from spark_sink.batch_planner import SAMPLE, BatchPlanner, Cluster, Limits, PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.event_stream import EventStream, read_range
-from spark_sink.positions import AtTime, FromNow, Position, Token, from_offset, to_offset
-from tests.spark.history import History, history_lost, lost_connection
+from spark_sink.pace import Passage
+from spark_sink.positions import AtTime, FromNow, Position, Token, is_after
+from spark_sink.read_reports import ReportInbox
+from spark_sink.read_task import ReadTask, TaskReader, shard_tasks
+from spark_sink.router_client import Shard
+from spark_sink.scope import Offsets, Scope
+from tests.spark.history import SHARDS, History, history_lost, lost_connection
 
 
 class Clock:
@@ -29,17 +35,28 @@ class Clock:
         return self.time
 
 
-def planner(history: History, **options: Any) -> BatchPlanner:
-    return BatchPlanner(
-        history.watch, lambda: history.now, lambda: AtTime(history.tick()), clock=Clock(), **options
+def planner(
+    history: History, *, sharded: bool = False, inbox: ReportInbox | None = None, **limits: Any
+) -> BatchPlanner:
+    shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
+    cluster = Cluster(
+        watch=history.watch,
+        newest=lambda: history.now,
+        present=lambda: history.now,
+        beginning=lambda: AtTime(history.tick()),
+        shards=lambda: shards,
     )
+    return BatchPlanner(cluster, Limits(**limits), inbox, clock=Clock(0.0001))
 
 
-def keys(history: History, start: Position, end: Position) -> list[str]:
-    assert isinstance(end, Token)
-    stream = EventStream(history.watch, start, sleep=lambda _: None)
-    found = [event["_id"]["_data"] for event in read_range(stream, end, clock=Clock())]
-    stream.close()
+def keys(history: History, tasks: list[ReadTask]) -> list[str]:
+    """The tokens that these tasks read, each as it would in another process."""
+    found = []
+    for task in tasks:
+        reader = TaskReader(pickle.loads(pickle.dumps(task)), history.watch)
+        read = [event["_id"]["_data"] for event in reader.events()]
+        assert reader.passage.events == len(read)
+        found += read
     return found
 
 
@@ -48,83 +65,207 @@ def drain(
 ) -> list[list[str]]:
     """All batches up to the present, each planned, checkpointed as JSON and read."""
     plan = planner(history, **options)
+    offsets = Offsets(Scope())
     batches = []
     while True:
-        end = from_offset(json.loads(json.dumps(to_offset(plan.next_end(start, max_events)))))
-        if end == start:
+        batch = plan.next_batch(start, max_events)
+        if batch.end == start:
             plan.close()
             return batches
-        ranges = plan.ranges(start, end)
-        batches.append([key for one in ranges for key in keys(history, one.start, one.end)])
-        # A batch that is repeated after a restart knows nothing of how it was planned.
-        again = planner(history).ranges(start, end)
-        replayed = [key for one in again for key in keys(history, one.start, one.end)]
-        assert replayed == batches[-1]
+        batches.append(keys(history, plan.tasks(batch)))
+        assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
+        # A batch that is repeated after a restart is known by its ends alone.
+        written = json.loads(json.dumps(offsets.write(batch.end, batch.quiet_until)))
+        end = offsets.read(written)
+        assert end == batch.end
+        again = PlannedBatch(start, end, quiet_until=offsets.read_quiet(written))
+        for sharded in (False, True):
+            tasks = planner(history, sharded=sharded).tasks(again)
+            assert sorted(keys(history, tasks)) == sorted(batches[-1])
         start = end
 
 
 @given(
     sizes=st.lists(st.integers(min_value=0, max_value=9), max_size=8),
     max_events=st.integers(min_value=1, max_value=7) | st.none(),
-    events_per_range=st.integers(min_value=0, max_value=3),
+    events_per_task=st.integers(min_value=0, max_value=3),
+    sharded=st.booleans(),
 )
-def test_every_event_is_in_one_batch(sizes, max_events, events_per_range):
+def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded):
     history = History()
     begin = history.now
     for size in sizes:  # a drop seen by three shards has one token three times
         for number in range(size):
             history.insert(number)
         history.drop(shards=3)
-    batches = drain(history, AtTime(begin), max_events, events_per_range=events_per_range)
+    batches = drain(
+        history, AtTime(begin), max_events, events_per_task=events_per_task, sharded=sharded
+    )
     assert [key for batch in batches for key in batch] == sorted(set(history.keys))
     if max_events is not None:
         assert all(len(batch) <= max_events for batch in batches)
     assert history.open_streams == 0
 
 
+class Inbox(ReportInbox):
+    """Reports that come without a network."""
+
+    def __init__(self) -> None:
+        self.passages: list[Passage] = []
+
+    @property
+    def address(self) -> None:
+        return None
+
+    def read(self, batch: int) -> list[Passage]:
+        passages, self.passages = self.passages, []
+        return passages
+
+
+@pytest.mark.parametrize("in_total_order", [False, True])
+def test_a_backlog_is_cut_to_size_without_being_read(in_total_order):
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(40_000):
+        if number % 4000 == 0:
+            history.tick(seconds=1)
+        history.insert(number)
+    inbox = Inbox()
+    plan = planner(
+        history, sharded=True, in_total_order=in_total_order, events_per_task=1000, inbox=inbox
+    )
+    sizes: list[int] = []
+    found: list[str] = []
+    while len(found) < 33_000:
+        history.events_sent = 0
+        batch = plan.next_batch(start, 6000)
+        assert history.events_sent <= SAMPLE + 2
+        tasks = plan.tasks(batch)
+        for task in tasks:
+            reader = TaskReader(task, history.watch)
+            found += [event["_id"]["_data"] for event in reader.events()]
+            inbox.passages.append(reader.passage)
+        sizes.append(len(found) - sum(sizes))
+        start = batch.end
+    assert (found if in_total_order else sorted(found)) == history.keys[: len(found)]
+    assert len(tasks) == 6
+    assert sizes[0] <= 6600
+    assert all(5400 <= size <= 6600 for size in sizes[2:])
+    plan.close()
+    assert history.open_streams == 0
+
+
+def test_bytes_limit_a_batch_once_the_size_of_an_event_is_known():
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(12_000):
+        history.insert(number)
+    inbox = Inbox()
+    plan = planner(history, inbox=inbox, max_bytes=600_000)
+    sizes = []
+    for _ in range(4):
+        batch = plan.next_batch(start, 50_000)
+        [task] = plan.tasks(batch)
+        reader = TaskReader(task, history.watch)
+        sizes.append(sum(len(event.raw) for event in reader.events()))
+        inbox.passages.append(reader.passage)
+        start = batch.end
+    assert all(540_000 <= size <= 660_000 for size in sizes[2:])
+
+
+def test_the_events_of_one_tick_stay_together():
+    history = History()
+    begin = history.now
+    for number in range(12):
+        history.insert(number, same_tick=number % 4 != 0)
+    batches = drain(history, AtTime(begin), 2, sharded=True)
+    assert [len(batch) for batch in batches] == [4, 4, 4]
+
+
+def test_a_document_is_read_by_its_shards_task_and_a_drop_once():
+    history = History()
+    begin = history.now
+    for number in range(9):
+        history.insert(number)
+    history.drop(shards=3, invalidate=True)
+    history.insert(9)
+    end = AtTime(history.tick())
+    tasks = planner(history, sharded=True).tasks(PlannedBatch(AtTime(begin), end))
+    parts = [keys(history, [task]) for task in tasks]
+    assert [len(part) for part in parts] == [3 + 1 + 1, 3, 3]
+    merged = planner(history).tasks(PlannedBatch(AtTime(begin), end))
+    assert sorted(key for part in parts for key in part) == keys(history, merged)
+
+
+def test_a_shard_is_read_from_its_joining_on():
+    start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
+    old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
+    tasks = shard_tasks(start, end, [], [Shard("c", later), Shard("b", new), Shard("a", old)])
+    assert [(task.shard, task.start) for task in tasks] == [
+        ("a", start),
+        ("b", AtTime(Timestamp(150, 8))),
+    ]
+    assert tasks[1].before == ("a",)
+
+
 def test_a_query_from_now_begins_with_an_empty_batch_that_pins_the_place():
     history = History()
     history.insert(1)
     plan = planner(history)
-    end = plan.next_end(FromNow(), 10)
-    assert isinstance(end, AtTime)
-    assert plan.ranges(FromNow(), end) == ()
+    batch = plan.next_batch(FromNow(), 10)
+    assert isinstance(batch.end, AtTime)
+    assert plan.tasks(batch) == []
     history.insert(2)
     # A restart before that batch was committed plans nothing anew and loses nothing.
-    assert planner(history).ranges(FromNow(), end) == ()
-    [batch] = drain(history, end, 10)
-    assert batch == history.keys[1:]
+    assert planner(history).tasks(PlannedBatch(FromNow(), batch.end)) == []
+    [read] = drain(history, batch.end, 10)
+    assert read == history.keys[1:]
 
 
 def test_a_quiet_stream_keeps_its_offset_until_it_has_become_old():
     history = History()
     history.insert(1)
     plan = planner(history, idle_advance=60)
-    start = plan.next_end(AtTime(Timestamp(1, 1)), 10)
+    start = plan.next_batch(AtTime(Timestamp(1, 1)), 10).end
     history.tick(seconds=59)
-    assert plan.next_end(start, 10) == start
+    assert plan.next_batch(start, 10).end == start
     history.tick(seconds=1)
-    end = plan.next_end(start, 10)
-    assert isinstance(end, Token)
-    assert end.is_high_water_mark
-    assert plan.ranges(start, end) == ()
-    assert keys(history, start, end) == []
+    batch = plan.next_batch(start, 10)
+    assert is_after(batch.end, start)
+    assert plan.tasks(batch) == []
+    again = planner(history).tasks(PlannedBatch(start, batch.end))
+    assert keys(history, again) == []
+
+
+def test_what_was_quiet_is_not_read_again():
+    history = History()
+    start = AtTime(history.now)
+    plan = planner(history)
+    assert plan.next_batch(start, 10).end == start
+    history.tick(seconds=20_000)
+    assert plan.next_batch(start, 10).end == start
+    event = history.insert(1)
+    batch = plan.next_batch(start, 10)
+    assert batch.quiet_until is not None
+    assert batch.quiet_until.time >= event["clusterTime"].time - 1
+    [task] = plan.tasks(batch)
+    assert task.start == AtTime(batch.quiet_until)
+    assert keys(history, [task]) == history.keys
 
 
 def test_available_now_ends_at_the_present_of_its_beginning():
     history = History()
-    begin = history.now
+    start: Position = AtTime(history.now)
     for number in range(10):
         history.insert(number)
     plan = planner(history)
     plan.stop_at_present()
     for number in range(10, 20):
         history.insert(number)
-    start: Position = AtTime(begin)
     found: list[str] = []
-    while (end := plan.next_end(start, 4)) != start:
-        found += keys(history, start, end)
-        start = end
+    while (batch := plan.next_batch(start, 4)).end != start:
+        found += keys(history, plan.tasks(batch))
+        start = batch.end
     assert found == history.keys[:10]
     plan.close()
     assert history.open_streams == 0
@@ -138,7 +279,7 @@ def test_an_invalidate_is_read_over(max_events):
     history.drop(invalidate=True)
     history.insert(2)
     before, drop, _, after = history.keys
-    batches = drain(history, AtTime(begin), max_events)
+    batches = drain(history, AtTime(begin), max_events, sharded=True)
     assert [key for batch in batches for key in batch] == [before, drop, after]
 
 
@@ -204,4 +345,4 @@ def test_an_end_before_its_start_is_refused():
     history = History()
     first, second = Token(history.insert(1)["_id"]), Token(history.insert(2)["_id"])
     with pytest.raises(StreamError, match="cannot end at"):
-        planner(history).ranges(second, first)
+        planner(history).tasks(PlannedBatch(second, first))

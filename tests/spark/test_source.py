@@ -46,6 +46,7 @@ def test_rows_are_the_routers_events(spark: SparkSession, shop: Shop) -> None:
         database=shop.database,
         collection="orders",
         fullDocument="updateLookup",
+        ordering="total",
         maxEventsPerTrigger=40,
         eventsPerPartition=15,
         **start,
@@ -61,7 +62,7 @@ def test_rows_are_the_routers_events(spark: SparkSession, shop: Shop) -> None:
         events = [watch.next() for _ in range(68)]
     assert [bytes(row["event"]) for row in rows] == [event.raw for event in events]
     assert [row["token"] for row in rows] == sorted(row["token"] for row in rows)
-    assert {row["partition"] for row in rows} == {0, 1, 2}
+    assert len({row["partition"] for row in rows}) > 1
     kinds = [row["operationType"] for row in rows]
     assert [kinds.count(kind) for kind in ("insert", "update", "delete")] == [61, 6, 1]
     assert {row["namespace"] for row in rows} == {f"{shop.database}.orders"}

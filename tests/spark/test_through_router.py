@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
+from bson.timestamp import Timestamp
 
-from spark_sink.batch_planner import BatchPlanner
-from spark_sink.event_stream import EventStream, read_range
+from spark_sink.batch_planner import BatchPlanner, Cluster, Limits, PlannedBatch
+from spark_sink.event_stream import EventStream
 from spark_sink.options import parse_options
+from spark_sink.pace import Passage
 from spark_sink.positions import AtTime, Position
+from spark_sink.read_reports import ReportInbox, report
+from spark_sink.read_task import ReadTask, TaskReader
 from spark_sink.router_client import RouterClient
 from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess
@@ -27,31 +33,54 @@ def client(uri: str, **options: str) -> Iterator[RouterClient]:
     client.close()
 
 
-def tokens_in_batches(client: RouterClient, start: Position, max_events: int) -> list[str]:
-    """The present history, planned and read in batches of so many events."""
-    watch = partial(client.watch_tokens, max_await=0.1)
-    planner = BatchPlanner(
-        watch,
-        lambda: client.clocks().cluster_time,
-        lambda: AtTime(client.clocks().cluster_time),
-        events_per_range=2,
+def planner(client: RouterClient, inbox: ReportInbox | None = None, **limits: Any) -> BatchPlanner:
+    cluster = Cluster(
+        watch=partial(client.watch_tokens, max_await=0.1),
+        newest=lambda: client.clocks().cluster_time,
+        present=client.present,
+        beginning=lambda: AtTime(client.clocks().cluster_time),
+        shards=client.shards,
     )
-    planner.stop_at_present()
+    return BatchPlanner(cluster, Limits(**limits), inbox)
+
+
+def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
+    watch = partial(client.watch_events, batch_size=0, max_await=0.5)
     tokens = []
-    while (end := planner.next_end(start, max_events)) != start:
-        for one in planner.ranges(start, end):
-            watch_events = partial(client.watch_events, batch_size=2, max_await=0.5)
-            stream = EventStream(watch_events, one.start)
-            tokens += [event["_id"]["_data"] for event in read_range(stream, one.end)]
-            stream.close()
-        start = end
-    planner.close()
+    for task in tasks:
+        reader = TaskReader(task, watch)
+        tokens += [event["_id"]["_data"] for event in reader.events()]
+        if task.report_to is not None:
+            report(reader.passage, task.batch, task.report_to)
     return tokens
+
+
+def tokens_in_batches(
+    client: RouterClient, start: Position, max_events: int, events_per_task: int = 0
+) -> list[list[str]]:
+    """The present history, planned and read in batches of so many events."""
+    inbox = ReportInbox(client.address)
+    planned = planner(client, inbox, events_per_task=events_per_task)
+    planned.stop_at_present()
+    batches = []
+    while (batch := planned.next_batch(start, max_events)).end != start:
+        batches.append(read(client, planned.tasks(batch)))
+        by_shard = planner(client).tasks(PlannedBatch(start, batch.end))
+        assert len(by_shard) == len(client.shards() or [])
+        assert sorted(read(client, by_shard)) == sorted(batches[-1])
+        start = batch.end
+    planned.close()
+    inbox.close()
+    return batches
 
 
 @pytest.mark.parametrize("collection", [{}, {"collection": "orders"}])
 def test_batches_of_any_size_hold_the_same_over_drops_and_renames(shop: Shop, collection) -> None:
     shop.insert(20)
+    with shop.client.start_session() as session, session.start_transaction():
+        numbers = range(500, 540)
+        documents = [{"_id": number, "customer": number % 10} for number in numbers]
+        shop.orders.insert_many(documents, session=session)
     shop.orders.drop()
     shop.shard_orders()
     shop.insert(10)
@@ -60,11 +89,37 @@ def test_batches_of_any_size_hold_the_same_over_drops_and_renames(shop: Shop, co
     shop.client.drop_database(shop.database)
     shop.insert(3)
     with client(shop.uri, database=shop.database, **collection) as router:
-        one, few, many = (
-            tokens_in_batches(router, AtTime(shop.created), size) for size in (1, 4, 1000)
+        few, more, many = (
+            sum(tokens_in_batches(router, AtTime(shop.created), size, 2), [])
+            for size in (4, 30, 1000)
         )
-    assert one == few == many == sorted(set(many))
-    assert len(many) > 38
+    assert sorted(few) == sorted(more) == sorted(many) == sorted(set(many))
+    assert len(many) > 78
+
+
+@pytest.mark.timeout(600)
+def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop) -> None:
+    for _ in range(12):
+        shop.insert(1000)
+    with client(shop.uri, database=shop.database, collection="orders") as router:
+        batches = tokens_in_batches(router, AtTime(shop.created), 3000)
+    with shop.orders.watch(start_at_operation_time=shop.created) as watch:
+        merged = [watch.next()["_id"]["_data"] for _ in range(12_000)]
+    assert [token for batch in batches for token in sorted(batch)] == merged
+    assert len(batches) < 20
+
+
+def test_reports_of_others_are_dropped() -> None:
+    inbox, other = ReportInbox(("127.0.0.1", 1)), ReportInbox(("127.0.0.1", 1))
+    passage = Passage(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
+    assert inbox.address is not None
+    assert other.address is not None
+    report(passage, 1, (*inbox.address[:2], other.address[2]))
+    report(passage, 1, inbox.address)
+    report(replace(passage, events=4), 2, inbox.address)
+    assert inbox.read(2) == [replace(passage, events=4)]
+    inbox.close()
+    other.close()
 
 
 def test_a_router_killed_and_started_again_is_only_a_pause(
