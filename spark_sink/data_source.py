@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.batch_planner import BatchPlanner, Cluster, Limits, PlannedBatch
 from spark_sink.errors import OptionError, told_briefly
-from spark_sink.event_rows import SCHEMA, arrow_batches, canonical_json, relaxed_json
+from spark_sink.event_rows import EventRows
 from spark_sink.options import StreamOptions, parse_options
 from spark_sink.positions import AtTime
 from spark_sink.query_start import cluster_time_at, query_started
@@ -62,26 +62,28 @@ class MergerouterDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The fixed schema; options and router are checked here, before a query starts.
+        """The options' schema; they and the router are checked here, before a query starts.
 
         Raises OptionError and StreamError.
         """
         with told_briefly():
-            client = RouterClient(parse_options(self.options))
+            options = parse_options(self.options)
+            client = RouterClient(options)
             try:
                 client.require_reachable()
             finally:
                 client.close()
-        return SCHEMA
+            return _rows(options).schema
 
     def streamReader(self, schema: StructType) -> MergerouterStreamReader:  # noqa: N802
         """The reader for one query. Raises OptionError."""
         with told_briefly():
-            if schema.fieldNames() != SCHEMA.fieldNames():
+            options = parse_options(self.options)
+            if schema.fieldNames() != _rows(options).schema.fieldNames():
                 raise OptionError(
                     "the schema is fixed: leave .schema(…) out and select columns instead"
                 )
-            return MergerouterStreamReader(parse_options(self.options), self._loaded)
+            return MergerouterStreamReader(options, self._loaded)
 
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -161,8 +163,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         reader = TaskReader(task, watch)
         try:
-            to_json = canonical_json if self._options.canonical_json else relaxed_json
-            yield from arrow_batches(reader.events(), to_json)
+            yield from _rows(self._options).arrow_batches(reader.events())
         finally:
             client.close()
         if task.report_to is not None:
@@ -199,6 +200,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             )
             self._planner = BatchPlanner(cluster, limits, self._inbox)
         return self._planner
+
+
+def _rows(options: StreamOptions) -> EventRows:
+    return EventRows(raw_documents=options.raw_documents, canonical=options.canonical_json)
 
 
 def _beginning(client: RouterClient, started: float) -> AtTime:

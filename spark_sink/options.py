@@ -46,6 +46,7 @@ class StreamOptions:
         task for each shard, or one in total order.
     idle_advance_seconds: how far (in cluster time) the offset of a stream without events may fall
         behind before an empty micro-batch moves it on, so that a restart finds it in the oplogs.
+    raw_documents: the columns of documents hold BSON instead of JSON.
     canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
     """
 
@@ -61,6 +62,7 @@ class StreamOptions:
     in_total_order: bool = False
     events_per_partition: int = 0
     idle_advance_seconds: int = DEFAULT_IDLE_ADVANCE_SECONDS
+    raw_documents: bool = False
     canonical_json: bool = False
 
     @property
@@ -106,6 +108,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         in_total_order=get("ordering", _ordering, False),
         events_per_partition=get("eventsPerPartition", _positive, 0),
         idle_advance_seconds=get("idleAdvanceSeconds", _positive, DEFAULT_IDLE_ADVANCE_SECONDS),
+        raw_documents=get("documents", _documents, False),
         canonical_json=get("jsonFormat", _json_format, False),
     )
     _refuse_unrepeatable(parsed)
@@ -135,6 +138,7 @@ _KNOWN = (
     "ordering",
     "eventsPerPartition",
     "idleAdvanceSeconds",
+    "documents",
     "jsonFormat",
 )
 
@@ -265,6 +269,12 @@ def _ordering(text: str) -> bool:
     if text.lower() not in ("perdocument", "total"):
         raise ValueError(f"must be perDocument or total, not {text!r}")
     return text.lower() == "total"
+
+
+def _documents(text: str) -> bool:
+    if text.lower() not in ("json", "raw"):
+        raise ValueError(f"must be json or raw, not {text!r}")
+    return text.lower() == "raw"
 
 
 def _json_format(text: str) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -15,6 +18,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.datetime_ms import DatetimeMS
 from bson.dbref import DBRef
 from bson.decimal128 import Decimal128
+from bson.errors import InvalidBSON
 from bson.int64 import Int64
 from bson.max_key import MaxKey
 from bson.objectid import ObjectId
@@ -25,7 +29,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_sink import event_rows
-from spark_sink.event_rows import arrow_batches, canonical_json, relaxed_json
+from spark_sink.event_rows import EventRows
+from spark_sink.event_slices import DOCUMENT, Slice, fields_of
+from spark_sink.extended_json import canonical_json, relaxed_json
 from tests.spark.history import event_token
 
 MONGO_VALUES = {
@@ -84,17 +90,67 @@ def reference(document, options) -> object:
 def test_json_columns_are_extended_json(document):
     relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
     canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
-    assert json.loads(relaxed_json(raw(document))) == relaxed
-    assert json.loads(canonical_json(raw(document))) == canonical
+    assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(document)))) == relaxed
+    assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
 
 
-@pytest.mark.parametrize("extra", [{}, {"infinite": float("inf")}])
+def test_without_orjson_the_text_is_the_same():
+    document = Slice(DOCUMENT, bson.encode(MONGO_VALUES))
+    with_orjson = relaxed_json(document)
+    script = (
+        "import sys; sys.modules['orjson'] = None\n"
+        "from spark_sink.extended_json import relaxed_json\n"
+        "from spark_sink.event_slices import Slice\n"
+        "data = sys.stdin.buffer.read()\n"
+        "sys.stdout.buffer.write(relaxed_json(Slice(3, data)).encode())"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, input=document.value, capture_output=True, check=True)
+    assert done.stdout.decode() == with_orjson
+
+
+@given(documents)
+def test_slices_are_the_fields_of_a_document(document):
+    encoded = bson.encode(document | MONGO_VALUES)
+    fields = fields_of(encoded)
+    codec = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+    whole = bson.decode(encoded, codec)
+    assert [name.decode() for name in fields] == list(whole)
+    for name, field in fields.items():
+        if field.kind != 0x01:  # NaN is not equal to itself
+            assert repr(bson.decode(field.wrapped(), codec)["v"]) == repr(whole[name.decode()])
+
+
+@given(st.data())
+def test_damaged_documents_are_refused(data):
+    encoded = bytearray(bson.encode(MONGO_VALUES))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(4, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(InvalidBSON):
+        fields_of(bytes(encoded))
+
+
+def test_raw_documents_are_their_bytes():
+    document = {"_id": 1, "n": [1, 2]}
+    event = raw(
+        {"_id": {"_data": event_token(1, 1)}, "documentKey": {"_id": 1}, "fullDocument": document}
+    )
+    [batch] = EventRows(raw_documents=True).arrow_batches([event])
+    [row] = batch.to_pylist()
+    assert bson.decode(row["fullDocument"]) == document
+    assert bson.decode(row["documentKey"]) == {"_id": 1}
+    assert row["updateDescription"] is None
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"infinite": float("inf")}, {"none": float("nan"), "n": None}]
+)
 def test_mongodbs_own_types_too(extra):
     document = MONGO_VALUES | extra
     relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
     canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
-    assert json.loads(relaxed_json(raw(document))) == relaxed
-    assert json.loads(canonical_json(raw(document))) == canonical
+    assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(document)))) == relaxed
+    assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
 
 
 def test_a_row_has_what_the_event_has():
@@ -113,7 +169,7 @@ def test_a_row_has_what_the_event_has():
         document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS
     )
     event = RawBSONDocument(event.raw, codec)
-    [batch] = arrow_batches([event], relaxed_json)
+    [batch] = EventRows().arrow_batches([event])
     [row] = batch.to_pylist()
     assert row == {
         "token": event_token(1_700_000_000, 7),
@@ -133,14 +189,14 @@ def test_a_row_has_what_the_event_has():
 
 
 def test_a_pipeline_may_leave_nothing_but_the_token():
-    [batch] = arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})], relaxed_json)
+    [batch] = EventRows().arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})])
     [row] = batch.to_pylist()
     assert {name for name, value in row.items() if value is not None} == {"token", "event"}
 
 
 def test_a_pipeline_may_make_other_things_of_the_fields():
     event = raw({"_id": {"_data": event_token(1, 1)}, "fullDocument": [1, "a"]})
-    [batch] = arrow_batches([event], relaxed_json)
+    [batch] = EventRows().arrow_batches([event])
     assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'
 
 
@@ -149,5 +205,5 @@ def test_batches_are_bounded_in_rows_and_bytes(monkeypatch):
     monkeypatch.setattr(event_rows, "BYTES_PER_BATCH", 1000)
     small = [raw({"_id": {"_data": event_token(1, n)}}) for n in range(1, 8)]
     large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
-    batches = list(arrow_batches(small + large, relaxed_json))
+    batches = list(EventRows().arrow_batches(small + large))
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]

@@ -1,0 +1,91 @@
+"""The fields of a change event as slices of its bytes, found without decoding their values.
+
+BSON's layout: https://bsonspec.org/spec.html. A field is its type, its name and its value; every
+value has a fixed size or tells its size at its front.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from bson.errors import InvalidBSON
+
+_INT = struct.Struct("<i")
+_LONG = struct.Struct("<q")
+_TICK_AND_SECOND = struct.Struct("<II")
+
+DOUBLE, STRING, DOCUMENT, ARRAY, DATE, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x11
+_BINARY, _REGEX, _POINTER = 0x05, 0x0B, 0x0C
+_FIXED = {
+    DOUBLE: 8, 0x06: 0, 0x07: 12, 0x08: 1, DATE: 8, 0x0A: 0, 0x10: 4, TIMESTAMP: 8, 0x12: 8,
+    0x13: 16, 0x7F: 0, 0xFF: 0,
+}  # fmt: skip
+_COUNTED = (STRING, 0x0D, 0x0E)  # strings: the count leaves out itself
+_SIZED = (DOCUMENT, ARRAY, 0x0F)  # documents: the size includes itself
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A field's value: its BSON type and its bytes."""
+
+    kind: int
+    value: bytes
+
+    def text(self) -> str | None:
+        """The value of a string; None for any other type."""
+        if self.kind != STRING:
+            return None
+        return self.value[4:-1].decode(errors="replace")
+
+    def milliseconds(self) -> int | None:
+        """The value of a date, since 1970; None for any other type."""
+        value: int | None = _LONG.unpack(self.value)[0] if self.kind == DATE else None
+        return value
+
+    def second_and_tick(self) -> tuple[int, int] | None:
+        """The two halves of a cluster time; None for any other type."""
+        if self.kind != TIMESTAMP:
+            return None
+        tick, second = _TICK_AND_SECOND.unpack(self.value)
+        return second, tick
+
+    def wrapped(self) -> bytes:
+        """A document whose only field, named v, has this value."""
+        return _INT.pack(len(self.value) + 8) + bytes((self.kind,)) + b"v\0" + self.value + b"\0"
+
+
+def fields_of(document: bytes) -> dict[bytes, Slice]:
+    """The top-level fields of a BSON document by name. Raises InvalidBSON."""
+    fields = {}
+    position, end = 4, len(document) - 1
+    try:
+        while position < end:
+            kind = document[position]
+            name_end = document.index(0, position + 1)
+            start = name_end + 1
+            if kind in _SIZED:
+                stop = start + _INT.unpack_from(document, start)[0]
+            elif kind in _COUNTED:
+                stop = start + 4 + _INT.unpack_from(document, start)[0]
+            elif kind in _FIXED:
+                stop = start + _FIXED[kind]
+            else:
+                stop = _end_of_rare(document, kind, start)
+            if not start <= stop <= end:
+                raise InvalidBSON("a field is longer than its document")
+            fields[document[position + 1 : name_end]] = Slice(kind, document[start:stop])
+            position = stop
+    except (IndexError, ValueError, struct.error) as error:
+        raise InvalidBSON(f"a document ends within a field: {error}") from error
+    return fields
+
+
+def _end_of_rare(document: bytes, kind: int, start: int) -> int:
+    if kind == _BINARY:
+        return int(start + 5 + _INT.unpack_from(document, start)[0])
+    if kind == _POINTER:
+        return int(start + 4 + _INT.unpack_from(document, start)[0] + 12)
+    if kind == _REGEX:
+        return document.index(0, document.index(0, start) + 1) + 1
+    raise InvalidBSON(f"unknown type {kind:#x}")

@@ -1,0 +1,120 @@
+"""MongoDB's extended JSON of BSON slices, fast: decoded in C and encoded by orjson where it is.
+
+orjson is optional, so that an executor needs pymongo and pyarrow alone; without it the standard
+library's encoder gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import bson
+from bson import json_util
+from bson.code import Code
+from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
+from bson.objectid import ObjectId
+
+from spark_sink.event_slices import DOCUMENT, Slice
+
+ToJson = Callable[[Slice | None], str | None]
+"""Turns a field into text; a missing field into None."""
+
+
+class _CodeValue:
+    """JavaScript code, which must not pass for the string that `Code` is a subclass of."""
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+
+
+class _CodeDecoder(TypeDecoder):
+    bson_type = Code
+
+    def transform_bson(self, value: Any) -> _CodeValue:
+        return _CodeValue(value)
+
+
+_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    tz_aware=True,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+    type_registry=TypeRegistry([_CodeDecoder()]),
+)
+# Earlier dates are numbers in extended JSON.
+_FIRST_READABLE_YEAR = 1970
+
+
+def relaxed_json(field: Slice | None) -> str | None:
+    """A field as relaxed extended JSON; None for a missing field."""
+    if field is None:
+        return None
+    plain = _decoded(field)
+    try:
+        return _encode(plain)
+    except ValueError:  # an infinity or a NaN, which JSON has no word for
+        return json_util.dumps(_with_code(plain), json_options=json_util.RELAXED_JSON_OPTIONS)
+
+
+def canonical_json(field: Slice | None) -> str | None:
+    """A field as canonical extended JSON; None for a missing field."""
+    if field is None:
+        return None
+    plain = _with_code(_decoded(field))
+    return json_util.dumps(plain, json_options=json_util.CANONICAL_JSON_OPTIONS)
+
+
+def _decoded(field: Slice) -> Any:
+    if field.kind == DOCUMENT:
+        return bson.decode(field.value, _CODEC)
+    return bson.decode(field.wrapped(), _CODEC)["v"]
+
+
+def _relaxed(value: Any) -> Any:
+    """What the encoders do not know: MongoDB's own types, the commonest of them first."""
+    if isinstance(value, ObjectId):
+        return {"$oid": str(value)}
+    if isinstance(value, datetime) and value.year >= _FIRST_READABLE_YEAR:
+        text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
+        return {"$date": text.removesuffix("+00:00") + "Z"}
+    if isinstance(value, _CodeValue):
+        value = value.code
+    return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return value - value != 0.0
+    if isinstance(value, dict):
+        return any(map(_has_infinity, value.values()))
+    return isinstance(value, list) and any(map(_has_infinity, value))
+
+
+_STANDARD = json.JSONEncoder(
+    default=_relaxed, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+)
+
+try:
+    import orjson
+except ImportError:
+    _encode: Callable[[Any], str] = _STANDARD.encode
+else:
+
+    def _encode(value: Any) -> str:
+        """As the standard encoder does. Raises ValueError for infinities and NaN."""
+        encoded = orjson.dumps(value, default=_relaxed, option=orjson.OPT_PASSTHROUGH_DATETIME)
+        # orjson writes null for a number that is none.
+        if b"null" in encoded and _has_infinity(value):
+            raise ValueError("a number that JSON has no word for")
+        return encoded.decode()
+
+
+def _with_code(value: Any) -> Any:
+    """The value with real Code objects again, for json_util."""
+    if isinstance(value, dict):
+        return {key: _with_code(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_code(item) for item in value]
+    return value.code if isinstance(value, _CodeValue) else value
