@@ -11,10 +11,10 @@
 
 Exactly once, end to end, is three promises put together:
 
-1. The merged stream is a total order that can be re-read from any token (docs/protocol.md,
-   sections 3 and 5). A micro-batch is the events after one token up to and including another, so it
-   has the same content whenever it is read: after a crash, in another process, through another
-   router. To that end `invalidate` is no row (it ends a cursor; the query goes on), and neither is
+1. The merged stream is a total order that can be re-read from any position (docs/protocol.md,
+   sections 3 and 5). A micro-batch is the events between two positions, so it has the same content
+   whenever it is read: after a crash, in another process, through another router, merged or shard
+   by shard. To that end `invalidate` is no row (it ends a cursor; the query goes on), and neither is
    the second report of one DDL event by another shard under the same token. (The one exception is
    the *looked-up* document of fullDocument=updateLookup, which is as new as the reading;
    whenAvailable and required with post-images have none.)
@@ -23,8 +23,8 @@ Exactly once, end to end, is three promises put together:
    batch id.
 3. The sink must not mind the repetition. Spark's file sinks (Parquet, …) do not: a batch id that is
    in their log already is skipped, and files of a batch that never finished are not read. In
-   `foreachBatch`, write idempotently: a MERGE or upsert by `token` (unique but for DDL events that
-   several shards report), or a transaction that stores the batch id beside the data.
+   `foreachBatch`, write idempotently: a MERGE or upsert by `token`, or a transaction that stores
+   the batch id beside the data.
 
 Without a start option a query begins "now": its first batch is empty and pins the place down.
 Without a checkpoint there is no memory, and the query begins at its start option again. When the

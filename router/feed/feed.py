@@ -140,12 +140,19 @@ class Feed:
 
     async def _write_stream(self, watch: Watch, writer: asyncio.StreamWriter) -> None:
         cursor, batch = await self._cursors.open(watch.request, _OWNER)
+        now = asyncio.get_running_loop().time
+        wait, wrote_at = min(_AWAIT, watch.heartbeat or _AWAIT), now()
         try:
             await _write_events(batch, watch, writer)
             while batch.cursor_id:
                 async with self._cursors.checkout(cursor.cursor_id, _OWNER) as held:
-                    batch = await held.next_batch(_EVENTS_A_BATCH, _AWAIT)
+                    batch = await held.next_batch(_EVENTS_A_BATCH, wait)
                 await _write_events(batch, watch, writer)
+                if batch.events:
+                    wrote_at = now()
+                elif watch.heartbeat and batch.cursor_id and now() - wrote_at >= watch.heartbeat:
+                    await _write_place(batch, watch, writer)
+                    wrote_at = now()
         finally:
             self._cursors.kill([cursor.cursor_id], _OWNER)
 
@@ -163,6 +170,13 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
         writer.write("\n".join(lines).encode())
         await writer.drain()
         await asyncio.sleep(0)
+
+
+async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
+    """Tell how far the stream has come, as a token that can be resumed after."""
+    line = json_util.dumps({"resolved": decode(batch.pbrt)}, json_options=watch.form)
+    writer.write(line.encode() + b"\n")
+    await writer.drain()
 
 
 async def _write_error(writer: asyncio.StreamWriter, error: CommandError) -> None:

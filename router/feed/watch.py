@@ -18,15 +18,21 @@ _STAGE_OPTIONS = (
     "fullDocumentBeforeChange",
     "showExpandedEvents",
 )
-_OWN = ("database", "collection", "pipeline", "json")
+_OWN = ("database", "collection", "pipeline", "json", "heartbeatMs")
+_HEARTBEATS = range(10, 3_600_001)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A feed's stream, and the form of JSON in which its events are written."""
+    """A feed's stream, and how it is written.
+
+    ``form`` is the form of JSON; ``heartbeat`` the seconds after which a line tells the place of a
+    stream without events, None for never.
+    """
 
     request: StreamRequest
     form: JSONOptions
+    heartbeat: float | None = None
 
 
 def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
@@ -35,7 +41,7 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
     Args:
         line: extended JSON with ``database`` and ``collection`` (neither: the whole cluster),
             ``pipeline``, a starting point and further options named as ``$changeStream`` names
-            them, and ``json``: ``relaxed`` (the default) or ``canonical``.
+            them, ``json``: ``relaxed`` (the default) or ``canonical``, and ``heartbeatMs``.
 
     Raises:
         ValueError: it is no JSON, or has something that is not known.
@@ -60,7 +66,19 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
         "cursor": {},
         "$db": database,
     }
-    return Watch(parse_request(database, command), form)
+    return Watch(parse_request(database, command), form, _heartbeat(wanted))
+
+
+def _heartbeat(wanted: Mapping[str, Any]) -> float | None:
+    milliseconds = wanted.get("heartbeatMs")
+    if milliseconds is None:
+        return None
+    whole = isinstance(milliseconds, int) and not isinstance(milliseconds, bool)
+    if not whole or milliseconds not in _HEARTBEATS:
+        raise ValueError(
+            f"heartbeatMs is a whole number from {_HEARTBEATS.start} to {_HEARTBEATS.stop - 1}"
+        )
+    return int(milliseconds) / 1000
 
 
 def _document(line: bytes | str) -> dict[str, Any]:

@@ -20,7 +20,8 @@ VALUES = st.recursive(
 )  # fmt: skip
 NAMES = st.sampled_from(
     ["database", "collection", "pipeline", "json", "resumeAfter", "startAfter", "fullDocument",
-     "startAtOperationTime", "fullDocumentBeforeChange", "showExpandedEvents", "else"]
+     "startAtOperationTime", "fullDocumentBeforeChange", "showExpandedEvents", "heartbeatMs",
+     "else"]
 )  # fmt: skip
 
 

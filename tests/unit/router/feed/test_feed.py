@@ -81,6 +81,19 @@ async def test_the_form_of_json_is_the_client_s() -> None:
             writer.close()
 
 
+async def test_a_quiet_stream_tells_its_place() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db", "heartbeatMs": 10})
+        cursor = await the_cursor(cursors)
+        place = json.loads(await reader.readline())["resolved"]["_data"]
+        assert place.startswith("82")
+        cursor.put(event(1))
+        while "n" not in (line := json.loads(await reader.readline())):
+            assert list(line) == ["resolved"]
+        assert line["n"] == 1
+        writer.close()
+
+
 async def test_the_end_of_the_stream_ends_the_feed_after_its_last_line() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
