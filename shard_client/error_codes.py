@@ -43,6 +43,9 @@ class ErrorCode(IntEnum):
     FailPointSetFailed = 266
     StaleEpoch = 150
     CommandNotSupportedOnView = 166
+    ClientMetadataMissingField = 183
+    ClientMetadataAppNameTooLarge = 184
+    ClientMetadataDocumentTooLarge = 185
     ClientMetadataCannotBeMutated = 186
     PrimarySteppedDown = 189
     ClusterTimeFailsRateLimiter = 205

@@ -5,6 +5,7 @@ from typing import Any
 
 from router.commands.answer import Answer
 from router.commands.call import Call, Client, Command
+from router.commands.client_metadata import check_client_metadata
 from router.commands.fields import whole_number, wrong_type
 from router.commands.node import Node
 from shard_client.compression import negotiate
@@ -59,11 +60,7 @@ def _accept_metadata(client: Client, command: Mapping[str, Any]) -> None:
                 ErrorCode.ClientMetadataCannotBeMutated,
                 "The client metadata document may only be sent in the first hello",
             )
-        if not isinstance(metadata, Mapping):
-            raise CommandError(
-                ErrorCode.TypeMismatch, "The client metadata document must be a document"
-            )
-        client.metadata = metadata
+        client.metadata = check_client_metadata(metadata)
     client.greeted = True
 
 

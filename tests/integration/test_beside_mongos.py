@@ -171,6 +171,37 @@ def _without(value: Any, name: str) -> Any:
     return [_without(each, name) for each in value] if isinstance(value, list) else value
 
 
+DRIVER: dict[str, Any] = {"driver": {"name": "x", "version": "1"}, "os": {"type": "x"}}
+CLIENTS: list[Any] = [
+    DRIVER,
+    5,
+    {},
+    {**DRIVER, "driver": {"name": "x" * 600, "version": "1"}},
+    {**DRIVER, "driver": 5},
+    {**DRIVER, "driver": {"name": 5, "version": "1"}},
+    {**DRIVER, "driver": {"name": "x"}},
+    {"driver": DRIVER["driver"]},
+    {**DRIVER, "os": {}},
+    {**DRIVER, "os": {"type": 5}},
+    {**DRIVER, "application": 5},
+    {**DRIVER, "application": {}},
+    {**DRIVER, "application": {"name": 5}},
+    {**DRIVER, "application": {"name": "y" * 128}},
+    {**DRIVER, "application": {"name": "y" * 129}},
+    {**DRIVER, "other": 5},
+]
+
+
+@pytest.mark.parametrize("metadata", CLIENTS, ids=lambda each: str(each)[:80])
+async def test_client_metadata(pair: Pair, metadata: Any) -> None:
+    async with both(pair) as clients:
+        command = {"hello": 1, "client": metadata}
+        replies = [await client.command("admin", command) for client in clients]
+    told = ("ok", "code", "codeName", "errmsg")
+    mongos, router = ({name: reply.get(name) for name in told} for reply in replies)
+    assert router == mongos
+
+
 GET_PARAMETERS: list[dict[str, Any]] = [
     {"getParameter": 1, "featureFlagChangeStreamPreAndPostImages": 1},
     {"getParameter": 1, "nosuch": 1},

@@ -49,7 +49,8 @@ async def test_only_the_named_application_fails() -> None:
         await admin.command("admin", point)
         for name, code in (("victim", 8), ("bystander", None)):
             async with await router.client() as client:
-                hello = {"hello": 1, "client": {"application": {"name": name}}}
+                metadata = {"driver": {"name": "x", "version": "1"}, "os": {"type": "x"}}
+                hello = {"hello": 1, "client": {**metadata, "application": {"name": name}}}
                 assert (await client.command("admin", hello)).get("code") == code
 
 
