@@ -19,7 +19,7 @@ from pymongo.monitoring import (
 from pymongo.topology_description import TopologyDescription
 
 from shard_client.connection import MONITOR_NAME, Address, format_address, parse_address
-from shard_client.read_preference import LOCAL_THRESHOLD, PRIMARY, Member, ReadPreference
+from shard_client.read_preference import HEARTBEAT, LOCAL_THRESHOLD, PRIMARY, Member, ReadPreference
 from shard_client.replica_set import no_member
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class MotorReplicaSet:
         name: str,
         seeds: Iterable[Address],
         *,
-        heartbeat: float = 10.0,
+        heartbeat: float = HEARTBEAT,
         local_threshold: float = LOCAL_THRESHOLD,
     ) -> None:
         self._name = name
@@ -90,6 +90,8 @@ class MotorReplicaSet:
 
         Raises CommandError (133, labelled resumable); at once after ``close``.
         """
+        if preference.max_staleness is not None:
+            self._learn_ages()
         try:
             async with asyncio.timeout(timeout):
                 while not self._closed:
@@ -182,6 +184,16 @@ class MotorReplicaSet:
                 # The driver hands out its events once a second; what it knows is there already.
                 self._take_over()
             self._changed.set()
+
+    def _learn_ages(self) -> None:
+        """Learn when members wrote last: the driver reports no change for that."""
+        client: Any = self._client.delegate
+        for address, told in _members_of(client.topology_description)[0].items():
+            known = self._members.get(address)
+            if known is not None:
+                self._members[address] = replace(
+                    known, last_write=told.last_write, seen=told.seen, round_trip=told.round_trip
+                )
 
     def _take_over(self) -> None:
         client: Any = self._client.delegate  # Motor's types call its properties methods

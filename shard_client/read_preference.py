@@ -27,6 +27,9 @@ _ROLES_BY_MODE: Final = {
 LOCAL_THRESHOLD: Final = 0.015
 """Seconds of round trip by which a member may be farther than the nearest: mongos's default."""
 
+HEARTBEAT: Final = 10.0
+"""Seconds from one hello of the monitoring to the next: the drivers' default."""
+
 Draw = Callable[[Sequence[Address]], Address]
 """Picks one of several."""
 
@@ -52,18 +55,21 @@ class Member:
 class ReadPreference:
     """A mode, and the tag sets of which a member must have one, the first that any member has.
 
-    No tag sets ask for nothing; none apply to a primary that is asked for as such.
+    No tag sets ask for nothing; none apply to a primary that is asked for as such. A secondary may
+    be ``max_staleness`` seconds behind, None: as much as it likes.
     """
 
     mode: str = "primary"
     tag_sets: tuple[_Tags, ...] = ()
+    max_staleness: float | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any] | None) -> Self:
         """Return what a command's ``$readPreference``, which was checked, asks for."""
         given = document or {}
         tag_sets = tuple(frozenset(tags.items()) for tags in given.get("tags", ()))
-        return cls(given.get("mode", "primary"), tag_sets)
+        staleness = given.get("maxStalenessSeconds")
+        return cls(given.get("mode", "primary"), tag_sets, float(staleness) if staleness else None)
 
     def choose(
         self,
@@ -76,6 +82,8 @@ class ReadPreference:
 
         ``threshold`` is in seconds; ``draw`` picks one of the members that are near enough.
         """
+        if self.max_staleness is not None:
+            members = fresh_enough(members, self.max_staleness)
         suitable = self._suitable(members)
         if len(suitable) < 2:
             return suitable[0] if suitable else None
@@ -94,6 +102,35 @@ class ReadPreference:
                 if suitable:
                     return suitable
         return []
+
+
+def fresh_enough(
+    members: Mapping[Address, Member], most: float, heartbeat: float = HEARTBEAT
+) -> dict[Address, Member]:
+    """Return the members without the secondaries that are more than ``most`` seconds behind.
+
+    A secondary is behind by how much longer ago than the primary it wrote last, each measured when
+    it said so, or without a primary than the secondary that wrote last; and by the time between two
+    hellos, since that may have changed meanwhile. One that has not told is kept. Source: the
+    drivers' specification of max staleness.
+    """
+    measured = {
+        at: (each.seen - each.last_write, each.last_write)
+        for at, each in members.items()
+        if each.seen is not None and each.last_write is not None
+    }
+    primary = next((at for at in measured if members[at].role == "primary"), None)
+    newest = max((written for _, written in measured.values()), default=0.0)
+
+    def behind(at: Address) -> float:
+        ago, written = measured[at]
+        return (ago - measured[primary][0] if primary is not None else newest - written) + heartbeat
+
+    return {
+        at: each
+        for at, each in members.items()
+        if each.role == "primary" or at not in measured or behind(at) <= most
+    }
 
 
 def within_window(

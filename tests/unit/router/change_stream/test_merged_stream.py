@@ -12,7 +12,7 @@ from router.change_stream.request import parse_request
 from router.change_stream.resume_token import cluster_time_of, token_of
 from router.merge.merger import weight
 from shard_client.cursor_reply import CursorBatch, token_data
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, hwm
 from tests.unit.router.tokens import data_of, event, shard_event, token_document
 
@@ -624,6 +624,14 @@ def test_a_remote_that_breaks_its_rules_ends_the_stream_with_an_error(remote, br
     assert stream.batch_arrived(remote, broken) == [CloseRemote(remote)]
     with pytest.raises(CommandError, match="broke its rules"):
         stream.take(None)
+
+
+def test_an_error_of_order_can_be_resumed_and_others_cannot():
+    for broken, labels in ((batch([], hwm(5)), {RESUMABLE_LABEL}), (batch([], b""), set())):
+        stream = opened()
+        stream.batch_arrived(A, broken)
+        assert stream.error is not None
+        assert set(stream.error.labels) == labels
 
 
 def test_what_closed_remotes_say_is_ignored():

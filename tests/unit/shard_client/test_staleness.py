@@ -1,0 +1,57 @@
+"""maxStalenessSeconds, measured as the drivers' specification says."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from shard_client.connection import Address
+from shard_client.read_preference import Member, ReadPreference, fresh_enough
+
+P, A, B = ("p", 1), ("a", 1), ("b", 1)
+
+
+def member(role: str, written: float | None, seen: float | None = 1000.0) -> Member:
+    return Member(role, last_write=written, seen=seen)
+
+
+@pytest.mark.parametrize(
+    ("members", "fresh"),
+    [
+        ({P: member("primary", 500), A: member("secondary", 420)}, {P, A}),
+        ({P: member("primary", 500), A: member("secondary", 419)}, {P}),
+        # Hellos at other times: a write is as old as it was when the member told of it.
+        ({P: member("primary", 500), A: member("secondary", 417, 997)}, {P, A}),
+        ({P: member("primary", 500, 1010), A: member("secondary", 410)}, {P, A}),
+        # Without a primary the newest secondary is the measure.
+        ({A: member("secondary", 500), B: member("secondary", 420)}, {A, B}),
+        ({A: member("secondary", 500), B: member("secondary", 419)}, {A}),
+        # What is not known is not held against anybody.
+        ({P: member("primary", 500), A: member("secondary", None, None)}, {P, A}),
+        ({P: Member("primary"), A: member("secondary", 500), B: member("secondary", 1)}, {P, A}),
+        ({}, set()),
+    ],
+)
+def test_ninety_seconds_and_no_more(members: Mapping[Address, Member], fresh: set[Address]):
+    assert fresh_enough(members, 90.0).keys() == fresh
+
+
+@pytest.mark.parametrize("mode", ["secondary", "secondaryPreferred", "nearest"])
+def test_a_stale_member_is_not_chosen(mode: str):
+    document = {"mode": mode, "maxStalenessSeconds": 90}
+    members = {
+        P: member("primary", 5000),
+        A: member("secondary", 1000),
+        B: member("secondary", 4990),
+    }
+    chosen = {ReadPreference.of(document).choose(members) for _ in range(100)}
+    assert A not in chosen
+    assert B in chosen
+    unbounded = ReadPreference.of({"mode": mode})
+    assert A in {unbounded.choose(members) for _ in range(200)}
+
+
+def test_where_all_secondaries_are_stale_there_is_none_or_the_primary():
+    members = {P: member("primary", 5000), A: member("secondary", 1000)}
+    bound = {"maxStalenessSeconds": 90}
+    assert ReadPreference.of({"mode": "secondary", **bound}).choose(members) is None
+    assert ReadPreference.of({"mode": "secondaryPreferred", **bound}).choose(members) == P
