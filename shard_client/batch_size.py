@@ -8,15 +8,15 @@ _MEMORY = 4
 class BatchSize:
     """Adapts ``batchSize`` to the size of the events that come (docs/design.md, section 6).
 
-    ``target_bytes`` is the size that a full batch should have. The first batches are small, so that
-    the first events come early; only full ones make the next one larger, twice at most, since a few
-    small events say little of those to come.
+    ``target_bytes`` is the size that a full batch should have; ``target`` may be changed. The first
+    batches are small, so that the first events come early; only full ones make the next one larger,
+    twice at most, since a few small events say little of those to come.
     """
 
-    __slots__ = ("_average", "_target", "current")
+    __slots__ = ("_average", "current", "target")
 
     def __init__(self, target_bytes: int) -> None:
-        self._target = target_bytes
+        self.target = target_bytes
         self._average = 0.0
         self.current = _FIRST
 
@@ -30,7 +30,7 @@ class BatchSize:
         else:
             self._average = average
         most = min(_MOST, 2 * self.current) if events >= self.current else self.current
-        self.current = _rounded(min(most, max(1, int(self._target / max(1.0, self._average)))))
+        self.current = _rounded(min(most, max(1, int(self.target / max(1.0, self._average)))))
 
 
 def _rounded(number: int) -> int:

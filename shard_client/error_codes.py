@@ -80,6 +80,7 @@ class ErrorCode(IntEnum):
     APIMismatchError = 347
     UnsupportedOpQueryCommand = 352
     CollectionUUIDMismatch = 361
+    TemporarilyUnavailable = 365
 
 
 NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91})

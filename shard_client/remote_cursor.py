@@ -156,6 +156,10 @@ class RemoteCursor:
         """Let the next getMore wait at most so long for events, at least a millisecond."""
         self._await_ms = max(1, ceil(seconds * 1000))
 
+    def aim_at(self, batch_bytes: int) -> None:
+        """Let batches have this size from now on, or the one of the settings if that is less."""
+        self._batch_size.target = min(batch_bytes, self._settings.batch_target_bytes)
+
     def waits(self, seconds: float) -> bool:
         """Tell whether a getMore may wait ``seconds`` more, and ``look`` can be called."""
         ends = self._watchdog.asked_at
@@ -357,6 +361,8 @@ class RemoteCursor:
             self._second.close_if_unused()
         if batch.pbrt:
             self._pbrt = batch.pbrt
+        if not batch.events and self._connection is not None:
+            self._connection.rest()
         if not self._stopping:
             self._on_batch(batch)
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -66,7 +67,9 @@ class Cluster:
     ) -> None:
         parse_hosts(configdb)
         self._limits = limits or StreamLimits()
-        self._factory: ReplicaSetFactory = replica_set or MotorReplicaSet
+        self._factory: ReplicaSetFactory = replica_set or partial(
+            MotorReplicaSet, local_threshold=self._limits.local_threshold
+        )
         self.clock = ClusterClock(wall)
         self._sets: dict[str, ReplicaSet] = {}
         self._hosts: dict[str, str] = {}
@@ -162,6 +165,11 @@ class Cluster:
         It is another object after the shard has moved to other hosts.
         """
         return self._sets.get(target)
+
+    @property
+    def targets(self) -> int:
+        """How many replica sets are known: shards and config server, one at least."""
+        return len(self._hosts)
 
     def said_hello(self, target: str, connection: Connection) -> None:
         """Take note of what a connection's hello has told: its cluster time and its version."""

@@ -36,7 +36,8 @@ async def aggregate(call: Call) -> AnyAnswer:
     limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
     try:
         async with asyncio.timeout(limit):
-            cursor, batch = await node.cursors.open(request, Owner(call.lsid))
+            owner = Owner(call.lsid, client=call.client.host)
+            cursor, batch = await node.cursors.open(request, owner)
     except TimeoutError:
         raise CommandError(
             ErrorCode.MaxTimeMSExpired, "operation exceeded time limit"

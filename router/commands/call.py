@@ -37,6 +37,11 @@ class Client:
     is_local: bool = False
     worker_links: "dict[int, UpstreamLink]" = field(default_factory=dict)
 
+    @property
+    def host(self) -> str:
+        """The address that it comes from, without the port."""
+        return self.peer.rpartition(":")[0] or self.peer
+
     def upstream_link(self, upstream: "UpstreamMongos") -> "UpstreamLink":
         """Return this client's own connection to the upstream, not yet opened at first."""
         if self.link is None:

@@ -13,6 +13,7 @@ from router.commands.answer import Answer
 from router.commands.call import Call, Command
 from router.commands.node import Node
 from router.workers.statuses import sum_statuses
+from shard_client.connection import format_address
 
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
@@ -88,6 +89,16 @@ def _mergerouter(node: Node) -> dict[str, Any]:
         "tasks": len(asyncio.all_tasks()),
         "nudges": {target: Int64(count) for target, count in nudges.items()},
         "members": {target: load.to_document() for target, load in node.cursors.loads.items()},
+        "memberConnections": {
+            format_address(address): {
+                "inUse": counts.in_use,
+                "available": counts.available,
+                "created": Int64(counts.created),
+            }
+            for address, counts in node.cursors.connections.items()
+        },
+        "differentStreams": node.cursors.admission.streams,
+        "refused": {name: Int64(count) for name, count in node.cursors.admission.refused.items()},
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
     }
 

@@ -109,6 +109,28 @@ _ALL = (
         least=1,
     ),
     _of_limits("maxCursors", "max_cursors", "merged cursors open at a time", least=1),
+    _of_limits(
+        "maxCursorsPerClient", "max_cursors_per_client", "merged cursors of one client", least=1
+    ),
+    _of_limits("maxStreams", "max_streams", "different streams open at a time", least=1),
+    _of_limits(
+        "maxStreamsPerClient",
+        "max_streams_per_client",
+        "different streams opened by one client",
+        least=1,
+    ),
+    _of_limits(
+        "ShardingTaskExecutorPoolMaxSize",
+        "member_connections",
+        "connections to one member",
+        least=4,
+    ),
+    _of_limits(
+        "ShardingTaskExecutorPoolHostTimeoutMS",
+        "idle_connection",
+        "life of an idle connection to a member",
+        unit=_MS,
+    ),
     _of_limits("idleShardNudge", "nudge", "whether idle members are nudged"),
     _of_limits("idleShardNudgeMs", "nudge_delay", "wait before an idle member is nudged", unit=_MS),
     _of_limits(

@@ -1,8 +1,9 @@
 """All settings of streams and their defaults, in one place."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shard_client.connection_pool import PoolLimits
+from shard_client.read_preference import LOCAL_THRESHOLD
 from shard_client.remote_settings import RemoteSettings
 
 _MIB = 1024 * 1024
@@ -98,8 +99,31 @@ class StreamLimits:
     """How long an idle cursor of a session lives (localLogicalSessionTimeoutMinutes)."""
     max_cursors: int = 10_000
     """Merged cursors open at a time."""
-    pool: PoolLimits = field(default_factory=PoolLimits)
-    """Connections to one member."""
+    max_cursors_per_client: int = 5_000
+    """The same of one client's address."""
+    max_streams: int = 500
+    """Different streams open at a time: each has a cursor on every member, and a connection to
+    every shard while it is read (docs/connections.md)."""
+    max_streams_per_client: int = 250
+    """The same for one client's address."""
+    member_connections: int = 1000
+    """Connections to one member (ShardingTaskExecutorPoolMaxSize)."""
+    idle_connection: float = 300.0
+    """How long an idle connection is kept (ShardingTaskExecutorPoolHostTimeoutMS)."""
+    local_threshold: float = LOCAL_THRESHOLD
+    """How much longer than the nearest member's the round trip of one may be that is read from."""
+
+    @property
+    def pool(self) -> PoolLimits:
+        """What one pool's connections to a member are bounded by."""
+        most = self.member_connections
+        brief = max(1, min(PoolLimits().most_brief, most // 4))
+        return PoolLimits(most, idle_time=self.idle_connection, most_brief=brief)
+
+    @property
+    def streams_by_connections(self) -> int:
+        """Streams that leave enough of the connections to a member for what takes a moment."""
+        return max(1, self.member_connections - self.pool.most_brief - 1)
 
     @property
     def nudges(self) -> bool:

@@ -22,7 +22,9 @@ class Streams(Protocol):
     def better(self, source: Source) -> Source | None:
         """Return the source that readers of ``source`` should go over to when they can."""
 
-    async def follow(self, request: StreamRequest, position: Position) -> Source:
+    async def follow(
+        self, request: StreamRequest, position: Position, client: str | None
+    ) -> Source:
         """Return a source, entered, to which ``position`` has been attached."""
 
     def left(self) -> None:
@@ -35,13 +37,20 @@ class Streams(Protocol):
 class Reader:
     """Reads for one client; a slow one holds up nobody (docs/design.md, section 10).
 
-    Starts as one of those who share ``source``, entered for it. Overtaken by the end of what is
+    Starts as one of those who share ``source``, entered for it; ``client`` is the client's address,
+    if it is charged with what is opened for it. Overtaken by the end of what is
     kept there it gets remotes of its own, and goes back to share once it has caught up.
     """
 
     def __init__(
-        self, streams: Streams, source: Source, request: StreamRequest, position: Position
+        self,
+        streams: Streams,
+        source: Source,
+        request: StreamRequest,
+        position: Position,
+        client: str | None = None,
     ) -> None:
+        self._client = client
         self._streams = streams
         self._request = request
         self._position = position
@@ -140,7 +149,7 @@ class Reader:
 
     async def _follow(self) -> None:
         try:
-            self._source = await self._streams.follow(self._request, self._position)
+            self._source = await self._streams.follow(self._request, self._position, self._client)
         except CommandError as error:
             self._failure = error
         finally:

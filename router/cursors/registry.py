@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,6 +11,7 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.change_stream.request import StreamRequest
+from router.cursors.admission import Admission, Ticket
 from router.cursors.description import StreamDescription
 from router.cursors.explanation import explain_stream
 from router.cursors.limits import StreamLimits
@@ -25,6 +26,8 @@ from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
 from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
+from shard_client.connection import Address
+from shard_client.connection_pool import PoolCounts
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -32,10 +35,14 @@ log = structlog.get_logger()
 
 
 class Owner(NamedTuple):
-    """Whose a cursor is: the session's ``lsid.id`` as bytes and the user ``db.name``, if any."""
+    """Whose a cursor is: the session's ``lsid.id`` as bytes and the user ``db.name``, if any.
+
+    ``client`` is the address that it is charged to; it may be read from any other.
+    """
 
     lsid: bytes | None = None
     user: str | None = None
+    client: str | None = None
 
 
 class KillResult(NamedTuple):
@@ -50,11 +57,12 @@ class KillResult(NamedTuple):
 class _Entry:
     """A cursor, whose it is, and whether a getMore has it."""
 
-    __slots__ = ("busy", "cursor", "last_used", "owner")
+    __slots__ = ("busy", "cursor", "last_used", "owner", "ticket")
 
-    def __init__(self, cursor: MergedCursor, owner: Owner, now: float) -> None:
+    def __init__(self, cursor: MergedCursor, owner: Owner, ticket: Ticket, now: float) -> None:
         self.cursor = cursor
         self.owner = owner
+        self.ticket = ticket
         self.last_used = now
         self.busy = False
 
@@ -87,7 +95,8 @@ class CursorRegistry:
         self.loads = MemberLoads()
         """What was sent to the cluster's members."""
         self._nudger = Nudger(cluster, self._limits, self.loads)
-        self._streams = SharedStreams(cluster, self._nudger, self._limits)
+        self.admission = Admission(self._limits)
+        self._streams = SharedStreams(cluster, self._nudger, self._limits, self.admission)
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             settings = LookupSettings(
@@ -98,40 +107,35 @@ class CursorRegistry:
             self._reads = UpstreamReads(mongos, cluster.clock, settings)
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, _Entry] = {}
-        self._opening = 0
         self._reaper: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def open(self, request: StreamRequest, owner: Owner) -> tuple[MergedCursor, Batch]:
         """Open a merged cursor for ``request``; its first batch never waits for events.
 
-        Raises CommandError: the shards' opening errors as mongos gives them, or 133 (labelled
-        resumable) when shards or the config server stay unreachable.
+        Raises CommandError: the shards' opening errors as mongos gives them, 133 (labelled
+        resumable) when shards or the config server stay unreachable, 365 when too much is open.
         """
         if self._closed:
             raise _shutting_down()
-        if len(self._entries) + self._opening >= self._limits.max_cursors:
-            raise CommandError(
-                ErrorCode.InternalError, f"more than {self._limits.max_cursors} cursors are open"
-            )
-        self._opening += 1
+        ticket = self.admission.cursor(owner.client)
         cursor: MergedCursor | None = None
         try:
-            cursor = await self._new_cursor(request)
+            cursor = await self._new_cursor(request, owner.client)
             first = cursor.first_batch()
             if self._closed:
                 raise _shutting_down()
         except BaseException:
             if cursor is not None:
                 cursor.close()
+            ticket.end()
             raise
-        finally:
-            self._opening -= 1
         if first.cursor_id:
-            self._entries[cursor.cursor_id] = _Entry(cursor, owner, self._loop.time())
+            self._entries[cursor.cursor_id] = _Entry(cursor, owner, ticket, self._loop.time())
             self._schedule_reaping()
         else:
             cursor.close()
+            ticket.end()
         return cursor, first
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
@@ -186,6 +190,11 @@ class CursorRegistry:
         """Nudges of idle members so far, by target."""
         return {target: load.nudges for target, load in self.loads.items() if load.nudges}
 
+    @property
+    def connections(self) -> Mapping[Address, PoolCounts]:
+        """Connections to the cluster's members, by member."""
+        return self._cluster.pool.counts
+
     def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
         """Kill cursors by id; the shards' cursors are killed in the background.
 
@@ -231,10 +240,10 @@ class CursorRegistry:
         await self._nudger.close()
         await self._streams.close()
 
-    async def _new_cursor(self, request: StreamRequest) -> MergedCursor:
+    async def _new_cursor(self, request: StreamRequest, client: str | None) -> MergedCursor:
         plan = LookupPlan.of(request)
         if plan is None:
-            reader = await self._streams.open(request)
+            reader = await self._streams.open(request, client)
             return MergedCursor(self._new_id(), request.namespace, reader)
         if self._reads is None:
             raise CommandError(
@@ -246,7 +255,7 @@ class CursorRegistry:
         completion = Completion(plan, self._reads)
         try:
             await completion.check()
-            reader = await self._streams.open(plan.remote)
+            reader = await self._streams.open(plan.remote, client)
         except BaseException:
             completion.close()
             raise
@@ -264,6 +273,7 @@ class CursorRegistry:
         if entry is not None:
             entry.cursor.kill(reason)
             entry.cursor.close()
+            entry.ticket.end()
 
     def _schedule_reaping(self) -> None:
         if self._reaper is None and self._entries and not self._closed:

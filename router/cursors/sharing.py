@@ -15,6 +15,7 @@ from router.change_stream.remotes import Part
 from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import cluster_time_of, first_key
 from router.change_stream.starting_point import starting_point
+from router.cursors.admission import Admission
 from router.cursors.limits import StreamLimits
 from router.cursors.memory import Memory
 from router.cursors.nudge import Nudger
@@ -22,6 +23,8 @@ from router.cursors.opening import place_upstream
 from router.cursors.present import Present
 from router.cursors.reader import Reader
 from router.cursors.source import Source
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 
 _LEAST_REPLY: Final = 64 * 1024
 
@@ -78,8 +81,11 @@ class SharedStreams:
     Must be made in a running loop; ``await close()`` once all readers are closed.
     """
 
-    def __init__(self, cluster: Cluster, nudger: Nudger, limits: StreamLimits) -> None:
+    def __init__(
+        self, cluster: Cluster, nudger: Nudger, limits: StreamLimits, admission: Admission
+    ) -> None:
         self._cluster = cluster
+        self._admission = admission
         self._nudger = nudger
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -90,30 +96,43 @@ class SharedStreams:
         self._of: dict[Source, _Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, request: StreamRequest) -> Reader:
-        """Return a reader that starts where ``request`` says. Raises CommandError."""
+    async def open(self, request: StreamRequest, client: str | None = None) -> Reader:
+        """Return a reader for ``client`` that starts where ``request`` says; raises CommandError.
+
+        ``client`` is charged with the remotes that are opened for it.
+        """
         start_at = request.start_time
         while True:
-            source, start_at = await self._enter(request, start_at)
+            source, start_at = await self._enter(request, start_at, client)
             point = starting_point(request, start_at, self._cluster.token_version)
             if source.covers(point.after):
                 position = Position(source.upstream.stream, point)
                 self._readers += 1
-                return Reader(self, source, request, position)
+                return Reader(self, source, request, position, client)
             # Others have read on while it was being opened.
             source.leave()
 
-    async def follow(self, request: StreamRequest, position: Position) -> Source:
+    async def follow(
+        self, request: StreamRequest, position: Position, client: str | None
+    ) -> Source:
         """Return a source, entered, to which ``position`` has been attached; raises CommandError.
 
-        For a position whose own source does not cover any more what it needs.
+        For a position of ``client`` whose own source does not cover any more what it needs.
         """
         if not (request.starts_after_invalidate and position.at_start):
             start = AtTime(cluster_time_of(position.needs))
             request = replace(request, start=start)
         while True:
             parts = position.needs_parts
-            source, _ = await self._enter(request, request.start_time, position.needs, parts)
+            try:
+                source, _ = await self._enter(
+                    request, request.start_time, client, position.needs, parts
+                )
+            except CommandError as error:
+                if error.code != ErrorCode.TemporarilyUnavailable:
+                    raise
+                # Its cursor ends; the driver resumes by an aggregate, which it may try again.
+                raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
             if source.covers(position.needs, parts):
                 position.attach(source.upstream.stream)
                 return source
@@ -157,6 +176,7 @@ class SharedStreams:
         self,
         request: StreamRequest,
         start_at: Timestamp | None,
+        client: str | None,
         after: bytes | None = None,
         parts: Set[Part] = frozenset(),
     ) -> tuple[Source, Timestamp]:
@@ -181,7 +201,7 @@ class SharedStreams:
             if channel.main is not None and channel.main.is_late(now):
                 channel.main = source
         if source is None:
-            source = self._new(channel, request, start_at, parts)
+            source = self._new(channel, request, start_at, client, parts)
         source.enter()
         try:
             await source.opened()
@@ -195,15 +215,17 @@ class SharedStreams:
         channel: _Channel,
         request: StreamRequest,
         start_at: Timestamp | None,
+        client: str | None,
         parts: Set[Part],
     ) -> Source:
+        ticket = self._admission.stream(client, self._cluster.targets)
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
         place = partial(
             place_upstream, request, self._cluster, self._present, self._nudger, self._limits,
             self._memory, parts,
         )  # fmt: skip
-        source = Source(place, self._limits, self._gone, shared=self._limits.share)
+        source = Source(place, self._limits, self._gone, ticket, shared=self._limits.share)
         self._of[source] = channel
         channel.sources.append(source)
         if channel.main is None or not channel.main.healthy:

@@ -7,6 +7,7 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.remotes import Part, serve
 from router.change_stream.resume_token import cluster_time_of
+from router.cursors.admission import Ticket
 from router.cursors.limits import StreamLimits
 from router.cursors.opening import Placed
 from router.cursors.upstream import Upstream
@@ -18,7 +19,8 @@ class Source:
     """An upstream and the number of those who read it; it closes soon after the last has left.
 
     ``place`` finds out where the remotes are, which are then opened by a task of the source's own.
-    ``gone`` is called when nobody can enter any more: run ``close`` then. ``shared``: others than
+    ``gone`` is called when nobody can enter any more: run ``close`` then. ``ticket`` is given back
+    once the remotes are closed. ``shared``: others than
     the first reader may come. Must be made in a running loop.
     """
 
@@ -27,11 +29,13 @@ class Source:
         place: Callable[[], Awaitable[Placed]],
         limits: StreamLimits,
         gone: Callable[["Source"], None],
+        ticket: Ticket,
         *,
         shared: bool,
     ) -> None:
         self._limits = limits
         self._gone = gone
+        self._ticket = ticket
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._place: Placed | None = None
@@ -154,9 +158,12 @@ class Source:
         if self._lingering is not None:
             self._lingering.cancel()
         self._opening.cancel()
-        await asyncio.wait((self._opening,))
-        if self._place is not None:
-            await self._place.upstream.close()
+        try:
+            await asyncio.wait((self._opening,))
+            if self._place is not None:
+                await self._place.upstream.close()
+        finally:
+            self._ticket.end()
 
     def _end(self) -> None:
         if not self._closed:

@@ -170,6 +170,7 @@ class Upstream:
     def _open_remote(self, action: OpenRemote) -> None:
         log.debug("open remote", target=action.target, start_at=action.start_at)
         remote = self._remotes[action.remote] = Remote(action, self._limits, self._loop.time())
+        self._memory.remotes += 1
 
         def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
             if action.topology:
@@ -228,6 +229,7 @@ class Upstream:
     def _close_remote(self, number: int) -> None:
         remote = self._remotes.pop(number, None)
         if remote is not None:
+            self._memory.remotes -= 1
             self._end(remote)
 
     def _end(self, remote: Remote) -> None:
@@ -301,6 +303,7 @@ class Upstream:
         cursor = remote.cursor
         if cursor is None:
             return
+        cursor.aim_at(self._memory.batch_bytes)
         now = self._loop.time()
         latest = self._waits.keeps_back(number)
         if events or latest is not None:

@@ -25,7 +25,6 @@ _EVENTS_A_BATCH = 1000
 _EVENTS_A_TURN = 50
 _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
-_OWNER = Owner()
 
 
 class Feed:
@@ -139,13 +138,15 @@ class Feed:
             return b""
 
     async def _write_stream(self, watch: Watch, writer: asyncio.StreamWriter) -> None:
-        cursor, batch = await self._cursors.open(watch.request, _OWNER)
+        peer = writer.get_extra_info("peername")
+        owner = Owner(client=peer[0] if peer else None)
+        cursor, batch = await self._cursors.open(watch.request, owner)
         now = asyncio.get_running_loop().time
         wait, wrote_at = min(_AWAIT, watch.heartbeat or _AWAIT), now()
         try:
             await _write_events(batch, watch, writer)
             while batch.cursor_id:
-                async with self._cursors.checkout(cursor.cursor_id, _OWNER) as held:
+                async with self._cursors.checkout(cursor.cursor_id, owner) as held:
                     batch = await held.next_batch(_EVENTS_A_BATCH, wait)
                 await _write_events(batch, watch, writer)
                 if batch.events:
@@ -154,7 +155,7 @@ class Feed:
                     await _write_place(batch, watch, writer)
                     wrote_at = now()
         finally:
-            self._cursors.kill([cursor.cursor_id], _OWNER)
+            self._cursors.kill([cursor.cursor_id], owner)
 
 
 async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:

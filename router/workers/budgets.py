@@ -1,4 +1,4 @@
-"""A worker's part of the memory and of the notes that the router may take."""
+"""A worker's part of what the router may take in all."""
 
 from dataclasses import replace
 
@@ -6,14 +6,23 @@ from router.cursors.limits import StreamLimits
 
 
 def limits_of_worker(limits: StreamLimits, workers: int) -> StreamLimits:
-    """Return what one of ``workers`` may take, so that all keep to the router's budgets.
+    """Return what one of ``workers`` may take, so that all together keep to the router's bounds.
 
     What bounds one stream or one remote stays as it is.
     """
+
+    def part(whole: int, least: int = 1) -> int:
+        return max(least, whole // workers)
+
     return replace(
         limits,
-        total_buffer_bytes=max(1, limits.total_buffer_bytes // workers),
-        replies_bytes=max(1, limits.replies_bytes // workers),
+        total_buffer_bytes=part(limits.total_buffer_bytes),
+        replies_bytes=part(limits.replies_bytes),
+        max_cursors=part(limits.max_cursors),
+        max_cursors_per_client=part(limits.max_cursors_per_client),
+        max_streams=part(limits.max_streams),
+        max_streams_per_client=part(limits.max_streams_per_client),
+        member_connections=part(limits.member_connections, 4),
         nudges_per_second=limits.nudges_per_second / workers,
         nudge_burst=max(1.0, limits.nudge_burst / workers),
         nudge_share=limits.nudge_share / workers,

@@ -1,4 +1,4 @@
-"""The router's memory is divided among its workers."""
+"""What the router may take is divided among its workers."""
 
 import pytest
 
@@ -13,6 +13,8 @@ def test_all_workers_together_keep_to_the_router_s_budgets(workers: int) -> None
     assert whole.total_buffer_bytes - workers < part.total_buffer_bytes * workers <= 1000
     assert 500 - workers < part.replies_bytes * workers <= 500
     assert part.stream_buffer_bytes == whole.stream_buffer_bytes
-    assert part.max_cursors == whole.max_cursors
+    for bound in ("max_cursors", "max_cursors_per_client", "max_streams", "member_connections"):
+        assert getattr(part, bound) * workers <= max(getattr(whole, bound), 4 * workers)
+        assert getattr(part, bound) >= getattr(whole, bound) // workers
     if workers == 1:
         assert part == whole
