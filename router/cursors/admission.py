@@ -92,7 +92,7 @@ class Admission:
         return Ticket(self._cursors, client)
 
     def stream(self, client: str | None, remotes: int) -> Ticket:
-        """Admit one more stream, which ``client`` asks for; each has cursors on ``remotes`` members.
+        """Admit one more stream for ``client``; each has cursors on ``remotes`` members.
 
         Raises CommandError (365).
         """
