@@ -40,8 +40,19 @@ class LookupCursor(MergedCursor):
         self._taken = Taken([], 0, b"", closed=False)
         self._raw: list[bytes] = []
         self._completed: list[bytes] = []
+        self._pbrt = b""
+        self._incomplete = False
         self._failure: CommandError | None = None
         self._work: asyncio.Task[None] | None = None
+
+    def first_batch(self) -> Batch:
+        """Return the opening's batch: it never waits and holds no events, as mongos's.
+
+        Raises CommandError.
+        """
+        first = super().first_batch()
+        self._pbrt = self._completion.resuming or first.pbrt
+        return first._replace(pbrt=self._pbrt)
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return what is ready, completed; as ``MergedCursor.next_batch`` otherwise.
@@ -64,7 +75,7 @@ class LookupCursor(MergedCursor):
                     if events:
                         break
                     raise self._failure
-                if self._raw:
+                if self._raw and not self._incomplete:
                     await self._complete()
                 elif self._taken.closed or not await self._take(deadline, batch_size, events):
                     break
@@ -107,8 +118,11 @@ class LookupCursor(MergedCursor):
         except CommandError as error:
             self._failure = error
             return True
-        self._raw = self._taken.events
-        return bool(self._raw)
+        if not self._taken.events:
+            return False
+        self._raw = self._raw + self._taken.events
+        self._incomplete = False
+        return True
 
     async def _complete(self) -> None:
         """Complete the first of the events that were taken; in a task that ``kill`` can end."""
@@ -125,6 +139,7 @@ class LookupCursor(MergedCursor):
     async def _run(self) -> None:
         try:
             consumed, self._completed = await self._completion.complete(self._raw)
+            self._incomplete = not consumed
         except CommandError as error:
             self._failure = error
         else:
@@ -145,5 +160,9 @@ class LookupCursor(MergedCursor):
         rest = bool(self._completed or self._raw or self._failure is not None)
         closed = self._taken.closed and not rest and not events
         self._finished = closed
-        pbrt = token_of(events[-1]) if rest and events else self._taken.pbrt
-        return Batch(0 if closed else self.cursor_id, events, size, pbrt)
+        if not rest:
+            self._pbrt = self._taken.pbrt
+        elif events:
+            self._pbrt = token_of(events[-1])
+        self._pbrt = self._completion.resuming or self._pbrt
+        return Batch(0 if closed else self.cursor_id, events, size, self._pbrt)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from router.lookup.documents import find_documents
 from router.lookup.events import Wanted, wanted, with_document
+from router.lookup.fragments import Splitter, whole_events
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
@@ -29,6 +30,8 @@ class Completion:
         self._at_once = reads.settings.first_events
         options = plan.remote.change_stream_options
         self._same_collection = bool(options.get("matchCollectionUUIDForUpdateLookup"))
+        self._splitter = Splitter(plan.resume) if plan.splits else None
+        self._failure: CommandError | None = None
         self._closed = False
         reads.enter()
 
@@ -43,6 +46,11 @@ class Completion:
         """How many events to complete at a time, so that their documents are not too large."""
         return self._at_once
 
+    @property
+    def resuming(self) -> bytes | None:
+        """The raw token of a fragment to resume after, until its event has come; else None."""
+        return None if self._splitter is None else self._splitter.resuming
+
     async def check(self) -> None:
         """Find what is wrong with the user's stages, as mongos does when a stream is opened.
 
@@ -52,10 +60,31 @@ class Completion:
             await self._stages.check()
 
     async def complete(self, events: Sequence[bytes]) -> Transformed:
-        """Complete the first of the ``events``, at least one, as many as is reasonable at once.
+        """Complete the first of the ``events``, as many as is reasonable at once.
 
-        Raises CommandError if the first one cannot be completed.
+        At least one, unless only the first fragments of an event are there. Raises CommandError if
+        the first one cannot be completed.
         """
+        if self._failure is not None:
+            raise self._failure
+        if self._splitter is None:
+            return await self._complete(events)
+        whole, counts = whole_events(events)
+        if not whole:
+            return Transformed(0, [])
+        done = await self._complete(whole)
+        fragments: list[bytes] = []
+        for event in done.events:
+            try:
+                fragments += self._splitter.split(event)
+            except CommandError as error:
+                if not fragments:
+                    raise
+                self._failure = error
+                break
+        return Transformed(sum(counts[: done.consumed]), fragments)
+
+    async def _complete(self, events: Sequence[bytes]) -> Transformed:
         part = await self._with_documents(events[: self._at_once])
         if self._stages is None:
             return Transformed(len(part), part)
@@ -82,7 +111,9 @@ class Completion:
                 completed.append(event)
                 continue
             try:
-                completed.append(with_document(event, want.place, next(looked_up)))
+                completed.append(
+                    with_document(event, want.place, next(looked_up), any_size=self._plan.splits)
+                )
             except StopIteration:
                 return completed
             except CommandError as too_large:

@@ -5,7 +5,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from router.change_stream.resume_token import ResumeToken
+from router.change_stream.resume_token import ResumeToken, event_key
 from shard_client.bson_slices import (
     DOCUMENT,
     STRING,
@@ -120,24 +120,29 @@ def _names(namespace: bytes) -> tuple[str, str]:
     )
 
 
-def with_document(event: bytes, place: int, document: bytes | None) -> bytes:
+def with_document(
+    event: bytes, place: int, document: bytes | None, *, any_size: bool = False
+) -> bytes:
     """Return ``event`` with the looked-up document, or null, as its ``fullDocument``.
 
     The field goes where servers have it, before ``ns``. Raises CommandError 10334 when the event
-    gets larger than a document may be.
+    gets larger than a document may be, unless it may have ``any_size``.
     """
     field = _NULL if document is None else b"\x03" + _FIELD + document
     size = len(event) + len(field)
-    if size > MAX_EVENT_BYTES:
-        token = find(event, b"_id")
-        data = find(event, b"_data", token.start, token.end) if token is not None else None
-        shown = string_value(event, data).decode(errors="replace") if data is not None else ""
-        raise CommandError(
-            ErrorCode.BSONObjectTooLarge,
-            f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
-            f'{MAX_EVENT_BYTES}(16MB) First element: _id: {{ _data: "{shown}" }}',
-        )
+    if size > MAX_EVENT_BYTES and not any_size:
+        raise too_large(event, size)
     return b"".join((_int32.pack(size), event[4:place], field, event[place:]))
+
+
+def too_large(event: bytes, size: int) -> CommandError:
+    """Return the error for an event that has become a document of ``size`` bytes."""
+    data = event_key(event).decode(errors="replace")
+    return CommandError(
+        ErrorCode.BSONObjectTooLarge,
+        f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
+        f'{MAX_EVENT_BYTES}(16MB) First element: _id: {{ _data: "{data}" }}',
+    )
 
 
 def _version_and_uuid(data: bytes) -> tuple[int, bytes]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from router.change_stream.request import StreamRequest
+from router.change_stream.request import AfterToken, AtTime, StreamRequest
+from router.change_stream.resume_token import ResumeToken
 from router.change_stream.stages import stage_name
 
 UPDATE_LOOKUP: Final = "updateLookup"
@@ -58,12 +59,16 @@ class LookupPlan:
 
     ``remote`` is the shards' part: no lookup, and of the user's stages only leading ``$match``
     conditions on fields that a lookup leaves alone. ``stages`` are the rest, which follow the
-    lookup. ``user_stages`` are all of them, as the client sent them.
+    lookup. ``user_stages`` are all of them, as the client sent them; both without
+    ``$changeStreamSplitLargeEvent``, of which ``splits`` tells. ``resume`` is the client's token if
+    it names a fragment.
     """
 
     remote: StreamRequest
     stages: tuple[Mapping[str, Any], ...]
     user_stages: tuple[Mapping[str, Any], ...]
+    splits: bool = False
+    resume: ResumeToken | None = None
 
     @classmethod
     def of(cls, request: StreamRequest) -> Self | None:
@@ -74,12 +79,24 @@ class LookupPlan:
         """
         if request.change_stream_options.get("fullDocument") != UPDATE_LOOKUP:
             return None
-        if request.passthrough_to_shard is not None or request.splits_large_events:
+        if request.passthrough_to_shard is not None:
             return None
-        pushed, rest = divide(request.stages)
+        own: Sequence[Mapping[str, Any]] = request.stages
+        split: Sequence[Mapping[str, Any]] = ()
+        if request.splits_large_events:
+            # Shards split as well: then they make the tokens of which a fragment can have one.
+            own, split = request.stages[:-1], request.stages[-1:]
+        pushed, rest = divide(own)
         options = {k: v for k, v in request.change_stream_options.items() if k != "fullDocument"}
-        remote = replace(request, change_stream_options=options, stages=pushed)
-        return cls(remote, rest, tuple(request.stages))
+        start, resume = request.start, None
+        if isinstance(start, AfterToken) and start.token.fragment_num is not None:
+            # Its event has to come once more, to be split once more.
+            resume = start.token
+            start = AtTime(resume.cluster_time)
+        remote = replace(
+            request, change_stream_options=options, stages=(*pushed, *split), start=start
+        )
+        return cls(remote, rest, tuple(own), bool(split), resume)
 
 
 def divide(

@@ -7,6 +7,7 @@ from bson.raw_bson import RawBSONDocument
 
 from router.change_stream.bson_text import render
 from router.change_stream.resume_token import token_of
+from router.lookup.events import MAX_EVENT_BYTES, too_large
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from shard_client.bson_slices import DOCUMENT, find
@@ -47,6 +48,8 @@ class UserStages:
         Raises CommandError: a stage fails for the first event, or gives it another ``_id`` (280).
         """
         count, size = 0, 0
+        if len(events[0]) > MAX_EVENT_BYTES:
+            raise too_large(events[0], len(events[0]))
         for event in events:
             size += len(event)
             if count and size > _MOST_BYTES:

@@ -103,11 +103,13 @@ def drain(
 
 
 class Both:
-    """Reads streams through the router and, where there is one, through mongos beside it."""
+    """Reads streams through the router and, where there is one, through mongos beside it.
+
+    ``clients`` are those of the router and of a mongos that serves change streams.
+    """
 
     def __init__(self, cluster: TestCluster, router: Client, mongos: Client) -> None:
-        self._real = cluster.real
-        self._router = router
+        self.clients = (router, mongos) if cluster.real else (router,)
         self._mongos = mongos
 
     def read(
@@ -127,9 +129,8 @@ class Both:
             **fields,
         }
         past = tick(self._mongos)
-        events = drain(self._router, command, database, past)
-        if self._real:
-            assert events == drain(self._mongos, command, database, past)
+        events, *others = (drain(client, command, database, past) for client in self.clients)
+        assert all(other == events for other in others)
         return [bson.decode(event) for event in events]
 
 
@@ -242,7 +243,7 @@ def test_shard_keys(both: Both, db: Data, key: Mapping[str, Any] | None) -> None
     ]
 
 
-def test_ids_of_all_types(both: Both, db: Data) -> None:
+def test_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
     """1, 1.0 and NumberLong(1) are one _id to a server; a text is one by its collation."""
     ids: list[Any] = [
         1, 2.0, bson.Int64(3), bson.Decimal128("4"), "a", "B", bson.ObjectId(), None, True,
@@ -259,7 +260,7 @@ def test_ids_of_all_types(both: Both, db: Data) -> None:
         db.a.insert_one({"_id": new, "new": True})
     db.a.delete_one({"_id": 2})
     found = documents(both.read(db.name, "a", options=since(start)))
-    if both._real:
+    if cluster.real:
         # The embedded cluster's finds know no collation of a collection.
         assert found[4] == {"_id": "A", "new": True}
     assert found[:4] == [
@@ -387,7 +388,7 @@ def test_what_is_wrong_with_a_stage_is_told_at_opening(
 ) -> None:
     if not cluster.real and code in (17276, 51272):
         pytest.skip("the embedded cluster does not look that closely")
-    for client in (both._router, both._mongos)[: 1 + cluster.real]:
+    for client in both.clients:
         with pytest.raises(OperationFailure) as error:
             client[db.name].a.watch([stage], "updateLookup")
         assert error.value.code == code
@@ -402,7 +403,7 @@ def test_the_token_must_stay(
     start = tick(db.client)
     db.a.insert_one({"_id": 1})
     db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
-    for client in (both._router, both._mongos)[: 1 + cluster.real]:
+    for client in both.clients:
         stream = client[db.name].a.watch([stage], "updateLookup", start_at_operation_time=start)
         with stream, pytest.raises(OperationFailure) as error:
             next(stream)
@@ -462,6 +463,71 @@ def test_large_documents_come_in_several_replies(
         assert [(each["fullDocument"]["_id"], each["fullDocument"]["v"]) for each in events] == [
             (k, 2) for k in range(8) for _ in range(3)
         ]
+
+
+SPLIT = {"$changeStreamSplitLargeEvent": {}}
+_NINE_MB = 9_000_000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("images", [False, True], ids=["", "images"])
+def test_large_events_are_split_after_the_lookup(
+    both: Both, db: Data, cluster: TestCluster, images: bool
+) -> None:
+    """With images, the shards split what the lookup makes even larger."""
+    spread(db, cluster)
+    options: dict[str, Any] = {}
+    if images:
+        db.command("collMod", "a", **IMAGES)
+        options["fullDocumentBeforeChange"] = "whenAvailable"
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "k": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    db.a.insert_one({"_id": 11, "k": 11})
+    db.a.update_one({"_id": 11, "k": 11}, {"$set": {"v": 1}})
+    move(db, cluster, {"k": 1}, 1)
+    events = both.read(db.name, "a", options=since(start, **options), stages=[SPLIT])
+    parts = [event for event in events if "splitEvent" in event]
+    assert [part["splitEvent"]["of"] for part in parts] == [2 + images] * (2 + images)
+    joined = {name: value for part in parts for name, value in part.items()}
+    assert joined["fullDocument"]["x"] == "b" * _NINE_MB
+    assert joined["operationType"] == "update"
+    assert events[-1]["fullDocument"] == {"_id": 11, "k": 11, "v": 1}
+    for place, event in enumerate(events):
+        if "splitEvent" in event:
+            options["resumeAfter"] = event["_id"]
+            rest = both.read(db.name, "a", options={**LOOKUP, **options}, stages=[SPLIT])
+            assert rest == events[place + 1 :]
+
+
+def test_a_fragment_of_an_event_that_has_become_small(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    events = both.read(db.name, "a", options=since(start), stages=[SPLIT])
+    db.a.delete_one({"_id": 1})
+    for part in events[1:]:
+        options = {**LOOKUP, "resumeAfter": part["_id"]}
+        command = {"aggregate": "a", "pipeline": [{"$changeStream": options}, SPLIT], "cursor": {}}
+        for client in both.clients:
+            with pytest.raises(OperationFailure) as error:
+                drain(client, command, db.name, tick(db.client))
+            assert error.value.code == 280
+            assert "was not large enough to be split" in str(error.value)
+
+
+def test_an_event_that_is_not_split_is_too_large(both: Both, db: Data) -> None:
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    command = {"aggregate": "a", "pipeline": [{"$changeStream": since(start)}], "cursor": {}}
+    for client in both.clients:
+        with pytest.raises(OperationFailure) as error:
+            drain(client, command, db.name, tick(db.client))
+        assert error.value.code == 10334
+        assert "Size must be between 0 and 16793600(16MB)" in str(error.value)
 
 
 def test_a_feed_has_the_documents(process: RouterProcess, db: Data, cluster: TestCluster) -> None:

@@ -1,0 +1,107 @@
+"""Events that the lookup makes too large, split as servers do, and resumed in their middle."""
+
+import bson
+import pytest
+from bson import Timestamp
+
+from router.change_stream.resume_token import ResumeToken
+from router.lookup.fragments import MAX_WHOLE_BYTES, Splitter, whole_events
+from shard_client.errors import CommandError
+
+MIB = 1 << 20
+
+
+def token(second: int, fragment: str = "") -> dict[str, str]:
+    """A version 2 token of an update, seen on a server save for its time."""
+    operation = "3C" + b"operationType".hex() + "003C" + b"update".hex() + "00"
+    key = "46" + b"documentKey".hex() + "00461E5F6964002B0200"
+    front = f"82{second:08X}000000012B042C0100296E5A100403F05CE70E104BA9AEE379E26A21EBAD46"
+    return {"_data": f"{front}{operation}{key}00{fragment}04".upper()}
+
+
+def event(second: int = 1, **fields: object) -> bytes:
+    return bson.encode(
+        {
+            "_id": token(second),
+            "operationType": "update",
+            "clusterTime": Timestamp(second, 1),
+            "ns": {"db": "d", "coll": "c"},
+            "documentKey": {"_id": 1},
+            **fields,
+        }
+    )
+
+
+LARGE = event(fullDocument={"_id": 1, "x": "a" * (9 * MIB)}, updateDescription={"x": "b" * 9 * MIB})
+
+
+def after(fragment: str, second: int = 1) -> Splitter:
+    return Splitter(ResumeToken.parse(token(second, fragment)))
+
+
+def test_an_event_that_is_not_large_stays_whole():
+    small = event(fullDocument={"x": "a" * 15 * MIB})
+    assert Splitter(None).split(small) == [small]
+
+
+def test_small_fields_come_first_in_fragments_with_tokens_of_their_own():
+    fragments = [bson.decode(each) for each in Splitter(None).split(LARGE)]
+    assert [each["_id"] for each in fragments] == [token(1, "29"), token(1, "2B02")]
+    assert [each["splitEvent"] for each in fragments] == [
+        {"fragment": 1, "of": 2},
+        {"fragment": 2, "of": 2},
+    ]
+    assert list(fragments[0]) == [
+        "_id", "splitEvent", "clusterTime", "operationType", "ns", "documentKey",
+        "updateDescription",
+    ]  # fmt: skip
+    assert list(fragments[1]) == ["_id", "splitEvent", "fullDocument"]
+
+
+def test_a_field_that_fits_into_no_fragment_is_an_error():
+    with pytest.raises(CommandError) as error:
+        Splitter(None).split(event(fullDocument={"x": "a" * MAX_WHOLE_BYTES}))
+    assert error.value.code == 7182500
+
+
+def test_fragments_are_joined_to_what_they_were_made_of():
+    fragments = Splitter(None).split(LARGE)
+    insert = bson.encode({"_id": token(2), "operationType": "insert"})
+    [joined, other], counts = whole_events([*fragments, insert])
+    assert bson.decode(joined) == bson.decode(LARGE)
+    assert (other, counts) == (insert, [2, 1])
+    assert whole_events([insert, fragments[0]]) == ([insert], [1])
+
+
+def test_fragments_of_other_events_stay():
+    large = LARGE.replace(b"update\0", b"delete\0", 1)
+    fragments = Splitter(None).split(large)
+    assert whole_events(fragments) == (fragments, [1, 1])
+
+
+def test_resuming_leaves_out_what_the_client_has():
+    for number, fragment in enumerate(("29", "2B02")):
+        splitter = after(fragment, second=5)
+        assert splitter.resuming == bson.encode(token(5, fragment))
+        assert splitter.split(event(4)) == []
+        assert splitter.resuming is not None
+        large = event(5, a="a" * 9 * MIB, b="b" * 9 * MIB)
+        assert splitter.split(large) == Splitter(None).split(large)[number + 1 :]
+        assert splitter.resuming is None
+        assert splitter.split(event(6)) == [event(6)]
+
+
+@pytest.mark.parametrize(
+    ("fragment", "comes", "message"),
+    [
+        ("29", event(1), "was not large enough to be split"),
+        ("29", event(2), "the resume token was not found"),
+        ("2B06", LARGE, "produced a different split"),
+    ],
+    ids=["small now", "not there", "fewer fragments"],
+)
+def test_what_cannot_be_resumed_is_fatal(fragment: str, comes: bytes, message: str):
+    with pytest.raises(CommandError) as error:
+        after(fragment).split(comes)
+    assert error.value.code == 280
+    assert message in error.value.message
