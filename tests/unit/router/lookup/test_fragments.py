@@ -52,7 +52,7 @@ def test_small_fields_come_first_in_fragments_with_tokens_of_their_own():
         {"fragment": 2, "of": 2},
     ]
     assert list(fragments[0]) == [
-        "_id", "splitEvent", "clusterTime", "operationType", "ns", "documentKey",
+        "_id", "splitEvent", "clusterTime", "operationType", "documentKey", "ns",
         "updateDescription",
     ]  # fmt: skip
     assert list(fragments[1]) == ["_id", "splitEvent", "fullDocument"]
