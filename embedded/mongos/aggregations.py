@@ -13,7 +13,6 @@ from shard_client.errors import CommandError
 
 Pipeline = Sequence[Mapping[str, Any]]
 
-_NOT_SUPPORTED = 115
 _FIELDS = frozenset(
     [
         "aggregate", "pipeline", "cursor", "explain", "maxTimeMS", "bypassDocumentValidation",
@@ -27,15 +26,36 @@ _INNER_CHANGE_STREAM = {
     "$facet": (40600, "to be used within a $facet stage"),
     "$unionWith": (31441, "within a $unionWith's sub-pipeline"),
 }
+_CHANGE_STREAM_STAGES = ("$changeStream", "$_internalChangeStream")
 _PER_SHARD_STAGES = frozenset({"$collStats", "$indexStats", "$planCacheStats"})
+
+
+def refuse_change_stream(command: Document) -> None:
+    """Refuse an ``aggregate``, or its ``explain``, about a change stream, rightly formed or not.
+
+    The router opens change streams. No mongos answers an aggregate with this code: it tells the
+    router that the refusal of a bad request is its own to give.
+
+    Raises:
+        CommandError: 59.
+    """
+    inner = command.get("explain", command)
+    pipeline = inner.get("pipeline") if isinstance(inner, Mapping) else None
+    stages = pipeline if isinstance(pipeline, list) else []
+    names = [name for stage in stages if isinstance(stage, Mapping) for name in stage]
+    if any(name.startswith(_CHANGE_STREAM_STAGES) for name in names):
+        raise CommandError(
+            59, "this endpoint serves everything but change streams: open them through "
+            "mergerouter, or on a shard", code_name="CommandNotFound",
+        )  # fmt: skip
 
 
 async def aggregate(request: Request) -> Document:
     """Run a pipeline.
 
     Raises:
-        CommandError: 115 for a change stream, which is the router's to open; 238 for a pipeline
-            that writes the result of a sharded collection; what pipelines raise.
+        CommandError: 238 for a pipeline that writes the result of a sharded collection; what
+            pipelines raise.
     """
     pipeline = _checked_pipeline(request)
     cursor = request.command.get("cursor", {})
@@ -143,11 +163,6 @@ def _checked_pipeline(request: Request) -> Pipeline:
             raise CommandError(
                 40323, "A pipeline stage specification object must contain exactly one field."
             )
-    if pipeline and "$changeStream" in pipeline[0]:
-        raise CommandError(
-            _NOT_SUPPORTED, "this endpoint serves everything but change streams: open them through "
-            "mergerouter, or on a shard", code_name="CommandNotSupported",
-        )  # fmt: skip
     _refuse_inner_change_streams(pipeline)
     return pipeline
 

@@ -6,6 +6,7 @@ from bson import Timestamp
 from embedded.clients import Client
 from embedded.errors import TRANSIENT_TRANSACTION
 from embedded.logical_clock import as_ordinal
+from embedded.mongos.aggregations import refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
 from embedded.mongos.request import ClusterState, Request, check_session_id
 from embedded.storage.bson_values import Document
@@ -69,6 +70,8 @@ class Mongos:
         handler = COMMANDS.get(name)
         if handler is None:
             raise CommandError(59, f"no such cmd: {name}", code_name="CommandNotFound")
+        if name in ("aggregate", "explain"):
+            refuse_change_stream(request.command)
         if name in ON_ADMIN_ONLY and request.database != "admin":
             raise CommandError(
                 13, f"{name} may only be run against the admin database.", code_name="Unauthorized"

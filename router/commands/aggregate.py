@@ -8,7 +8,7 @@ from bson.int64 import Int64
 
 from router.change_stream.recognition import explains_change_stream, is_change_stream
 from router.change_stream.request import StreamRequest, parse_request
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer
+from router.commands.answer import Answer, AnyAnswer, PassThrough, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
@@ -29,8 +29,8 @@ async def aggregate(call: Call) -> AnyAnswer:
     """
     node = call.node
     request = _parsed(call, call.command)
-    if request is None:
-        return PASS_THROUGH
+    if isinstance(request, PassThrough):
+        return request
     if request.explain:
         return await _explained(call, request, call.command, "queryPlanner")
     limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
@@ -74,18 +74,19 @@ async def explain(call: Call) -> AnyAnswer:
     inner = call.command[call.name]
     verbosity = call.command.get("verbosity", "allPlansExecution")
     request = _parsed(call, {"cursor": {}, **inner})
-    if request is None:
-        return PASS_THROUGH
+    if isinstance(request, PassThrough):
+        return request
     return await _explained(call, request, inner, verbosity)
 
 
-def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | None:
-    """Return the request, or None if the upstream is to answer in the router's place.
+def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrough:
+    """Return the request, or that the upstream is to answer in the router's place.
 
     The upstream gets what the router refuses or would not hand on to the shards as the client wrote
     it, such as a document with a field twice: it answers in the words of its own version, and what
     is open to clients there works. It never gets a stream on a database of the cluster's own, which
-    a real mongos crashed on.
+    a real mongos crashed on. An upstream without change streams, as the embedded cluster's, answers
+    that it does not know the command: then the refusal is the router's own.
 
     Raises:
         CommandError: the request is wrong, and there is no upstream.
@@ -97,10 +98,10 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | None:
                 "the command has a field twice, or a value of a type that is no longer in use",
             )
         return parse_request(call.database, command)
-    except CommandError:
+    except CommandError as error:
         if call.upstream is None or call.database in _OF_THE_CLUSTER:
             raise
-        return None
+        return PassThrough(refusal=error)
 
 
 async def _explained(

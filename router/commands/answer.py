@@ -36,10 +36,12 @@ class RawAnswer:
 class PassThrough:
     """The command is not ours: the client's message goes to the upstream as it came.
 
-    ``added`` are fields that a fail point puts into the upstream's reply.
+    ``added`` are fields that a fail point puts into the upstream's reply. ``refusal`` is what the
+    client gets if the upstream does not know the command (59).
     """
 
     added: Mapping[str, Any] = field(default_factory=dict)
+    refusal: CommandError | None = None
 
 
 PASS_THROUGH = PassThrough()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -130,7 +131,7 @@ class ClientConnection:
                     if self._node.peers is not None:
                         await share_with_workers(self._node)
                 if isinstance(answer, PassThrough):
-                    await self._pass_through(request, answer.added)
+                    await self._pass_through(request, answer)
                     return
                 if isinstance(answer, ToWorker):
                     await self._to_worker(request, answer)
@@ -187,13 +188,13 @@ class ClientConnection:
             await fail_points.before_command(call, names)
         answer = await command.run(call) if command is not None else PASS_THROUGH
         if fail_points is not None and isinstance(answer, PassThrough):
-            return PassThrough(fail_points.added_to_reply(call))
+            return replace(answer, added=fail_points.added_to_reply(call))
         return answer
 
-    async def _pass_through(self, request: Request, added: Mapping[str, Any]) -> None:
+    async def _pass_through(self, request: Request, answer: PassThrough = PASS_THROUGH) -> None:
         """Relay the client's message to the upstream and its replies back, byte for byte.
 
-        ``added`` is what a fail point puts into the reply.
+        ``answer`` says what a fail point puts into the reply, and what the router would refuse.
         """
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
@@ -215,7 +216,9 @@ class ClientConnection:
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
                 self._note_cluster_time(reply)
-                await self._replies.relay(request, reply, first=first, added=added)
+                if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:
+                    raise answer.refusal
+                await self._replies.relay(request, reply, first=first, added=answer.added)
                 first = False
                 await self._stream.drain()
 
@@ -240,11 +243,11 @@ class ClientConnection:
         else:
             if reply is None:  # the client wants none
                 return
-            if not (answer.or_upstream and _is_cursor_not_found(reply)):
+            if not (answer.or_upstream and _code_of(reply) == ErrorCode.CursorNotFound):
                 self._note_cluster_time(reply)
                 await self._replies.relay(request, reply, first=True)
                 return
-        await self._pass_through(request, {})
+        await self._pass_through(request)
 
     def _note_cluster_time(self, reply: bytes) -> None:
         element = find(reply, b"$clusterTime", BODY_OFFSET)
@@ -289,9 +292,9 @@ class ClientConnection:
         return True
 
 
-def _is_cursor_not_found(reply: bytes) -> bool:
+def _code_of(reply: bytes) -> int | None:
+    """Return the error code of a reply's frame, None if it has none."""
     element = find(reply, b"code", BODY_OFFSET)
     if element is None:
-        return False
-    code = int.from_bytes(reply[element.start : element.end], "little")
-    return code == ErrorCode.CursorNotFound
+        return None
+    return int.from_bytes(reply[element.start : element.end], "little")

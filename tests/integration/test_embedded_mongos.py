@@ -421,7 +421,7 @@ def test_change_streams_are_left_to_the_router(client: Client, cluster: TestClus
         pytest.skip("a real mongos has change streams")
     with pytest.raises(OperationFailure, match="mergerouter") as error:
         client.shop.watch()
-    assert code_of(error) == 115
+    assert code_of(error) == 59
 
 
 def test_shard_comes_and_goes() -> None:

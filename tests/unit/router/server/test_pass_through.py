@@ -141,6 +141,22 @@ async def test_what_the_router_refuses_is_the_upstream_s_to_answer(change: dict[
         assert (await client.command("db", command))["ok"] == 0
 
 
+async def test_an_upstream_without_change_streams_leaves_the_refusal_to_the_router() -> None:
+    async def unknown(asked: Asked) -> None:
+        asked.reply({"ok": 0.0, "errmsg": "none here", "code": 59, "codeName": "CommandNotFound"})
+
+    async with (
+        scripted_server(unknown) as mongos,
+        facade(upstream(mongos.port)) as router,
+        await router.client() as client,
+    ):
+        for _ in range(2):
+            reply = await client.command("db", {**WATCH, "maxTimeMS": "x"})
+            assert (reply["code"], reply["codeName"]) == (14, "TypeMismatch")
+        assert len(mongos.asked) == 2
+        assert (await client.command("db", {"insert": "c"}))["errmsg"] == "none here"
+
+
 @pytest.mark.parametrize("database", ["config", "local"])
 async def test_streams_on_the_cluster_s_own_databases_go_nowhere(database: str) -> None:
     async with (
