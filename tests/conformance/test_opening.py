@@ -220,7 +220,6 @@ def test_what_does_not_exist_yet(client: Client, db: Data) -> None:
         {"allowDiskUse": True},
         {"maxTimeMS": 5000},
         {"readConcern": {"level": "majority"}},
-        {"readConcern": {}},
         {"bypassDocumentValidation": False},
     ],
     ids=lambda fields: next(iter(fields)),
