@@ -45,6 +45,8 @@ class ShardList(NamedTuple):
     hosts: Mapping[str, str]
     before: Timestamp
     by: Timestamp
+    draining: frozenset[str] = frozenset()
+    """Those that are being removed."""
 
 
 class Cluster:
@@ -220,7 +222,9 @@ class Cluster:
         finally:
             dialer.release(connection)
         try:
-            shards = {each["_id"]: each["host"] for each in reply["cursor"]["firstBatch"]}
+            listed = reply["cursor"]["firstBatch"]
+            shards = {each["_id"]: each["host"] for each in listed}
+            draining = frozenset(each["_id"] for each in listed if each.get("draining"))
             for shard, host in shards.items():
                 if self._hosts.get(shard) != host:
                     self._follow(shard, host)
@@ -230,7 +234,7 @@ class Cluster:
             ) from error
         for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
             self._forget(gone)
-        return ShardList(shards, before, by)
+        return ShardList(shards, before, by, draining)
 
     def _follow(self, target: str, host: str) -> None:
         """Watch the replica set of ``target``; at another place than before if ``host`` differs."""

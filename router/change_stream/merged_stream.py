@@ -1,6 +1,6 @@
 """One change stream over all shards, as a state machine without I/O."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from bson.errors import InvalidBSON
@@ -45,7 +45,8 @@ class MergedStream:
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
     after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
-    token's cluster time). ``removed`` are shards that have left since, to be read to their ends.
+    token's cluster time). ``removed`` are shards that have left since, to be read to their ends;
+    ``draining`` are those that are about to leave.
 
     Feed it with ``batch_arrived`` and ``remote_failed``, execute the actions that it returns, and
     read it through any number of positions. ``log`` keeps what has been released, up to
@@ -61,6 +62,7 @@ class MergedStream:
         start_at: Timestamp,
         topology_from: Timestamp,
         removed: Iterable[Part] = (),
+        draining: Iterable[str] = (),
         keep_bytes: int = 0,
     ) -> None:
         self.log = MergedLog(first_key(start_at), event_key)
@@ -76,6 +78,7 @@ class MergedStream:
         only = request.passthrough_to_shard
         if only is None:
             self._openings.append(self._remotes.open(CONFIG, "", topology_from, topology=True))
+            self._remotes.draining.update(draining)
         else:
             shards = only_shard(shards, only)
         # The present shards come last: what the config server tells later is about them.
@@ -136,6 +139,18 @@ class MergedStream:
             # Whoever resumes gets all of it, in order.
             return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
         return actions + self._remotes.close_removed()
+
+    @property
+    def draining(self) -> Set[str]:
+        """The shards that are about to leave, which a stream on config.shards need not tell."""
+        return self._remotes.draining
+
+    def shards_listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
+        """Take note of the shard list as of a time after it was read: who drained may have left.
+
+        ``draining`` are those of ``shards`` that drain.
+        """
+        return self._remotes.listed(shards, draining, by) if self.error is None else []
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """The remote has failed for good: ``take`` raises ``error`` after what is ready.

@@ -11,6 +11,7 @@ from router.change_stream.actions import Action, CloseRemote, OpenRemote
 from router.change_stream.resume_token import first_key
 from router.change_stream.topology import (
     ShardAdded,
+    ShardDraining,
     ShardRemoved,
     one_tick_after,
     topology_changes,
@@ -79,6 +80,8 @@ class Remotes:
         self._leaving: set[int] = set()
         self._removed: deque[Part] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
+        self.draining: set[str] = set()
+        """Shards that are about to leave."""
 
     def __contains__(self, number: int) -> bool:
         return number in self._open
@@ -141,6 +144,10 @@ class Remotes:
         """
         actions: list[Action] = []
         for change in topology_changes(events):
+            if isinstance(change, ShardDraining):
+                (self.draining.add if change.draining else self.draining.discard)(change.shard)
+                continue
+            self.draining.discard(change.shard)
             known = self._newest(change.shard)
             if isinstance(change, ShardRemoved):
                 if known is not None and known.removed_at is None:
@@ -154,6 +161,20 @@ class Remotes:
                 # The same shard, perhaps elsewhere: whoever follows replica sets finds it.
                 known.opening = replace(known.opening, host=change.host)
         return actions
+
+    def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
+        """Let those of the draining shards go that a list has no more, read ``by`` a time.
+
+        ``shards`` are all that it has, ``draining`` those of them that drain.
+        """
+        for shard in self.draining - shards:
+            known = self._newest(shard)
+            if known is None or known.removed_at is not None:
+                continue
+            if known.opening.start_at <= by:  # or else it came back after the list was read
+                self._leave(known.opening.remote, first_key(one_tick_after(by)))
+        self.draining &= draining
+        return self.close_removed()
 
     @property
     def leaving(self) -> Set[int]:

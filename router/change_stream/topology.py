@@ -9,6 +9,8 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.resume_token import cluster_time_of
 
+_DRAINING = "draining"
+
 
 @dataclass(frozen=True, slots=True)
 class ShardAdded:
@@ -31,16 +33,25 @@ class ShardRemoved:
     at: Timestamp
 
 
-TopologyChange = ShardAdded | ShardRemoved
+@dataclass(frozen=True, slots=True)
+class ShardDraining:
+    """Whether shard ``shard`` is about to leave; on 6.0 the last that a stream tells of it."""
+
+    shard: str
+    draining: bool
+
+
+TopologyChange = ShardAdded | ShardRemoved | ShardDraining
 
 
 def topology_changes(events: Iterable[tuple[bytes, bytes]]) -> list[TopologyChange]:
     """Read the config server's events, given as (sort key, BSON).
 
     Replacements count as additions: the shard may be at another host now. Updates in place
-    (draining, states, members that come and go) change nothing for a stream: members and primaries
-    are followed elsewhere. A removal need not show: a 6.0 makes it with a plain applyOps command,
-    which no change stream unwinds (docs/protocol.md, section 6).
+    (states, members that come and go) change nothing for a stream: members and primaries are
+    followed elsewhere. Draining alone counts, since the removal that it leads to need not show: a
+    6.0 makes it with a plain applyOps command, which no change stream unwinds (docs/protocol.md,
+    section 6).
     """
     changes: list[TopologyChange] = []
     for key, raw in events:
@@ -51,6 +62,13 @@ def topology_changes(events: Iterable[tuple[bytes, bytes]]) -> list[TopologyChan
                 document = event["fullDocument"]
                 inserted = how == "insert"
                 changes.append(ShardAdded(document["_id"], document["host"], at, inserted))
+            case "update":
+                update = event.get("updateDescription", {})
+                if _DRAINING in update.get("updatedFields", {}):
+                    draining = bool(update["updatedFields"][_DRAINING])
+                    changes.append(ShardDraining(event["documentKey"]["_id"], draining))
+                elif _DRAINING in update.get("removedFields", ()):
+                    changes.append(ShardDraining(event["documentKey"]["_id"], draining=False))
             case "delete":
                 changes.append(ShardRemoved(event["documentKey"]["_id"], at))
     return changes

@@ -44,6 +44,8 @@ class StreamLimits:
     """How far a stream may be behind the place where a client starts that is to share it."""
     share_linger: float = 1.0
     """How long the remotes of a stream outlive its last client."""
+    departure_interval: float = 1.0
+    """How often the shard list is read while a shard drains."""
     await_quiet: float = 1.0
     """How long a shard's getMore may wait for events (awaitQuietMs): this decides what an idle
     stream costs. mongos has its shards wait for as long."""

@@ -75,7 +75,12 @@ async def place_upstream(
     left_by = first_key(next_tick(listed.by))
     removed = sorted(each._replace(until=each.until or left_by) for each in known)
     stream = MergedStream(
-        request, shards, start_at=start_at, topology_from=listed.before, removed=removed
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        removed=removed,
+        draining=listed.draining,
     )
     return Placed(Upstream(stream, request, cluster, nudger, limits, memory), start_at)
 

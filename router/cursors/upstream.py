@@ -14,6 +14,7 @@ from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.position import Position
 from router.change_stream.probe import probe_command
 from router.change_stream.request import StreamRequest
+from router.cursors.departures import Departures
 from router.cursors.description import StreamDescription
 from router.cursors.idle_members import IdleMembers
 from router.cursors.limits import StreamLimits
@@ -65,6 +66,7 @@ class Upstream:
         self._pace = Pace(limits)
         self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
         self._waits = Waits(stream, nudger, limits, self._pace, self._idle)
+        self._departures = Departures(stream, cluster, self._left, limits.departure_interval)
         self._closed = False
         self._taken = 0
         self._preference = ReadPreference.of(request.read_preference)
@@ -150,6 +152,7 @@ class Upstream:
         if not self._closed:
             self._closed = True
             self._idle.close()
+            self._departures.close()
             self.stop_reading()
             self._memory.held -= self._held
             self._held = 0
@@ -258,6 +261,8 @@ class Upstream:
         remote.take_note(batch)
         if actions:
             self._execute(actions)
+        if remote.topology:
+            self._departures.look()
         if not remote.opened:
             self._has_opened(remote)
         self._steer(number, remote, events=bool(batch.events))
@@ -269,6 +274,14 @@ class Upstream:
             self._wake()
         # The next reply's work is done while the client reads the last one.
         stream.merge_ahead(self._limits.reply_target_bytes)
+
+    def _left(self, actions: list[Action]) -> None:
+        """Draining shards may have left: nudge them past their removal, or let them go."""
+        self._execute(actions)
+        if self.stream.leaving:
+            self._look(self._loop.time(), arriving=True)
+        if self._waiters and (self.stream.release() or self.stream.ended):
+            self._wake()
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
         remote = self._remotes.get(number)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from bson import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, ShardList
 from router.cursors.limits import StreamLimits
 from shard_client.errors import CommandError
 from shard_client.probed_replica_set import ProbedReplicaSet
@@ -46,9 +46,9 @@ async def test_the_list_is_read_between_two_times(config: ScriptedMember, cluste
 async def test_a_cut_connection_is_made_again(config: ScriptedMember, cluster: Cluster):
     await cluster.shards()
     config.cut()
-    assert await cluster.shards() == ({}, Timestamp(50, 1), Timestamp(50, 1))
+    assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
     config.fail("find", 10107)
-    assert await cluster.shards() == ({}, Timestamp(50, 1), Timestamp(50, 1))
+    assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
 
 
 async def test_unknown_targets_and_malformed_lists(config: ScriptedMember, cluster: Cluster):

@@ -472,6 +472,50 @@ def test_updates_of_config_shards_change_nothing():
     assert stream.batch_arrived(CONFIG, batch(changed, hwm(50))) == []
 
 
+def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:
+    changed = {"updatedFields": {"draining": True}} if yes else {"removedFields": ["draining"]}
+    told = shard_event(time, "update", shard, updateDescription=changed)
+    return batch([told], hwm(upto))
+
+
+def test_a_draining_shard_that_is_listed_no_more_has_left():
+    """6.0 tells that it drains, and not that it is removed."""
+    stream = opened()
+    assert stream.batch_arrived(CONFIG, draining("shard1", 20, 50)) == []
+    assert stream.draining == {"shard1"}
+    both = {"shard0", "shard1"}
+    assert stream.shards_listed(both, {"shard1"}, Timestamp(30, 1)) == []
+    assert stream.leaving == []
+    assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
+    assert stream.draining == set()
+    [leaving] = stream.leaving
+    assert (leaving.target, leaving.cluster_time) == ("shard1", Timestamp(40, 2))
+    arrive(stream, A, upto=50)
+    assert arrive(stream, B, 15, 39, upto=41) == [CloseRemote(B)]
+    assert times(stream.take(None).events) == [15, 39]
+
+
+def test_a_shard_that_drains_no_more_stays():
+    stream = opened()
+    stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
+    stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
+    assert stream.draining == set()
+    assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
+    assert arrive(stream, B, upto=50) == []
+
+
+def test_a_shard_that_came_back_after_the_list_was_read_stays():
+    stream = opened()
+    stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
+    returned = shard_event(35, "insert", "shard1", "shard1/h:1")
+    stream.batch_arrived(CONFIG, batch([returned], hwm(36)))
+    stream.batch_arrived(CONFIG, draining("shard1", 40, 60))
+    assert stream.shards_listed({"shard0"}, set(), Timestamp(34, 1)) == []
+    assert arrive(stream, B, upto=50) == [CloseRemote(B)]
+    stream.batch_arrived(3, batch([], hwm(60)))
+    assert stream.remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
+
+
 def removed(shard: str, time: int, upto: int) -> CursorBatch:
     return batch([shard_event(time, "delete", shard)], hwm(upto))
 

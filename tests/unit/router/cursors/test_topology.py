@@ -54,6 +54,38 @@ def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> Remo
     return found[-1 if last else 0]
 
 
+async def test_a_removal_that_no_stream_tells_of_is_noticed(cluster: ScriptedCluster):
+    """As on 6.0: the shard drains, and then it is not in the list any more."""
+    registry = cluster.registry(departure_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for document in cluster.config.documents["shards"]:
+        if document["_id"] == "s1":
+            document["draining"] = True
+    cluster.config.insert(
+        103,
+        3,
+        operationType="update",
+        documentKey={"_id": "s1"},
+        updateDescription={"updatedFields": {"draining": True}},
+        ns=_NAMESPACE,
+    )
+    cluster.noop(104)
+    listed = cluster.config.commands["find"]
+    await until(lambda: cluster.config.commands["find"] > listed + 1)
+    assert [each.target for each in registry.describe()[0].remotes].count("s1") == 1
+    left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
+    cluster.config.documents["shards"] = left
+    read = cluster.config.commands["find"]
+    await until(lambda: cluster.config.commands["find"] > read)
+    cluster.noop(200)  # so that it promises past the time when the list was read
+    await until(lambda: "s1" not in [each.target for each in registry.describe()[0].remotes])
+    listed = cluster.config.commands["find"]
+    cluster.shards["s0"].insert(201, 2)
+    cluster.noop(202)
+    assert (await read_until(cursor, 1))[-1] == 2
+    assert cluster.config.commands["find"] <= listed + 1
+
+
 async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
     member = await ScriptedMember(name).start()
     member.noop(99)

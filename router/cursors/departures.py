@@ -1,0 +1,60 @@
+"""Noticing that a draining shard has left (docs/protocol.md, section 6: no stream need tell)."""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import structlog
+
+from router.catalog.cluster import Cluster
+from router.change_stream.actions import Action
+from router.change_stream.merged_stream import MergedStream
+from shard_client.errors import CommandError
+
+log = structlog.get_logger()
+
+
+class Departures:
+    """Reads the shard list once a second while a shard of ``stream`` drains.
+
+    All streams of the process read at the same moments, so that one reading serves them all.
+    ``on_left`` is called with what is to be done when a shard has left.
+    """
+
+    def __init__(
+        self,
+        stream: MergedStream,
+        cluster: Cluster,
+        on_left: Callable[[list[Action]], None],
+        interval: float,
+    ) -> None:
+        self._stream = stream
+        self._cluster = cluster
+        self._on_left = on_left
+        self._interval = interval
+        self._loop = asyncio.get_running_loop()
+        self._watching: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """Begin to read the list if a shard drains; cheap to call."""
+        if self._stream.draining and self._watching is None:
+            self._watching = self._loop.create_task(self._watch(), name="watch draining shards")
+
+    def close(self) -> None:
+        """Read it no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while self._stream.draining and self._stream.error is None:
+            now = self._loop.time()
+            await asyncio.sleep(self._interval * math.floor(now / self._interval + 1) - now)
+            try:
+                listed = await self._cluster.shards()
+            except CommandError as error:
+                log.info("cannot tell whether a draining shard has left", error=str(error))
+                continue
+            self._on_left(
+                self._stream.shards_listed(listed.hosts.keys(), listed.draining, listed.by)
+            )
+        self._watching = None
