@@ -13,7 +13,7 @@ REAL_TESTS := tests/faults tests/differential tests/drivers tests/spark/test_exa
 SEEDS ?= 1000
 MINUTES ?= 30
 
-.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance clean install
+.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance spark-zip clean install
 
 test: lint typecheck fetch pytest-real pytest-embedded  ## lint, type-check and test
 
@@ -47,6 +47,11 @@ help:  ## list the targets
 format: install  ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+spark-zip:  ## build/spark_sink.zip, for spark-submit --py-files
+	mkdir -p build
+	rm -f build/spark_sink.zip
+	$(PYTHON) -m zipfile -c build/spark_sink.zip spark_sink
 
 lint: install  ## style, and the direction of imports
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ SUITES = (
     "latency",
     "workers",
     "fanout",
+    "spark",
     "real_servers",
     "guest",
     "lookup",

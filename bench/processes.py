@@ -157,6 +157,11 @@ class ReplayedCluster:
         return [host.rpartition(":")[2] for host in self.hosts.values()]
 
     @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
     def all_ports(self) -> list[str]:
         """The ports of the shards and the config server."""
         return [*self.ports, self.configdb.rpartition(":")[2]]

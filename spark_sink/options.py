@@ -42,6 +42,7 @@ class StreamOptions:
     max_events_per_trigger, max_bytes_per_trigger: about the most of a micro-batch; bytes None: no
         limit.
     in_total_order: tasks read stretches of the merged stream, not parts of single shards.
+    reads_shards_directly: tasks read their shards from the shards' servers, not through the router.
     events_per_partition: a micro-batch is cut so that a task reads about so many events; 0: one
         task for each shard, or one in total order.
     idle_advance_seconds: how far (in cluster time) the offset of a stream without events may fall
@@ -60,6 +61,7 @@ class StreamOptions:
     max_events_per_trigger: int = DEFAULT_MAX_EVENTS_PER_TRIGGER
     max_bytes_per_trigger: int | None = None
     in_total_order: bool = False
+    reads_shards_directly: bool = False
     events_per_partition: int = 0
     idle_advance_seconds: int = DEFAULT_IDLE_ADVANCE_SECONDS
     raw_documents: bool = False
@@ -106,12 +108,14 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         ),
         max_bytes_per_trigger=get("maxBytesPerTrigger", _size, None),
         in_total_order=get("ordering", _ordering, False),
+        reads_shards_directly=get("readFrom", _read_from, False),
         events_per_partition=get("eventsPerPartition", _positive, 0),
         idle_advance_seconds=get("idleAdvanceSeconds", _positive, DEFAULT_IDLE_ADVANCE_SECONDS),
         raw_documents=get("documents", _documents, False),
         canonical_json=get("jsonFormat", _json_format, False),
     )
     _refuse_unrepeatable(parsed)
+    _refuse_direct(parsed)
     return parsed
 
 
@@ -136,6 +140,7 @@ _KNOWN = (
     "maxEventsPerTrigger",
     "maxBytesPerTrigger",
     "ordering",
+    "readFrom",
     "eventsPerPartition",
     "idleAdvanceSeconds",
     "documents",
@@ -154,6 +159,21 @@ def _start(
     if time is not None:
         return AtTime(time)
     return resume_after or start_after or FromNow()
+
+
+def _refuse_direct(options: StreamOptions) -> None:
+    if not options.reads_shards_directly:
+        return
+    if "@" in urlsplit(options.uri).netloc:
+        raise OptionError(
+            "option 'readFrom': users of the cluster cannot log in on its shards: with a user in "
+            "option 'uri' leave readFrom=shards out, and tasks read through the router"
+        )
+    if options.full_document == "updateLookup":
+        raise OptionError(
+            "option 'readFrom': a shard looks up a document on itself alone, and finds none that "
+            "has moved; leave readFrom=shards out, or use fullDocument=whenAvailable or required"
+        )
 
 
 # A field path or a variable that reaches into fullDocument, but not into fullDocumentBeforeChange.
@@ -269,6 +289,12 @@ def _ordering(text: str) -> bool:
     if text.lower() not in ("perdocument", "total"):
         raise ValueError(f"must be perDocument or total, not {text!r}")
     return text.lower() == "total"
+
+
+def _read_from(text: str) -> bool:
+    if text.lower() not in ("router", "shards"):
+        raise ValueError(f"must be router or shards, not {text!r}")
+    return text.lower() == "shards"
 
 
 def _documents(text: str) -> bool:

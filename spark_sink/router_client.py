@@ -5,8 +5,9 @@ The router is used like any mongos, through pymongo (docs/design.md, section 12)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -25,6 +26,9 @@ _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 # Seconds after which a router that cannot be connected to is said to be away.
 _SELECTION_TIMEOUT = 2.5
 
+# Events of a reply of a shard itself. What a task reads beyond its end is one reply at most.
+_DIRECT_BATCH = 2000
+
 _ONE_SHARD = "$_passthroughToShard"
 # CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
 _NO_SHARD_LIST = (59, 203)
@@ -40,10 +44,15 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard of the cluster, and the cluster time of its joining where that is known."""
+    """A shard of the cluster.
+
+    joined: the cluster time of its joining, where that is known; host: its host string,
+    "rsName/host:port,host:port".
+    """
 
     name: str
     joined: Timestamp | None = None
+    host: str = ""
 
 
 class WatchedStream(Protocol):
@@ -82,6 +91,7 @@ class RouterClient:
             unicode_decode_error_handler="replace",
             serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
         )
+        self._direct: dict[str, RouterClient] = {}
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
         if guarded:
@@ -95,8 +105,12 @@ class RouterClient:
         """The stream of whole events after `position`: the merged one, or that of one shard.
 
         batch_size: events a reply may hold, 0 for as many as the server likes; max_await: seconds
-        that the server waits for events. Raises PyMongoError.
+        that the server waits for events. Raises PyMongoError, and StreamError if a shard that is
+        to be read directly is none of the cluster.
         """
+        if shard is not None and self._options.reads_shards_directly:
+            direct = batch_size or _DIRECT_BATCH
+            return self._on_shard(shard)._watch(position, self._stages(), None, direct, max_await)
         return self._watch(position, self._stages(), shard, batch_size, max_await)
 
     def watch_tokens(self, position: Position, *, max_await: float) -> WatchedStream:
@@ -128,7 +142,9 @@ class RouterClient:
             if error.code in _NO_SHARD_LIST:
                 return None
             raise
-        return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
+        return [
+            Shard(each["_id"], each.get("topologyTime"), each["host"]) for each in reply["shards"]
+        ]
 
     @property
     def address(self) -> tuple[str, int]:
@@ -166,6 +182,8 @@ class RouterClient:
 
     def close(self) -> None:
         """Close all connections."""
+        for direct in self._direct.values():
+            direct.close()
         if self._guard is not None:
             self._guard.close()
         self._client.close()
@@ -197,6 +215,16 @@ class RouterClient:
             **further,
         )
         return _Cursor(cursor)
+
+    def _on_shard(self, shard: str) -> RouterClient:
+        """A client of the shard's own servers."""
+        if shard not in self._direct:
+            hosts = {each.name: each.host for each in self.shards() or ()}
+            if shard not in hosts:
+                raise StreamError(f"{shard} is no shard of the cluster any more: restart the query")
+            uri = _shard_uri(self._options.uri, hosts[shard])
+            self._direct[shard] = RouterClient(replace(self._options, uri=uri))
+        return self._direct[shard]
 
     def _stages(self) -> list[Any]:
         return [*self._options.scope.stages, *self._options.pipeline]
@@ -245,6 +273,17 @@ class _Cursor:
 
     def close(self) -> None:
         self._cursor.close()
+
+
+def _shard_uri(uri: str, host: str) -> str:
+    """The connection string of a shard: its servers, with the options of the router's."""
+    name, _, servers = host.partition("/")
+    query = parse_qs(urlsplit(uri).query)
+    kept = {key: value for key, value in query.items() if key.lower() not in _OF_THE_ROUTER}
+    return f"mongodb://{servers}/?{urlencode({**kept, 'replicaSet': name}, doseq=True)}"
+
+
+_OF_THE_ROUTER = ("directconnection", "replicaset", "loadbalanced", "authsource", "srvservicename")
 
 
 def _start(position: Position) -> dict[str, Any]:

@@ -48,6 +48,11 @@ def test_the_scope_is_what_options_and_uri_name(uri, options, scope):
     assert parse_options({"uri": uri, **options}).scope == scope
 
 
+@pytest.mark.parametrize(("text", "size"), [("100", 100), ("64m", 64 << 20), ("1GB", 1 << 30)])
+def test_sizes(text, size):
+    assert parse_options({"uri": URI, "maxBytesPerTrigger": text}).max_bytes_per_trigger == size
+
+
 @pytest.mark.parametrize(
     ("text", "time"),
     [
@@ -93,6 +98,15 @@ def test_a_token_to_start_after(name, text):
         ({"uri": URI, "startAtOperationTime": "2023-11-14T22:13:20"}, "name its time zone"),
         ({"uri": URI, "startAtOperationTime": "1", "resumeAfter": TOKEN}, "only one of"),
         ({"uri": URI, "jsonFormat": "bson"}, "relaxed or canonical, not 'bson'"),
+        ({"uri": URI, "documents": "avro"}, "json or raw, not 'avro'"),
+        ({"uri": URI, "ordering": "none"}, "perDocument or total, not 'none'"),
+        ({"uri": URI, "maxBytesPerTrigger": "much"}, "a number of bytes such as 64m"),
+        ({"uri": URI, "readFrom": "oplog"}, "router or shards, not 'oplog'"),
+        ({"uri": URI, "readFrom": "shards"}, "cannot log in on its shards"),
+        (
+            {"uri": "mongodb://r:1", "readFrom": "shards", "fullDocument": "updateLookup"},
+            "finds none that has moved",
+        ),
         (
             {
                 "uri": URI,

@@ -99,10 +99,12 @@ def test_batches_of_any_size_hold_the_same_over_drops_and_renames(shop: Shop, co
 
 
 @pytest.mark.timeout(600)
-def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop) -> None:
+@pytest.mark.parametrize("read_from", ["router", "shards"])
+def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop, read_from: str) -> None:
     for _ in range(12):
         shop.insert(1000)
-    with client(shop.uri, database=shop.database, collection="orders") as router:
+    options = {"database": shop.database, "collection": "orders", "readFrom": read_from}
+    with client(shop.uri, **options) as router:
         batches = tokens_in_batches(router, AtTime(shop.created), 3000)
     with shop.orders.watch(start_at_operation_time=shop.created) as watch:
         merged = [watch.next()["_id"]["_data"] for _ in range(12_000)]

@@ -1,0 +1,110 @@
+"""The Spark source: what planning and reading a backlog take, and how fast it goes into Parquet."""
+
+from pathlib import Path
+from typing import Any
+
+from bench.processes import cpu_seconds, medians, replayed_cluster, router, run_json
+from bench.suite import Column, Options, Outcome, Suite, Table
+
+SHARDS = 4
+SIZE = 600
+EVENTS = 600_000
+PER_BATCH = 50_000
+
+READING = (
+    Column("documents", "documents"),
+    Column("ordering", "ordering"),
+    Column("read from", "read_from"),
+    Column("batch asked for", "per_batch", ","),
+    Column("batches from", "smallest", ",.0f"),
+    Column("to", "largest", ",.0f"),
+    Column("planning ms a batch", "planning_ms", ".0f"),
+    Column("planner µs/event", "planner_cpu", ".2f"),
+    Column("task µs/event", "task_cpu", ".1f"),
+    Column("router µs/event", "router_cpu", ".1f"),
+    Column("over-read", "over_read", ".2f"),
+)
+PARQUET = (
+    Column("documents", "documents"),
+    Column("cores", "cores"),
+    Column("events/s into Parquet", "parquet_rate", ",.0f"),
+)
+
+
+def run(options: Options) -> Outcome:
+    """Measure the parts without Spark, then the whole."""
+    events = options.scaled(EVENTS, EVENTS // 4)
+    reading: list[dict[str, Any]] = []
+    parquet: list[dict[str, Any]] = []
+    for documents, ordering, read_from, per_batch in (
+        ("json", "perDocument", "router", PER_BATCH),
+        ("raw", "perDocument", "router", PER_BATCH),
+        ("raw", "perDocument", "router", PER_BATCH // 5),
+        ("raw", "perDocument", "shards", PER_BATCH),
+        ("raw", "total", "router", PER_BATCH),
+    ):
+        options.say(f"reading {documents}, {ordering}, from {read_from}, {per_batch} a batch")
+        case: dict[str, Any] = {"documents": documents, "ordering": ordering}
+        case |= {"read_from": read_from, "per_batch": per_batch}
+        runs = [read(events, case) for _ in range(options.runs)]
+        reading.append({**case, **medians(runs)})
+    for documents, cores in (("json", 2), ("raw", 2), ("raw", 1)):
+        options.say(f"Spark into Parquet: {documents}, {cores} cores")
+        runs = [write(events, documents, cores) for _ in range(options.runs)]
+        parquet.append({"documents": documents, "cores": cores, **medians(runs)})
+    return Outcome(
+        [
+            Table(
+                f"A backlog of {events:,} events over {SHARDS} shards, {SIZE} bytes each (medians)",
+                READING,
+                reading,
+                note="CPU of the parts; over-read: bytes sent by the shards to bytes of events.",
+            ),
+            Table("The same through Spark, local, all on this machine", PARQUET, parquet),
+        ]
+    )
+
+
+SUITE = Suite("spark", "What does the Spark source cost, and how fast is it?", run)
+
+
+def read(events: int, case: dict[str, Any]) -> dict[str, float]:
+    """Plan and read the backlog once, through a router of its own."""
+    with (
+        replayed_cluster(SHARDS, events, SIZE) as cluster,
+        router(cluster.configdb) as (port, pid),
+    ):
+        before, sent = cpu_seconds(pid), _written(cluster.pid)
+        arguments = {"port": port, "events": int(events * 0.9), "per-batch": case["per_batch"]}
+        arguments |= {"documents": case["documents"], "ordering": case["ordering"]}
+        arguments |= {"read-from": case["read_from"]}
+        flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+        figures = run_json("-m", "bench.spark_reading", *flags, timeout=600)
+        passed = figures["events"]
+        return {
+            **figures,
+            "router_cpu": (cpu_seconds(pid) - before) / passed * 1e6,
+            "over_read": (_written(cluster.pid) - sent) / (passed * SIZE),
+        }
+
+
+def write(events: int, documents: str, cores: int) -> dict[str, float]:
+    """Write the backlog to Parquet once."""
+    with (
+        replayed_cluster(SHARDS, events, SIZE) as cluster,
+        router(cluster.configdb) as (port, _),
+    ):
+        flags = ["--port", str(port), "--per-batch", str(PER_BATCH)]
+        flags += ["--documents", documents, "--cores", str(cores)]
+        figures = run_json("-m", "bench.spark_parquet", *flags, timeout=900)
+    if figures["rows"] != cluster.events:
+        raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")
+    return figures
+
+
+def _written(pid: int) -> int:
+    """Bytes that a process has written, to sockets above all (`write` and `writev`)."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        if line.startswith("wchar:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"no wchar of process {pid}")

@@ -1,0 +1,95 @@
+"""Plans and reads a backlog as the Spark source does, without Spark; prints what each part took."""
+
+import argparse
+import json
+import time
+from functools import partial
+from statistics import median
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from bench.events import FIRST_SECOND
+from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
+from spark_sink.event_rows import EventRows
+from spark_sink.options import parse_options
+from spark_sink.positions import AtTime, Position
+from spark_sink.read_reports import ReportInbox, report
+from spark_sink.read_task import TaskReader
+from spark_sink.router_client import RouterClient
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True, help="the router's")
+    parser.add_argument("--events", type=int, required=True, help="stop after so many")
+    parser.add_argument("--per-batch", type=int, required=True)
+    parser.add_argument("--documents", default="json")
+    parser.add_argument("--ordering", default="perDocument")
+    parser.add_argument("--read-from", default="router")
+    args = parser.parse_args()
+    options = parse_options(
+        {
+            "uri": f"mongodb://127.0.0.1:{args.port}",
+            "documents": args.documents,
+            "ordering": args.ordering,
+            "readFrom": args.read_from,
+        }
+    )
+    client = RouterClient(options)
+    client.require_reachable()
+    inbox = ReportInbox(client.address)
+    print(json.dumps(measure(client, inbox, args, EventRows(raw_documents=options.raw_documents))))
+    inbox.close()
+    client.close()
+
+
+def measure(
+    client: RouterClient, inbox: ReportInbox, args: argparse.Namespace, rows: EventRows
+) -> dict[str, Any]:
+    """Go through the backlog, one task after the other."""
+    cluster = Cluster(
+        watch=partial(client.watch_tokens, max_await=0.1),
+        newest=lambda: client.clocks().cluster_time,
+        present=client.present,
+        beginning=lambda: AtTime(Timestamp(FIRST_SECOND, 1)),
+        shards=client.shards,
+    )
+    limits = Limits(in_total_order=args.ordering == "total")
+    planner = BatchPlanner(cluster, limits, inbox)
+    watch = partial(client.watch_events, batch_size=0, max_await=0.5)
+    start: Position = AtTime(Timestamp(FIRST_SECOND, 1))
+    planning, sizes = [], []
+    planner_cpu = task_cpu = 0.0
+    begun = time.perf_counter()
+    while sum(sizes) < args.events:
+        cpu, wall = time.process_time(), time.perf_counter()
+        batch = planner.next_batch(start, args.per_batch)
+        tasks = planner.tasks(batch)
+        planning.append(time.perf_counter() - wall)
+        planner_cpu += time.process_time() - cpu
+        cpu, size = time.process_time(), 0
+        for task in tasks:
+            reader = TaskReader(task, watch)
+            size += sum(each.num_rows for each in rows.arrow_batches(reader.events()))
+            if task.report_to is not None:
+                report(reader.passage, task.batch, task.report_to)
+        task_cpu += time.process_time() - cpu
+        sizes.append(size)
+        start = batch.end
+    seconds = time.perf_counter() - begun
+    planner.close()
+    full = sizes[2:-1] or sizes
+    return {
+        "rate": sum(sizes) / seconds,
+        "planning_ms": median(planning) * 1e3,
+        "planner_cpu": planner_cpu / sum(sizes) * 1e6,
+        "task_cpu": task_cpu / sum(sizes) * 1e6,
+        "smallest": min(full),
+        "largest": max(full),
+        "events": sum(sizes),
+    }
+
+
+if __name__ == "__main__":
+    main()
