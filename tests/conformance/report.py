@@ -22,7 +22,7 @@ embedded cluster, and before MongoDB's own servers. Made by
     make conformance                                  # embedded
     MERGEROUTER_MONGO_BIN=folder make conformance     # real servers: the other column
 
-Each run fills in its column and leaves the other one as it was.
+Each run fills in its column, of the rules that it has run, and leaves the rest as it was.
 """
 
 
@@ -70,7 +70,7 @@ def written(path: Path) -> Mapping[Rule, tuple[str, str, str]]:
 
 
 def document(outcomes: Outcomes, before: Mapping[Rule, tuple[str, str, str]], *, real: bool) -> str:
-    """Return the report as Markdown; ``before`` has the column that this run does not fill in."""
+    """Return the report as Markdown; ``before`` has what this run does not fill in."""
     lines = [_HEAD]
     section = ""
     for rule in all_rules():
@@ -79,10 +79,9 @@ def document(outcomes: Outcomes, before: Mapping[Rule, tuple[str, str, str]], *,
             lines += [f"## Section {section}", "", "| rule | tests | embedded | real |"]
             lines += ["| --- | --- | --- | --- |"]
         _, embedded, on_real = before.get(rule, ("", NOT_RUN, NOT_RUN))
-        if real:
-            on_real = outcomes.result(rule)
-        else:
-            embedded = outcomes.result(rule)
+        result = outcomes.result(rule)
+        if result != NOT_RUN:
+            embedded, on_real = (embedded, result) if real else (result, on_real)
         lines.append(f"| {rule[1]} | {outcomes.held_by(rule)} | {embedded} | {on_real} |")
         if rule[1] == RULES[section][-1]:
             lines.append("")

@@ -215,7 +215,7 @@ async def test_two_get_mores_and_a_kill(router: RouterProcess) -> None:
 
 @rule("2", "idle cursors die after cursorTimeoutMillis")
 async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
-    with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 200}) as router:
+    with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 3000}) as router:
         async with await RawClient.connect(router.port) as raw:
             kept = (await raw.command("test", OPEN))["cursor"]["id"]
             idle = (await raw.command("test", OPEN))["cursor"]["id"]
