@@ -138,6 +138,11 @@ class _Group:
         """Look one document up as mongos does, by its whole document key."""
         try:
             documents = (await self._read(RawBSONDocument(key.raw), None)).documents
+            if len(documents) > 1:
+                # The collection's own collation may take several keys for one. It has its indexes,
+                # so the simple one, which tells them apart, comes second.
+                simple = {"collation": {"locale": "simple"}}
+                documents = (await self._read(RawBSONDocument(key.raw), None, simple)).documents
         except CommandError as error:
             if error.code not in _NO_SUCH_COLLECTION:
                 raise
@@ -150,8 +155,14 @@ class _Group:
             )
         self.results[key.raw] = documents[0] if documents else None
 
-    async def _read(self, filter_: RawBSONDocument, count: int | None) -> Any:
-        command: dict[str, Any] = {"find": self._first.collection, "filter": filter_}
+    async def _read(
+        self, filter_: RawBSONDocument, count: int | None, more: Mapping[str, Any] | None = None
+    ) -> Any:
+        command: dict[str, Any] = {
+            "find": self._first.collection,
+            "filter": filter_,
+            **(more or {}),
+        }
         if count is not None:
             command |= {"hint": {"_id": 1}, "batchSize": count + 1}
         if self._same_collection:

