@@ -190,7 +190,7 @@ class FrameStream(asyncio.BufferedProtocol):
         else:
             length = frame_length(self._view)
             # A little more than the frame, so that the next one, of about its size, fits too.
-            capacity = min(length + length // 4, max(_GROWTH, 2 * pending))
+            capacity = min(length + length // 4, max(_GROWTH, 4 * pending))
             view = memoryview(bytearray(capacity))
             view[:pending] = self._view[:pending]
             self._view = view

@@ -24,6 +24,9 @@ from shard_client.watchdog import Watchdog
 log = structlog.get_logger()
 _T = TypeVar("_T")
 
+_MOST_BEHIND = 1024 * 1024
+"""Bytes of events that may pass a second cursor by before it is opened anew."""
+
 LARGE_REPLY = 128 * 1024
 """Bytes from which on a reply is worth asking for the next one before it is split."""
 
@@ -86,7 +89,7 @@ class RemoteCursor:
                 fragments=probing.fragments,
                 connect_timeout=settings.connect_timeout,
                 reply_timeout=settings.reply_timeout,
-                most_behind=settings.batch_target_bytes,
+                most_behind=_MOST_BEHIND,
             )
         )
         self._task: asyncio.Task[None] | None = None

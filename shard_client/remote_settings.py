@@ -50,7 +50,7 @@ class SentCommands(Protocol):
 class RemoteSettings:
     """Bounds of one remote cursor; times in seconds, sizes in bytes."""
 
-    batch_target_bytes: int = 1024 * 1024
+    batch_target_bytes: int = 4 * 1024 * 1024
     await_time: float = 0.05
     connect_timeout: float = 5.0
     reply_timeout: float = 5.0

@@ -118,10 +118,10 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
     if value is None:
         return None
     number = whole_number(value, f"{name}.{field}")
+    if field == "maxTimeMS" and not 0 <= number <= _INT32_MAX:
+        raise CommandError(ErrorCode.BadValue, f"{number} value for {field} is out of range")
     if number < 0:
         raise CommandError(
             51024, f"BSON field '{field}' value must be >= 0, actual value '{number}'"
         )
-    if field == "maxTimeMS" and number > _INT32_MAX:
-        raise CommandError(ErrorCode.BadValue, f"{number} value for {field} is out of range")
     return number

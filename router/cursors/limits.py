@@ -21,9 +21,9 @@ class StreamLimits:
     total_buffer_bytes: int = 1024 * _MIB
     """Events held for all streams together before a remote may only fetch when none of its own are
     buffered."""
-    batch_target_bytes: int = _MIB
-    """Size that a batch from a shard should have; batchSize is adapted to it. Smaller where many
-    shards share the stream's buffer."""
+    batch_target_bytes: int = 4 * _MIB
+    """Size that a batch of a backlog should have; batchSize is adapted to it. Fewer, larger batches
+    wake the shards less often. Smaller where many shards share the stream's buffer."""
     reply_bytes: int = 16 * _MIB
     """Most events in one reply to a client."""
     reply_target_bytes: int = 4 * _MIB

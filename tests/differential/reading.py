@@ -167,7 +167,9 @@ class Reader:
         command = {"killCursors": self._plan.collection, "cursors": [Int64(self._cursor)]}
         command |= self._plan.session
         reply = await self._command(client, command)
-        self.reading.killed = bool(reply["cursorsKilled"])
+        if reply["ok"] != 1:
+            self._fail(reply)
+        self.reading.killed = bool(reply.get("cursorsKilled"))
         self._cursor = 0
 
     def _fail(self, reply: RawBSONDocument) -> None:
