@@ -89,7 +89,7 @@ class RemoteCursor:
                 fragments=probing.fragments,
                 connect_timeout=settings.connect_timeout,
                 reply_timeout=settings.reply_timeout,
-                most_behind=_MOST_BEHIND,
+                most_behind=min(_MOST_BEHIND, settings.batch_target_bytes),
             )
         )
         self._task: asyncio.Task[None] | None = None
