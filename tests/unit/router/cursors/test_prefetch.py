@@ -27,12 +27,12 @@ def test_whoever_asks_in_whatever_order_the_budget_is_kept_and_nobody_runs_dry(r
 
 def test_a_remote_that_is_alone_at_work_may_use_what_the_others_leave():
     limits = StreamLimits()
-    assert Prefetch(limits).allows(14 * MIB, 14 * MIB, 5)
+    assert Prefetch(limits).allows(12 * MIB, 12 * MIB, 5)
     assert not Prefetch(limits).allows(14 * MIB, 17 * MIB, 20)
     assert not Prefetch(limits).allows(16 * MIB, 16 * MIB, 2)
 
 
 def test_batches_become_smaller_where_many_share_the_buffer():
     prefetch = Prefetch(StreamLimits())
-    sizes = [prefetch.batch_bytes(remotes) for remotes in (1, 16, 17, 100, 1000)]
-    assert sizes == [MIB, MIB, 16 * MIB // 17, 16 * MIB // 100, 16 * MIB // 1000]
+    sizes = [prefetch.batch_bytes(remotes) for remotes in (1, 4, 5, 100, 1000)]
+    assert sizes == [4 * MIB, 4 * MIB, 16 * MIB // 5, 16 * MIB // 100, 16 * MIB // 1000]
