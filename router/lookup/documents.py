@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from router.change_stream.bson_text import render
 from router.lookup.events import Wanted
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
-from router.lookup.upstream_reads import UpstreamReads
+from router.lookup.upstream_reads import Result, UpstreamReads
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.frames import decode
@@ -137,12 +137,14 @@ class _Group:
     async def _find_one(self, key: DocumentKey) -> None:
         """Look one document up as mongos does, by its whole document key."""
         try:
-            documents = (await self._read(RawBSONDocument(key.raw), None)).documents
-            if len(documents) > 1:
+            wanted = RawBSONDocument(key.raw)
+            # A shard key with a text is looked up by its bytes: the shard that owns them answers.
+            by_bytes = key.has_text_besides_id
+            documents = (await self._read(wanted, None, by_bytes=by_bytes)).documents
+            if len(documents) > 1 and not by_bytes:
                 # The collection's own collation may take several keys for one. It has its indexes,
                 # so the simple one, which tells them apart, comes second.
-                simple = {"collation": {"locale": "simple"}}
-                documents = (await self._read(RawBSONDocument(key.raw), None, simple)).documents
+                documents = (await self._read(wanted, None, by_bytes=True)).documents
         except CommandError as error:
             if error.code not in _NO_SUCH_COLLECTION:
                 raise
@@ -156,13 +158,11 @@ class _Group:
         self.results[key.raw] = documents[0] if documents else None
 
     async def _read(
-        self, filter_: RawBSONDocument, count: int | None, more: Mapping[str, Any] | None = None
-    ) -> Any:
-        command: dict[str, Any] = {
-            "find": self._first.collection,
-            "filter": filter_,
-            **(more or {}),
-        }
+        self, filter_: RawBSONDocument, count: int | None, *, by_bytes: bool = False
+    ) -> Result:
+        command: dict[str, Any] = {"find": self._first.collection, "filter": filter_}
+        if by_bytes:
+            command["collation"] = {"locale": "simple"}
         if count is not None:
             command |= {"hint": {"_id": 1}, "batchSize": count + 1}
         if self._same_collection:

@@ -48,6 +48,11 @@ class DocumentKey(NamedTuple):
         """Whether no other bytes equal its ``_id``."""
         return self.id[:1] in _BY_BYTES
 
+    @property
+    def has_text_besides_id(self) -> bool:
+        """Whether the shard key has a text in it, which a collection's collation may fold."""
+        return any(name != _ID and value[:1] == b"\x02" for name, value in self.elements)
+
 
 class Answer(NamedTuple):
     """What one request has brought.

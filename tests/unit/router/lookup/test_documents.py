@@ -71,6 +71,13 @@ async def test_a_single_document_is_found_by_its_key_as_mongos_does():
     assert "collectionUUID" not in command
 
 
+async def test_a_shard_key_with_a_text_is_found_whatever_the_collations_of_collections():
+    async with scripted_mongos(c=[{"_id": 1, "k": "a"}]) as mongos:
+        assert await found(reads(mongos), want({"k": "a", "_id": 1})) == [{"_id": 1, "k": "a"}]
+        assert await found(reads(mongos), want({"_id": "a"})) == [None]
+        assert [each.get("collation") for each in mongos.commands] == [{"locale": "simple"}, None]
+
+
 async def test_collections_are_asked_each_for_itself():
     async with scripted_mongos(c=[{"_id": 1, "c": 1}], d=[{"_id": 1, "d": 1}]) as mongos:
         wants = [want({"_id": 1}), want({"_id": 1}, collection="d"), want({"_id": 2})]
