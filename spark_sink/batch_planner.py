@@ -6,8 +6,9 @@ reads at most a sample of each batch on it:
 
 - A stream that pauses within the sample ends the batch where it pauses.
 - A stream that does not pause has more events than the sample. The pace (spark_sink.pace) says at
-  what time about `max_events` have come; the scout is opened again there, and the batch ends at its
-  first event, which the merge has let through because all shards have passed it.
+  what time about `max_events` have come; a scout is opened there, and the batch ends at its first
+  event, which the merge has let through because all shards have passed it. The next batch begins
+  with what this scout has seen, without a sample of its own.
 
 So planning costs about the same for batches of all sizes. What a batch holds is settled by its two
 ends alone, not by what the planner saw, so a batch that is read again after a crash has the same
@@ -42,6 +43,8 @@ SAMPLE = 500
 _END_WAIT = 0.1
 _MOST_ENDS = 2
 _MOST_COUNTED = 20_000
+# Events that are looked at behind such an end, which shows a change of pace in time.
+_END_SAMPLE = 100
 # Stretches of time that a batch is cut into at most.
 _MOST_STRETCHES = 64
 
@@ -185,8 +188,12 @@ class BatchPlanner:
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         quiet = self._quiet_until(start)
-        scout = self._scout_after(start)
         most = self._pace.most_events(max_events, self._limits.max_bytes)
+        if self._stands_far(start) and (most is None or most > SAMPLE):
+            far = self._far_end(most, stop)
+            if far is not None:
+                return PlannedBatch(start, far, most)
+        scout = self._scout_after(start)
         self._gather(scout, most, stop)
         if self._ahead and stop is not None and self._ahead[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
@@ -274,7 +281,7 @@ class BatchPlanner:
         return end, self._take(key_of(end))
 
     def _far_end(self, most: int | None, stop: AtTime | None) -> Position | None:
-        """An end far beyond the sample, where the scout then stands; None if there is none."""
+        """An end far beyond the events ahead; None if there is none."""
         ahead = self._ahead
         first, last = ahead[0].cluster_time, ahead[-1].cluster_time
         self._pace.has_seen([token.cluster_time for token in ahead])
@@ -291,23 +298,33 @@ class BatchPlanner:
         return None
 
     def _try_end(self, supposed: AtTime, stop: AtTime | None) -> Position | None:
-        """The first tick at or after `supposed` with an event; the scout goes on from there."""
+        """The first tick at or after `supposed` with an event; a few from there on are ahead then.
+
+        The scout is closed: the router would read ahead for it while the tasks read.
+        """
         scout = EventStream(self._cluster.watch, supposed, clock=self._clock)
         asked_at = self._clock()
-        event = scout.next()
-        while event is None and self._clock() - asked_at < _END_WAIT:
+        sample: list[Token] = []
+        while len(sample) < _END_SAMPLE:
             event = scout.next()
-        if event is None:
-            scout.close()
+            if event is not None:
+                sample.append(Token(dict(event["_id"])))
+            elif sample or self._clock() - asked_at >= _END_WAIT:
+                break
+        scout.close()
+        if not sample:
             return None
         if self._scout is not None:
             self._scout.close()
-        self._scout = scout
-        self._ahead.clear()
-        token = Token({**event["_id"]})
-        self._ahead.append(token)
-        end = AtTime(token.cluster_time)
+        self._scout = None
+        self._ahead = deque(sample)
+        end = AtTime(sample[0].cluster_time)
         return end if stop is None or is_after(stop, end) else stop
+
+    def _stands_far(self, start: Position) -> bool:
+        """Whether the latest batch ended far beyond its sample, with more events to come."""
+        far = self._scout is None and bool(self._ahead) and self._pace.is_known
+        return far and self._plan is not None and self._plan.end == start
 
     def _take(self, through: str) -> int:
         """Drop the events up to that key from those ahead; return how many they are."""
