@@ -6,14 +6,16 @@ All are in one process, so that more shards are not more processes on the same c
 import argparse
 import asyncio
 import json
+from bisect import bisect_left
 from itertools import count
+from typing import Any
 
 import uvloop
 from bson import Timestamp
 
 from bench.events import END, START, dealt
 from shard_client.allocation import collect_less_often, keep_freed_memory
-from tests.harness.replay import EventTape, PreparedEvents, ReplayMember
+from tests.harness.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
 
 
 def main() -> None:
@@ -46,11 +48,27 @@ async def _serve(args: argparse.Namespace) -> None:
     await asyncio.Event().wait()
 
 
+class _SeekingTape(EventTape):
+    """A tape that begins where a stream starts at a time within it, as the Spark source's do."""
+
+    def open(self, command: dict[str, Any]) -> bytes:
+        """Answer with an empty first batch."""
+        reply = super().open(command)
+        time = command["pipeline"][0].get("$changeStream", {}).get("startAtOperationTime")
+        key = "" if time is None else f"82{time.time:08X}{time.inc:08X}"
+        tokens = self._events.tokens
+        if tokens and START < key <= tokens[-1]:
+            self._at = bisect_left(tokens, key)
+            mark = f"{key}2B0229296E04"
+            return cursor_body(self._cursor_id, self._namespace, [], mark, first=True)
+        return reply
+
+
 def _member(name: str, events: PreparedEvents) -> ReplayMember:
     ids = count(1)
 
     def play(command: dict[str, object]) -> EventTape:
-        return EventTape(next(ids), "admin.$cmd.aggregate", START, events, END)
+        return _SeekingTape(next(ids), "admin.$cmd.aggregate", START, events, END)
 
     return ReplayMember(name, play)
 
