@@ -10,8 +10,12 @@ import time
 
 from bench.events import event
 from shard_client.allocation import collect_less_often, keep_freed_memory
-from shard_client.cursor_reply import CursorBatch, build_cursor_reply, slice_cursor_reply
-from shard_client.frames import build_reply_parts, reply_body
+from shard_client.remote_cursor.cursor_reply import (
+    CursorBatch,
+    build_cursor_reply,
+    slice_cursor_reply,
+)
+from shard_client.wire.frames import build_reply_parts, reply_body
 
 BATCH_BYTES = 1024 * 1024
 BATCHES = 400

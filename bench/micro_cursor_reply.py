@@ -14,9 +14,9 @@ from collections.abc import Callable
 import bson
 
 from bench.events import event
-from shard_client.bson_slices import find
-from shard_client.cursor_reply import build_cursor_reply, slice_cursor_reply
-from shard_client.frames import build_reply_parts
+from shard_client.remote_cursor.cursor_reply import build_cursor_reply, slice_cursor_reply
+from shard_client.wire.bson_slices import find
+from shard_client.wire.frames import build_reply_parts
 
 ROUNDS = 15
 HELD = 8

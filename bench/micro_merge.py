@@ -9,12 +9,12 @@ import time
 
 from bson.timestamp import Timestamp
 
+from router.change_stream.log_reader import LogReader
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.position import Position
 from router.change_stream.request import parse_request
 from router.change_stream.resume_token import high_water_mark
 from router.change_stream.starting_point import starting_point
-from shard_client.cursor_reply import CursorBatch
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 START = Timestamp(1_700_000_000, 1)
 
@@ -62,7 +62,7 @@ def measure(shards: int, args: argparse.Namespace) -> tuple[float, float]:
         start_at=START,
         topology_from=START,
     )
-    position = Position(stream, starting_point(request, START, 1))
+    position = LogReader(stream, starting_point(request, START, 1))
     config, *remotes = stream.start()
     end = high_water_mark(Timestamp(2_000_000_000, 1), 1).raw
     stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))

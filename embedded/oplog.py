@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 
 from embedded.errors import object_too_large
 from embedded.logical_clock import as_ordinal, as_timestamp
-from shard_client.frames import MAX_REPLY_DOCUMENT_SIZE
+from shard_client.wire.frames import MAX_REPLY_DOCUMENT_SIZE
 
 NULL_OP_TIME: dict[str, Any] = {"ts": Timestamp(0, 0), "t": -1}
 """The ``prevOpTime`` of a transaction's first entry."""

@@ -13,7 +13,7 @@ from bson.errors import InvalidDocument
 from embedded.clients import Client
 from embedded.storage.bson_values import Document, without_dbrefs
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.frames import (
+from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     HEADER_SIZE,
     MORE_TO_COME,

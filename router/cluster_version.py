@@ -13,8 +13,8 @@ import structlog
 from router.catalog.cluster import CONFIG, Cluster
 from router.commands.server_identity import ServerIdentity
 from router.upstream_mongos import UpstreamMongos
-from shard_client.connection import Connection
 from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.wire.connection import Connection
 
 log = structlog.get_logger()
 

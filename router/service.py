@@ -22,8 +22,8 @@ from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos, parse_upstream
-from router.workers.budgets import limits_of_worker
-from router.workers.place import Place
+from router.workers.budgets import settings_of_worker
+from router.workers.runtime import WorkerRuntime
 from router.workers.supervisor import Supervisor
 
 log = structlog.get_logger()
@@ -73,7 +73,9 @@ async def serve(
     log.info("Shut down", component="CONTROL")
 
 
-async def serve_as_worker(settings: Settings, arguments: Sequence[str], place: Place) -> None:
+async def serve_as_worker(
+    settings: Settings, arguments: Sequence[str], place: WorkerRuntime
+) -> None:
     """Run one of several workers until its parent ends it (docs/workers.md).
 
     Args:
@@ -101,7 +103,7 @@ async def _parts(
     *,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
-    place: Place | None = None,
+    place: WorkerRuntime | None = None,
 ) -> AsyncIterator[_Parts]:
     """Put a process's parts together, none of them listening yet; end them after the block."""
     if settings.sharding.config_db is None:
@@ -109,7 +111,7 @@ async def _parts(
     parameters = settings.parameters
     limits = stream_limits(parameters)
     if place is not None:
-        limits = limits_of_worker(limits, place.start.count)
+        limits = settings_of_worker(limits, place.start.count)
     async with AsyncExitStack() as owned:
         cluster = Cluster(
             settings.sharding.config_db,
@@ -168,7 +170,7 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-def _upstream(settings: Settings, place: Place | None) -> UpstreamMongos | None:
+def _upstream(settings: Settings, place: WorkerRuntime | None) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
     moved = place.announce_upstream if place is not None else None

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import structlog
 
-from shard_client.connection import Address, Connection, parse_address
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Address, Connection, parse_address
 
 log = structlog.get_logger()
 
@@ -60,9 +60,9 @@ class UpstreamMongos:
         self._timeout = connect_timeout
         self._moved = moved
 
-    def link(self) -> "UpstreamLink":
+    def link(self) -> "ServerLink":
         """Return a client's own way to the upstream; it connects when first used."""
-        return UpstreamLink(self)
+        return ServerLink(self)
 
     def serves(self, address: Address) -> bool:
         """Tell whether a connection to that address leads to the mongos in use."""
@@ -120,7 +120,7 @@ class Reachable(Protocol):
         ...
 
 
-class UpstreamLink:
+class ServerLink:
     """One client's connection to another server, opened when first needed, a request at a time."""
 
     def __init__(self, upstream: Reachable) -> None:

@@ -8,8 +8,8 @@ from bson.timestamp import Timestamp
 
 from embedded.commands.request import Request, command
 from embedded.storage.bson_values import Document
-from shard_client.compression import negotiate
-from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
+from shard_client.wire.compression import negotiate
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
 _LONGEST_WAIT = 60.0
 

@@ -23,7 +23,7 @@ from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
 from embedded.writes import WriteUnit
 from shard_client.errors import CommandError
-from shard_client.frames import MAX_DOCUMENT_SIZE
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 
 def _batch(request: Request, name: str) -> list[Any]:

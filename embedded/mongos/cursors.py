@@ -11,7 +11,7 @@ import bson
 from embedded.errors import cursor_not_found
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
-from shard_client.frames import MAX_DOCUMENT_SIZE
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 FIRST_BATCH = 101
 _MOST_CURSORS = 10_000

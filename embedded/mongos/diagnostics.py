@@ -10,9 +10,9 @@ from bson import Int64
 
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
-from shard_client.compression import negotiate
 from shard_client.errors import CommandError
-from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
+from shard_client.wire.compression import negotiate
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
 WIRE_VERSION_BY_TOKEN_VERSION = {1: 17, 2: 27}
 VERSION_BY_TOKEN_VERSION = {1: [6, 0, 15, 0], 2: [8, 2, 0, 0]}

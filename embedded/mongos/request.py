@@ -20,7 +20,7 @@ from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
-from shard_client.frames import MAX_WRITE_BATCH_SIZE
+from shard_client.wire.frames import MAX_WRITE_BATCH_SIZE
 
 Value = TypeVar("Value")
 

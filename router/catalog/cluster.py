@@ -11,17 +11,17 @@ from bson.timestamp import Timestamp
 
 from router.catalog.dialer import MemberDialer
 from router.catalog.shared_answer import SharedAnswer
-from router.cursors.limits import StreamLimits
+from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
-from shard_client.connection import Address, Connection
-from shard_client.connection_pool import ConnectionPool
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
-from shard_client.motor_control import MotorReplicaSet
-from shard_client.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set import ReplicaSet, no_member, parse_hosts
-from shard_client.retry_policy import from_network, is_resumable
+from shard_client.remote_cursor.retry_policy import from_network, is_resumable
+from shard_client.replica_set.motor_control import MotorReplicaSet
+from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts
+from shard_client.wire.connection import Address, Connection
+from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
 
@@ -62,13 +62,13 @@ class Cluster:
     def __init__(
         self,
         configdb: str,
-        limits: StreamLimits | None = None,
+        limits: StreamSettings | None = None,
         *,
         replica_set: ReplicaSetFactory | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         parse_hosts(configdb)
-        self._limits = limits or StreamLimits()
+        self._limits = limits or StreamSettings()
         self._factory: ReplicaSetFactory = replica_set or partial(
             MotorReplicaSet, local_threshold=self._limits.local_threshold
         )

@@ -7,13 +7,13 @@ from typing import Protocol
 import structlog
 
 from shard_client.backoff import Backoff
-from shard_client.connection import Address, Connection, format_address
-from shard_client.connection_pool import ConnectionPool
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
-from shard_client.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set import ReplicaSet
-from shard_client.retry_policy import from_network, is_resumable
+from shard_client.remote_cursor.retry_policy import from_network, is_resumable
+from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.wire.connection import Address, Connection, format_address
+from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
 

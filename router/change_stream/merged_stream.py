@@ -13,7 +13,7 @@ from router.change_stream.actions import (
     ReopenRemote,
     Waiting,
 )
-from router.change_stream.remotes import Part, Remotes
+from router.change_stream.remotes import Remotes, ShardSpan
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import (
     ResumeToken,
@@ -23,9 +23,9 @@ from router.change_stream.resume_token import (
 )
 from router.merge.merged_log import MergedLog
 from router.merge.merger import Event, MergeOrderError, Merger, weight
-from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
 
 __all__ = [
     "Action",
@@ -61,7 +61,7 @@ class MergedStream:
         *,
         start_at: Timestamp,
         topology_from: Timestamp,
-        removed: Iterable[Part] = (),
+        removed: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
         keep_bytes: int = 0,
     ) -> None:
@@ -88,12 +88,12 @@ class MergedStream:
             self._remotes[opening.remote].swallows = request.starts_after_invalidate
         self._openings += openings
 
-    def parts_beyond(self, key: bytes) -> frozenset[Part]:
+    def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
         """The shards, those that have left included, that may have events beyond a sort key.
 
         Whoever goes on elsewhere from there needs a stream that serves them all.
         """
-        return self._remotes.parts_beyond(key)
+        return self._remotes.spans_beyond(key)
 
     def start(self) -> list[Action]:
         """Return the cursors to open: the config server's and one per shard."""

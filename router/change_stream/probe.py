@@ -1,4 +1,4 @@
-"""The stream that tells how far a shard has got: what a second cursor is opened with.
+"""The stream that tells how far a shard has got: what a progress cursor is opened with.
 
 docs/design.md, section 9.
 """
@@ -10,7 +10,7 @@ from router.change_stream.options import STARTS
 from router.change_stream.resume_token import ResumeToken, cluster_time_of
 from router.change_stream.stages import CHANGE_STREAM, stage_name
 from shard_client.cluster_clock import next_tick
-from shard_client.cursor_reply import token_data
+from shard_client.remote_cursor.cursor_reply import token_data
 
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
 """The options that add what an event itself does not hold, and the values that add nothing."""

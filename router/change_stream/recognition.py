@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Final
 
 from router.change_stream.stages import concerns_change_streams
-from shard_client.bson_slices import ARRAY, DOCUMENT, Element, iter_elements
+from shard_client.wire.bson_slices import ARRAY, DOCUMENT, Element, iter_elements
 
 _MOST_FIELDS: Final = 1000
 """Fields of a command that are looked at; what has more is not the router's."""

@@ -44,7 +44,7 @@ class Remote:
         return self.opening.target
 
 
-class Part(NamedTuple):
+class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
     ``until`` is the sort key that it had to reach when it left; None while it is not seen to leave.
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     since: Timestamp
     until: bytes | None
 
-    def serves(self, other: "Part", key: bytes) -> bool:
+    def serves(self, other: "ShardSpan", key: bytes) -> bool:
         """Tell whether it gives all of ``other``'s events that lie beyond a sort key."""
         return (
             self.shard == other.shard
@@ -64,7 +64,7 @@ class Part(NamedTuple):
         )
 
 
-def serve(parts: Set[Part], others: Set[Part], key: bytes) -> bool:
+def serve(parts: Set[ShardSpan], others: Set[ShardSpan], key: bytes) -> bool:
     """Tell whether ``parts`` give all events of the ``others`` that lie beyond a sort key."""
     return all(any(part.serves(other, key) for part in parts) for other in others)
 
@@ -78,7 +78,7 @@ class Remotes:
         self._start_at = start_at
         self._open: dict[int, Remote] = {}
         self._leaving: set[int] = set()
-        self._removed: deque[Part] = deque(maxlen=_MOST_REMOVED)
+        self._removed: deque[ShardSpan] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
         self.draining: set[str] = set()
         """Shards that are about to leave."""
@@ -117,18 +117,18 @@ class Remotes:
         self._merger.add_remote(opening.remote, promise=promise, topology=topology)
         return opening
 
-    def open_removed(self, part: Part, start_at: Timestamp) -> OpenRemote:
+    def open_removed(self, part: ShardSpan, start_at: Timestamp) -> OpenRemote:
         """Add a remote on a shard that is gone, for what it had to say from ``start_at`` on."""
         assert part.until is not None
         opening = self.open(part.shard, part.host, max(start_at, part.since))
         self._leave(opening.remote, part.until)
         return opening
 
-    def parts_beyond(self, key: bytes) -> frozenset[Part]:
+    def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
         """The shards, of the removed ones the latest, that may have events beyond a sort key."""
         removed = [each for each in self._removed if each.until is None or each.until > key]
         present = [
-            Part(remote.target, remote.opening.host, remote.opening.start_at, None)
+            ShardSpan(remote.target, remote.opening.host, remote.opening.start_at, None)
             for remote in self._open.values()
             if remote.removed_at is None and not remote.opening.topology
         ]
@@ -198,7 +198,7 @@ class Remotes:
         remote.removed_at = removed_at
         self._leaving.add(number)
         opening = remote.opening
-        self._removed.append(Part(opening.target, opening.host, opening.start_at, removed_at))
+        self._removed.append(ShardSpan(opening.target, opening.host, opening.start_at, removed_at))
 
     def _join(self, change: ShardAdded) -> OpenRemote:
         start_at = max(one_tick_after(change.at), self._start_at)

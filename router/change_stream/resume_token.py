@@ -12,9 +12,9 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.bson_text import render
 from router.change_stream.keystring import Kind, OpaqueValueError, Reader, Value, check, integer
-from shard_client.cursor_reply import token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import token_data
 
 HIGH_WATER_MARK: Final = 0
 EVENT: Final = 128

@@ -13,9 +13,9 @@ from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
 from router.cursors.registry import Owner
-from shard_client.cursor_reply import build_cursor_reply
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 
 _SECONDS_PER_MS = 0.001
 _OF_THE_CLUSTER = frozenset({"config", "local"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shard_client.errors import CommandError
 
 if TYPE_CHECKING:
-    from router.workers.peers import Peer
+    from router.peers.peers import Peer
 
 # mongos refuses a read concern before it knows any time: that reply carries none.
 _REFUSED_READ_CONCERN = "Command aggregate does not support { readConcern"

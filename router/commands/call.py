@@ -8,12 +8,12 @@ from router.commands.answer import AnyAnswer
 from router.commands.api_version import check_api
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.frames import encode
+from shard_client.wire.frames import encode
 
 if TYPE_CHECKING:
     from router.commands.node import Node
-    from router.upstream_mongos import UpstreamLink, UpstreamMongos
-    from router.workers.peers import Peer, Peers
+    from router.peers.peers import Peer, Peers
+    from router.upstream_mongos import ServerLink, UpstreamMongos
 
 
 _MOST_CHECKED = 1024 * 1024
@@ -32,23 +32,23 @@ class Client:
     peer: str
     metadata: Mapping[str, Any] | None = None
     greeted: bool = False
-    link: "UpstreamLink | None" = None
+    link: "ServerLink | None" = None
     is_worker: bool = False
     is_local: bool = False
-    worker_links: "dict[int, UpstreamLink]" = field(default_factory=dict)
+    worker_links: "dict[int, ServerLink]" = field(default_factory=dict)
 
     @property
     def host(self) -> str:
         """The address that it comes from, without the port."""
         return self.peer.rpartition(":")[0] or self.peer
 
-    def upstream_link(self, upstream: "UpstreamMongos") -> "UpstreamLink":
+    def upstream_link(self, upstream: "UpstreamMongos") -> "ServerLink":
         """Return this client's own connection to the upstream, not yet opened at first."""
         if self.link is None:
             self.link = upstream.link()
         return self.link
 
-    def worker_link(self, peer: "Peer") -> "UpstreamLink":
+    def worker_link(self, peer: "Peer") -> "ServerLink":
         """Return this client's own connection to another worker, not yet opened at first."""
         return self.worker_links.setdefault(peer.number, peer.link())
 

@@ -11,9 +11,9 @@ from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
 from router.commands.fields import at_least_zero, check_known, required, text, wrong_type
 from router.cursors.registry import Owner
-from router.workers.peers import Peer, Peers
-from shard_client.cursor_reply import build_cursor_reply
+from router.peers.peers import Peer, Peers
 from shard_client.errors import CommandError, NetworkError
+from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001

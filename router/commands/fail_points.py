@@ -17,7 +17,7 @@ from router.commands.fields import text
 from router.commands.node import Node
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
-from shard_client.frames import encode
+from shard_client.wire.frames import encode
 
 FAIL_COMMAND = "failCommand"
 FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"

@@ -8,10 +8,10 @@ from router.commands.call import Call, Client, Command
 from router.commands.client_metadata import check_client_metadata
 from router.commands.fields import whole_number, wrong_type
 from router.commands.node import Node
-from shard_client.compression import negotiate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
+from shard_client.wire.compression import negotiate
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
 SESSION_TIMEOUT_MINUTES = 30
 _SECONDS_PER_MS = 0.001

@@ -9,15 +9,15 @@ from weakref import WeakKeyDictionary
 from router.commands.client_time import ClientTime, check_client_time
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
-from shard_client.compression import AVAILABLE
+from shard_client.wire.compression import AVAILABLE
 
 if TYPE_CHECKING:
     from router.catalog.cluster import Cluster
     from router.commands.fail_points import FailPoints
     from router.cursors.merged_cursor import MergedCursor
     from router.cursors.registry import CursorRegistry
+    from router.peers.peers import Peers
     from router.upstream_mongos import UpstreamMongos
-    from router.workers.peers import Peers
     from shard_client.cluster_clock import ClusterClock
 
 

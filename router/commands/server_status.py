@@ -12,8 +12,8 @@ from bson.int64 import Int64
 from router.commands.answer import Answer
 from router.commands.call import Call, Command
 from router.commands.node import Node
-from router.workers.statuses import sum_statuses
-from shard_client.connection import format_address
+from router.peers.statuses import sum_statuses
+from shard_client.wire.connection import format_address
 
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 

@@ -8,8 +8,8 @@ of retryable writes and of transactions.
 
 from itertools import islice
 
-from shard_client.bson_slices import BOOLEAN, iter_elements
 from shard_client.errors import CommandError
+from shard_client.wire.bson_slices import BOOLEAN, iter_elements
 
 _ENDS_TRANSACTION = frozenset({"abortTransaction", "commitTransaction"})
 _MOST_FIELDS = 1000

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.config.problems import nearest
-from router.cursors.limits import StreamLimits
+from router.stream_settings import StreamSettings
 
-_DEFAULTS = StreamLimits()
+_DEFAULTS = StreamSettings()
 _MS = 0.001
 _MINUTES = 60.0
 _LONGEST = 365 * 24 * 60 * _MINUTES
@@ -198,7 +198,7 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def stream_limits(values: Mapping[str, Any]) -> StreamLimits:
+def stream_limits(values: Mapping[str, Any]) -> StreamSettings:
     """Return the limits that parsed parameters set."""
     chosen: dict[str, Any] = {}
     for name, parameter in PARAMETERS.items():
@@ -206,4 +206,4 @@ def stream_limits(values: Mapping[str, Any]) -> StreamLimits:
             value = values[name]
             scaled = isinstance(value, float)
             chosen[parameter.limit] = value * parameter.unit if scaled else value
-    return StreamLimits(**chosen)
+    return StreamSettings(**chosen)

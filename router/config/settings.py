@@ -14,10 +14,10 @@ from pydantic_settings import (
 )
 
 from router.config.parameters import parse_parameters
+from router.peers.cursor_ids import MOST_WORKERS
 from router.upstream_mongos import parse_upstream
-from router.workers.cursor_ids import MOST_WORKERS
-from shard_client.compression import AVAILABLE
-from shard_client.replica_set import parse_hosts
+from shard_client.replica_set.replica_set import parse_hosts
+from shard_client.wire.compression import AVAILABLE
 
 DEFAULT_PORT = 27020
 

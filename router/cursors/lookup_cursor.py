@@ -5,9 +5,9 @@ import asyncio
 from router.change_stream.actions import Taken
 from router.change_stream.resume_token import token_of
 from router.cursors.merged_cursor import Batch, MergedCursor
-from router.cursors.reader import Reader
 from router.lookup.completion import Completion
 from router.merge.merged_log import ELEMENT_OVERHEAD, cut
+from router.streams.reader import Reader
 from shard_client.errors import CommandError
 
 

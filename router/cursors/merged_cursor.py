@@ -4,7 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from router.change_stream.actions import Taken
-from router.cursors.reader import Reader
+from router.streams.reader import Reader
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

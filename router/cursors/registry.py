@@ -11,25 +11,25 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.change_stream.request import StreamRequest
-from router.cursors.admission import Admission, Ticket
-from router.cursors.description import StreamDescription
-from router.cursors.explanation import explain_stream
-from router.cursors.limits import StreamLimits
 from router.cursors.lookup_cursor import LookupCursor
-from router.cursors.member_load import MemberLoads
 from router.cursors.merged_cursor import Batch, MergedCursor
-from router.cursors.nudge import Nudger
-from router.cursors.sharing import SharedStreams
-from router.cursors.upstream import Upstream
 from router.lookup.completion import Completion
 from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
 from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
-from shard_client.connection import Address
-from shard_client.connection_pool import PoolCounts
+from router.stream_settings import StreamSettings
+from router.streams.admission import Admission, Ticket
+from router.streams.description import StreamDescription
+from router.streams.explanation import explain_stream
+from router.streams.member_load import MemberLoads
+from router.streams.nudger import Nudger
+from router.streams.pool import StreamPool
+from router.streams.runner import StreamRunner
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.wire.connection import Address
+from shard_client.wire.connection_pool import PoolCounts
 
 log = structlog.get_logger()
 
@@ -84,19 +84,19 @@ class CursorRegistry:
     def __init__(
         self,
         cluster: Cluster,
-        limits: StreamLimits | None = None,
+        limits: StreamSettings | None = None,
         *,
         new_id: Callable[[], int] | None = None,
         mongos: Connect | None = None,
     ) -> None:
         self._make_id = new_id or _random_id
         self._cluster = cluster
-        self._limits = limits or StreamLimits()
+        self._limits = limits or StreamSettings()
         self.loads = MemberLoads()
         """What was sent to the cluster's members."""
         self._nudger = Nudger(cluster, self._limits, self.loads)
         self.admission = Admission(self._limits)
-        self._streams = SharedStreams(cluster, self._nudger, self._limits, self.admission)
+        self._streams = StreamPool(cluster, self._nudger, self._limits, self.admission)
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             settings = LookupSettings(
@@ -178,7 +178,7 @@ class CursorRegistry:
 
     def describe(self) -> list[StreamDescription]:
         """Describe the open streams, for whoever looks on from outside."""
-        readers: dict[Upstream, list[int]] = {}
+        readers: dict[StreamRunner, list[int]] = {}
         for cursor_id, entry in self._entries.items():
             source = entry.cursor.reader.source
             if source is not None:

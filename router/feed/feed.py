@@ -15,8 +15,8 @@ from router.cursors.registry import CursorRegistry, Owner
 from router.feed.watch import Watch, parse_watch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.frames import decode
-from shard_client.keepalive import probe_peer
+from shard_client.wire.frames import decode
+from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 

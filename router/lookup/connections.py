@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from shard_client.backoff import Backoff
-from shard_client.connection import Connection
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Connection
 
 Connect = Callable[[], Awaitable[Connection]]
 """Opens a connection to the upstream; raises CommandError, NetworkError."""

@@ -14,7 +14,7 @@ from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import Result, UpstreamReads
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
-from shard_client.frames import decode
+from shard_client.wire.frames import decode
 
 _NO_SUCH_COLLECTION: Final = frozenset(
     {ErrorCode.NamespaceNotFound, ErrorCode.CollectionUUIDMismatch}

@@ -6,7 +6,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from router.change_stream.resume_token import ResumeToken, event_key
-from shard_client.bson_slices import (
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.bson_slices import (
     DOCUMENT,
     STRING,
     TIMESTAMP,
@@ -15,8 +17,6 @@ from shard_client.bson_slices import (
     iter_elements,
     string_value,
 )
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
 
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 + 16 * 1024
 """The largest document that a server builds (docs/protocol.md, section 1)."""

@@ -12,11 +12,11 @@ import bson
 
 from router.change_stream.resume_token import ResumeToken, token_of
 from router.lookup.events import MAX_EVENT_BYTES
-from shard_client.bson_slices import DOCUMENT, find, iter_elements, string_value
-from shard_client.cursor_reply import token_data
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.frames import decode
+from shard_client.remote_cursor.cursor_reply import token_data
+from shard_client.wire.bson_slices import DOCUMENT, find, iter_elements, string_value
+from shard_client.wire.frames import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
 """The largest event, and fragment, that is not split."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
-from shard_client.bson_slices import DOCUMENT, Element, iter_elements
+from shard_client.wire.bson_slices import DOCUMENT, Element, iter_elements
 
 _ID: Final = b"_id"
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})

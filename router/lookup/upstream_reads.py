@@ -9,12 +9,12 @@ from bson.raw_bson import RawBSONDocument
 from router.lookup.connections import Connect, UpstreamConnections, persist
 from router.lookup.settings import LookupSettings
 from shard_client.backoff import Backoff
-from shard_client.bson_slices import ARRAY, DOCUMENT, INT64, find, iter_elements
 from shard_client.cluster_clock import ClusterClock
-from shard_client.connection import Connection
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.frames import decode, encode
+from shard_client.wire.bson_slices import ARRAY, DOCUMENT, INT64, find, iter_elements
+from shard_client.wire.connection import Connection
+from shard_client.wire.frames import decode, encode
 
 _MS = 1000
 _GRACE = 5.0

@@ -10,10 +10,10 @@ from router.change_stream.resume_token import token_of
 from router.lookup.events import MAX_EVENT_BYTES, too_large
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
-from shard_client.bson_slices import DOCUMENT, find
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
-from shard_client.frames import decode
+from shard_client.wire.bson_slices import DOCUMENT, find
+from shard_client.wire.frames import decode
 
 _MOST_BYTES: Final = 8 * 1024 * 1024
 _FIELDS: Final = ("collation", "comment", "let", "allowDiskUse")

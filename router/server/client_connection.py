@@ -28,11 +28,11 @@ from router.commands.table import COMMANDS
 from router.commands.unsent import labelled_unsent
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
-from shard_client.bson_slices import find
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.frame_protocol import FrameStream
-from shard_client.frames import BODY_OFFSET
+from shard_client.wire.bson_slices import find
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import BODY_OFFSET
 
 log = structlog.get_logger()
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any
 
-from shard_client.bson_slices import ARRAY, DOCUMENT, MAX_DEPTH, iter_elements
 from shard_client.errors import ProtocolError
-from shard_client.frames import decode
+from shard_client.wire.bson_slices import ARRAY, DOCUMENT, MAX_DEPTH, iter_elements
+from shard_client.wire.frames import decode
 
 PIECE_SIZE = 32 * 1024
 """Bytes that are decoded without a pause: some 10 ms of the costliest values."""

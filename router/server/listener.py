@@ -12,9 +12,9 @@ import structlog
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
-from shard_client.connection import is_loopback
-from shard_client.frame_protocol import FrameStream
-from shard_client.keepalive import probe_peer
+from shard_client.wire.connection import is_loopback
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 

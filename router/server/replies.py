@@ -8,9 +8,9 @@ from typing import Any
 from router.commands.node import Counters
 from router.server.off_loop import off_loop
 from router.server.request import Request
-from shard_client.compression import NEVER_COMPRESSED
-from shard_client.frame_protocol import FrameStream
-from shard_client.frames import (
+from shard_client.wire.compression import NEVER_COMPRESSED
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import (
     MORE_TO_COME,
     build_msg,
     build_op_reply,

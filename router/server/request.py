@@ -7,10 +7,10 @@ from typing import Any
 from router.change_stream.bson_text import render
 from router.server.gradual_decoding import decode_gradually
 from router.server.off_loop import off_loop
-from shard_client.bson_slices import iter_elements
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.frames import (
+from shard_client.wire.bson_slices import iter_elements
+from shard_client.wire.frames import (
     BODY_OFFSET,
     EXHAUST_ALLOWED,
     MAX_REPLY_DOCUMENT_SIZE,

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from router.cursors.limits import StreamLimits
+from router.stream_settings import StreamSettings
 
 
-def limits_of_worker(limits: StreamLimits, workers: int) -> StreamLimits:
+def settings_of_worker(limits: StreamSettings, workers: int) -> StreamSettings:
     """Return what one of ``workers`` may take, so that all together keep to the router's bounds.
 
     What bounds one stream or one remote stays as it is.

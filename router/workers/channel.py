@@ -16,7 +16,7 @@ DRIVER, FEED = b"d", b"f"
 """Whose port a connection came in at."""
 
 
-class Handed(NamedTuple):
+class HandedConnection(NamedTuple):
     """A client's connection: ``port`` is DRIVER or FEED, ``connection_id`` unique in the router."""
 
     port: bytes
@@ -57,7 +57,7 @@ class Channel:
         self._writer.close()
 
 
-def hand_over(way: socket.socket, handed: Handed) -> None:
+def hand_over(way: socket.socket, handed: HandedConnection) -> None:
     """Give a connection to a worker; the caller closes its own copy.
 
     Args:
@@ -79,7 +79,7 @@ class Arrivals:
         taken: gets the connection, which does not block.
     """
 
-    def __init__(self, way: socket.socket, taken: Callable[[Handed], None]) -> None:
+    def __init__(self, way: socket.socket, taken: Callable[[HandedConnection], None]) -> None:
         self._way = way
         self._taken = taken
         self._loop = asyncio.get_running_loop()
@@ -108,4 +108,4 @@ class Arrivals:
             port, connection_id = _note.unpack(note)
             connection = socket.socket(fileno=descriptors[0])
             connection.setblocking(False)
-            self._taken(Handed(port, connection_id, connection))
+            self._taken(HandedConnection(port, connection_id, connection))

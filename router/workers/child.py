@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import structlog
 
-from router.workers.channel import Channel, Handed, hand_over
+from router.workers.channel import Channel, HandedConnection, hand_over
 from router.workers.placement import Load
 from router.workers.start import WorkerStart
 
@@ -121,7 +121,7 @@ class Child:
             self._silent_since = self._silent_since or loop.time()
             self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
 
-    def hand_over(self, handed: Handed) -> None:
+    def hand_over(self, handed: HandedConnection) -> None:
         """Give it a client's connection; raises OSError if it cannot take one."""
         hand_over(self._way, handed)
         self.given += 1

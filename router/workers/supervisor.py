@@ -13,10 +13,10 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
+from router.peers.cursor_ids import new_mark
 from router.workers.channel import DRIVER, FEED
 from router.workers.child import Child
-from router.workers.cursor_ids import new_mark
-from router.workers.dealer import Dealer
+from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.start import WorkerStart
 from shard_client.backoff import Backoff
 
@@ -64,7 +64,7 @@ class Supervisor:
         self._ports: dict[str, int] = {}
         self._alive: set[Child] = set()
         self._ready: dict[int, Child] = {}
-        self._dealer = Dealer(settings.net.max_incoming_connections)
+        self._dealer = ConnectionDispatcher(settings.net.max_incoming_connections)
         self._identity: dict[str, Any] | None = None
         self._counter = 0
         self._upstream: dict[str, int] | None = None

@@ -16,7 +16,7 @@ from router.config.log_lines import configure_logging
 from router.config.settings import Settings
 from router.service import serve_as_worker
 from router.workers.channel import Channel
-from router.workers.place import Place
+from router.workers.runtime import WorkerRuntime
 from router.workers.start import WorkerStart
 from shard_client.allocation import collect_less_often, keep_freed_memory
 
@@ -43,7 +43,7 @@ async def _run(
 ) -> None:
     channel = await Channel.over(channel_end)
     try:
-        await serve_as_worker(settings, start.arguments, Place(start, channel, way))
+        await serve_as_worker(settings, start.arguments, WorkerRuntime(start, channel, way))
     finally:
         channel.close()
 

@@ -9,16 +9,16 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.change_stream.request import StreamRequest
-from router.cursors.admission import Admission
-from router.cursors.description import StreamDescription
-from router.cursors.limits import StreamLimits
-from router.cursors.member_load import MemberLoads
 from router.cursors.merged_cursor import Batch
 from router.cursors.registry import KillResult, Owner
+from router.stream_settings import StreamSettings
+from router.streams.admission import Admission
+from router.streams.description import StreamDescription
+from router.streams.member_load import MemberLoads
 from shard_client.cluster_clock import ClusterClock
-from shard_client.connection import Address
-from shard_client.connection_pool import PoolCounts
 from shard_client.errors import CommandError
+from shard_client.wire.connection import Address
+from shard_client.wire.connection_pool import PoolCounts
 
 TOKEN = bson.encode({"_data": "826B00045C000000012B0229296E04"})
 
@@ -89,7 +89,7 @@ class FakeCursors:
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
         self.nudges: dict[str, int] = {}
         self.loads = MemberLoads()
-        self.admission = Admission(StreamLimits())
+        self.admission = Admission(StreamSettings())
         self.connections: dict[Address, PoolCounts] = {}
 
     async def open(self, request: StreamRequest, owner: Owner) -> tuple[FakeCursor, Batch]:

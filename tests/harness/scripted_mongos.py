@@ -8,7 +8,7 @@ from typing import Any
 
 from bson import Int64
 
-from shard_client.connection import Connection
+from shard_client.wire.connection import Connection
 from tests.harness.scripted_server import Asked, ScriptedServer, scripted_server
 
 Document = dict[str, Any]

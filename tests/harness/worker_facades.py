@@ -9,10 +9,10 @@ from typing import Any
 from bson.objectid import ObjectId
 
 from router.commands.topology_version import TopologyVersion
+from router.peers.cursor_ids import CursorIds
+from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos
-from router.workers.cursor_ids import CursorIds
-from router.workers.peers import Peers, private_address
 from tests.harness.facade import Facade, facade
 
 MARK = 0x1234

@@ -111,7 +111,12 @@ FIELDS: list[dict[str, Any]] = [
     {"stmtId": 5},
     *({"isMapReduceCommand": value} for value in (True, 5)),
     {"runtimeConstants": {}},
-    {"runtimeConstants": {"localNow": datetime(2026, 1, 1, tzinfo=UTC), "clusterTime": Timestamp(1, 1)}},
+    {
+        "runtimeConstants": {
+            "localNow": datetime(2026, 1, 1, tzinfo=UTC),
+            "clusterTime": Timestamp(1, 1),
+        }
+    },
     *({"exchange": value} for value in ({}, 5)),
     *({"encryptionInformation": value} for value in ({}, 5)),
     *({name: {}} for name in ("querySettings", "serialization_context", "databaseVersion")),

@@ -8,7 +8,7 @@ import bson
 import pytest
 from bson import Binary, Decimal128, Int64, Timestamp
 
-from shard_client.frames import build_msg
+from shard_client.wire.frames import build_msg
 from tests.harness.clusters import start_real_cluster
 from tests.harness.raw_client import RawClient, Reply
 from tests.harness.routers import start_router

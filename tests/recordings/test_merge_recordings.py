@@ -8,8 +8,8 @@ import pytest
 
 from router.change_stream.request import parse_request
 from router.change_stream.resume_token import ResumeToken, cluster_time_of, token_of
-from shard_client.cursor_reply import token_data
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import token_data
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
 from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, keyed
 

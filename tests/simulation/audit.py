@@ -4,8 +4,8 @@ import asyncio
 from random import Random
 from typing import Any
 
-from shard_client.connection_pool import PoolLimits
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection_pool import PoolLimits
 from tests.simulation.checks import problems_of, segment_problems, start_problems
 from tests.simulation.driver import DriverCursor, ask
 from tests.simulation.feed_client import FeedClient

@@ -8,8 +8,8 @@ from typing import Any
 import bson
 from bson.int64 import Int64
 
-from shard_client.connection import Address, Connection
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.wire.connection import Address, Connection
 
 _CURSOR_NOT_FOUND = 43
 _CONNECT_TIMEOUT = 1.5

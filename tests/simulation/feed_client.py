@@ -8,8 +8,8 @@ from typing import Any
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from shard_client.connection import Address
 from shard_client.errors import RESUMABLE_LABEL
+from shard_client.wire.connection import Address
 from tests.simulation.trace import Trace
 from tests.simulation.watcher import Segment, Watch
 

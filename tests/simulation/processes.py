@@ -8,8 +8,8 @@ from typing import Any
 
 from router.config.settings import load_settings
 from router.service import serve
-from shard_client.connection import Address
-from shard_client.probed_replica_set import ProbedReplicaSet
+from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from shard_client.wire.connection import Address
 from tests.simulation.loop import PROCESS, SimulatedLoop
 from tests.simulation.trace import Trace
 

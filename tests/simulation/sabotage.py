@@ -10,14 +10,14 @@ from bson.timestamp import Timestamp
 
 from router.change_stream import remotes
 from router.change_stream.actions import Action, OpenRemote, Taken
-from router.change_stream.position import Position
+from router.change_stream.log_reader import LogReader
 from router.change_stream.probe import probe_command
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
-from router.cursors import upstream
 from router.merge.merger import Event, Merger
-from shard_client.remote_cursor import RemoteCursor
-from shard_client.second_cursor import SecondCursor
+from router.streams import runner
+from shard_client.remote_cursor.progress_cursor import ProgressCursor
+from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 
 @contextmanager
@@ -103,14 +103,14 @@ def _reopened_from_the_start() -> Iterator[None]:
 @contextmanager
 def _mark_ahead_of_events() -> Iterator[None]:
     """Promise clients what the shards promise while events are still to be taken."""
-    original = Position.take
+    original = LogReader.take
 
-    def take(position: Position, max_events: int | None, max_bytes: int) -> Taken:
+    def take(position: LogReader, max_events: int | None, max_bytes: int) -> Taken:
         taken = original(position, max_events, max_bytes)
         position._raise_mark()
         return replace(taken, pbrt=position._mark)
 
-    with mock.patch.object(Position, "take", take):
+    with mock.patch.object(LogReader, "take", take):
         yield
 
 
@@ -136,21 +136,21 @@ def _removed_forgotten() -> Iterator[None]:
 
 @contextmanager
 def _probe_believed_at_once() -> Iterator[None]:
-    """Take a second cursor's promise before the first has brought what that one has seen."""
-    with mock.patch.object(SecondCursor, "_has_come", return_value=True):
+    """Take a progress cursor's promise before the first has brought what that one has seen."""
+    with mock.patch.object(ProgressCursor, "_has_come", return_value=True):
         yield
 
 
 @contextmanager
 def _probe_sees_less() -> Iterator[None]:
-    """Have second cursors miss events that the first ones bring."""
+    """Have progress cursors miss events that the first ones bring."""
 
     def narrowed(database: str, command: Mapping[str, Any], after: bytes) -> Any:
         found, probe = probe_command(database, command, after)
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(upstream, "probe_command", narrowed):
+    with mock.patch.object(runner, "probe_command", narrowed):
         yield
 
 

@@ -12,9 +12,9 @@ import router.service
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
 from router.config.parameters import stream_limits
-from router.cursors.limits import StreamLimits
 from router.merge import merged_log, merger
-from shard_client import remote_cursor
+from router.stream_settings import StreamSettings
+from shard_client.remote_cursor import remote_cursor
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.feed_client import FeedClient
@@ -57,7 +57,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
     scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
 
-    def limits(values: Mapping[str, Any]) -> StreamLimits:
+    def limits(values: Mapping[str, Any]) -> StreamSettings:
         found = replace(stream_limits(values), reply_target_bytes=plan.block_bytes)
         return replace(found, **plan.limits)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from embedded.clients import Client
 from router.commands.table import COMMANDS
-from shard_client.connection import Connection
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.frames import build_msg
+from shard_client.wire.connection import Connection
+from shard_client.wire.frames import build_msg
 from tests.simulation.driver import DriverCursor, ask
 from tests.simulation.world import World, visit
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from shard_client.connection import Address
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Address
 from tests.simulation.driver import Batch, DriverCursor, Token, ask, is_resumable
 from tests.simulation.trace import Trace
 

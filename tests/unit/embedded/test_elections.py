@@ -6,8 +6,8 @@ import pytest
 
 from embedded.clients import Client
 from embedded.mongod import Mongod
-from shard_client.connection import Connection
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Connection
 from tests.harness.until import PATIENCE
 
 HELLO = {"hello": 1}

@@ -11,7 +11,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from embedded.mongod import Mongod
-from shard_client.frames import (
+from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     OpMsg,

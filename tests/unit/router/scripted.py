@@ -10,13 +10,13 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
+from router.change_stream.log_reader import MAX_BATCH_BYTES, LogReader
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.position import MAX_BATCH_BYTES, Position
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of, high_water_mark, token_of
 from router.change_stream.starting_point import starting_point
-from shard_client.cursor_reply import CursorBatch, token_data
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
 
 Event = tuple[bytes, bytes]
 
@@ -81,7 +81,7 @@ class PrivateStream(MergedStream):
         token_version: int = 1,
     ) -> None:
         super().__init__(request, shards, start_at=start_at, topology_from=topology_from)
-        self.position = Position(self, starting_point(request, start_at, token_version))
+        self.position = LogReader(self, starting_point(request, start_at, token_version))
 
     @property
     def ready(self) -> bool:

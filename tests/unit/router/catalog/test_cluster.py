@@ -7,13 +7,13 @@ import pytest
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster, ShardList
-from router.cursors.limits import StreamLimits
+from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
-from shard_client.probed_replica_set import ProbedReplicaSet
+from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from tests.harness.scripted_member import ScriptedMember
-from tests.unit.router.cursors.conftest import until
+from tests.unit.router.conftest import until
 
-LIMITS = StreamLimits(open_timeout=0.3, connect_timeout=0.2)
+LIMITS = StreamSettings(open_timeout=0.3, connect_timeout=0.2)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a second cursor is opened with: everything that the first brings, and little else."""
+"""What a progress cursor is opened with: everything that the first brings, and little else."""
 
 from typing import Any
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.upstream_mongos import UpstreamMongos
-from shard_client.connection import Connection
+from shard_client.wire.connection import Connection
 from tests.harness.facade import facade
 from tests.harness.scripted_server import Asked, scripted_server
 

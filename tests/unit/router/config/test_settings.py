@@ -6,7 +6,7 @@ import pytest
 
 from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
 from router.config.settings import load_settings
-from router.cursors.limits import StreamLimits
+from router.stream_settings import StreamSettings
 
 CONFIGDB = {"sharding": {"configDB": "cfg/a:1,b:2"}}
 
@@ -88,7 +88,7 @@ def test_parameters_set_the_limits_in_their_own_units() -> None:
 
 
 def test_parameters_left_alone_keep_the_limits_as_they_are() -> None:
-    assert stream_limits(parse_parameters({})) == StreamLimits()
+    assert stream_limits(parse_parameters({})) == StreamSettings()
 
 
 def test_every_parameter_accepts_its_own_default() -> None:

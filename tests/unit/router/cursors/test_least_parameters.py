@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
-from tests.unit.router.cursors.conftest import OWNER, ScriptedCluster, read_until, stream
+from tests.unit.router.conftest import OWNER, ScriptedCluster, read_until, stream
 
 OF_STREAMS = [name for name, parameter in PARAMETERS.items() if parameter.limit is not None]
 

@@ -14,7 +14,7 @@ from shard_client.errors import CommandError
 from tests.harness.scripted_member import event_token, mark_token
 from tests.harness.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import until
-from tests.unit.router.cursors.conftest import OWNER, ScriptedCluster, stream
+from tests.unit.router.conftest import OWNER, ScriptedCluster, stream
 
 LOOKUP = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
 

@@ -11,7 +11,7 @@ from router.cursors.registry import Owner
 from shard_client.errors import CommandError
 from tests.harness.scripted_member import ScriptedMember, mark_token
 from tests.harness.until import PATIENCE
-from tests.unit.router.cursors.conftest import (
+from tests.unit.router.conftest import (
     OWNER,
     ScriptedCluster,
     numbers,

@@ -7,8 +7,8 @@ import pytest
 from router.commands.local_only import LOCAL_ONLY
 from router.server import listener
 from router.upstream_mongos import UpstreamMongos
-from shard_client import connection
-from shard_client.connection import is_loopback
+from shard_client.wire import connection
+from shard_client.wire.connection import is_loopback
 from tests.harness.facade import facade
 from tests.harness.scripted_server import Asked, scripted_server
 

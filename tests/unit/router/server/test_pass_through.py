@@ -9,7 +9,7 @@ from bson import Int64
 from bson.timestamp import Timestamp
 
 from router.upstream_mongos import UpstreamMongos, parse_upstream
-from shard_client.frames import build_msg
+from shard_client.wire.frames import build_msg
 from tests.harness.facade import facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME
 from tests.harness.scripted_server import Asked, scripted_server

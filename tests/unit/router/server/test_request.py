@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from router.server.request import read_request
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, build_op_query
-from shard_client.frames import compress_frame as compressed
+from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, build_op_query
+from shard_client.wire.frames import compress_frame as compressed
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
 ZLIB = 2

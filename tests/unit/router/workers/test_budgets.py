@@ -2,14 +2,14 @@
 
 import pytest
 
-from router.cursors.limits import StreamLimits
-from router.workers.budgets import limits_of_worker
+from router.stream_settings import StreamSettings
+from router.workers.budgets import settings_of_worker
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 255])
 def test_all_workers_together_keep_to_the_router_s_budgets(workers: int) -> None:
-    whole = StreamLimits(total_buffer_bytes=1000, replies_bytes=500)
-    part = limits_of_worker(whole, workers)
+    whole = StreamSettings(total_buffer_bytes=1000, replies_bytes=500)
+    part = settings_of_worker(whole, workers)
     assert whole.total_buffer_bytes - workers < part.total_buffer_bytes * workers <= 1000
     assert 500 - workers < part.replies_bytes * workers <= 500
     assert part.stream_buffer_bytes == whole.stream_buffer_bytes

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from router.workers.channel import DRIVER, FEED, Arrivals, Channel, Handed, hand_over
+from router.workers.channel import DRIVER, FEED, Arrivals, Channel, HandedConnection, hand_over
 from tests.harness.until import PATIENCE, until
 
 
@@ -25,13 +25,13 @@ async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
 async def test_connections_are_handed_over_with_their_port_and_number() -> None:
     way, arriving = socket.socketpair()
     way.setblocking(False)
-    arrived: asyncio.Queue[Handed] = asyncio.Queue()
+    arrived: asyncio.Queue[HandedConnection] = asyncio.Queue()
     arrivals = Arrivals(arriving, arrived.put_nowait)
     for number, port in enumerate((DRIVER, FEED, DRIVER)):
         near, far = socket.socketpair()
         with near:
             with far:
-                hand_over(way, Handed(port, 2**40 + number, far))
+                hand_over(way, HandedConnection(port, 2**40 + number, far))
             handed = await asyncio.wait_for(arrived.get(), PATIENCE)
             assert handed[:2] == (port, 2**40 + number)
             with handed.connection:
@@ -45,7 +45,7 @@ async def test_a_worker_that_takes_nothing_is_an_error_not_a_wait() -> None:
     way, arriving = socket.socketpair()
     way.setblocking(False)
     with way, arriving, socket.socket() as connection:
-        handed = Handed(DRIVER, 1, connection)
+        handed = HandedConnection(DRIVER, 1, connection)
         with pytest.raises(BlockingIOError):
             _hand_over_often(way, handed)
         arriving.close()
@@ -61,6 +61,6 @@ async def test_arrivals_end_with_the_parent() -> None:
     arrivals.close()
 
 
-def _hand_over_often(way: socket.socket, handed: Handed) -> None:
+def _hand_over_often(way: socket.socket, handed: HandedConnection) -> None:
     for _ in range(100_000):
         hand_over(way, handed)

@@ -10,7 +10,7 @@ import pytest
 from router.config.settings import Settings, load_settings
 from router.workers import child, supervisor
 from router.workers.channel import DRIVER
-from router.workers.dealer import Dealer
+from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.supervisor import Supervisor, WorkerFailedError
 from tests.harness.until import PATIENCE
 
@@ -71,7 +71,7 @@ async def test_a_signal_before_all_are_ready_ends_what_has_begun(
 
 
 async def test_all_hosts_get_the_same_port_and_clients_none_before_listening() -> None:
-    dealer = Dealer(10)
+    dealer = ConnectionDispatcher(10)
     port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
     for host in ("127.0.0.1", "127.0.0.2"):
         with pytest.raises(ConnectionRefusedError):
@@ -80,7 +80,7 @@ async def test_all_hosts_get_the_same_port_and_clients_none_before_listening() -
     for host in ("127.0.0.1", "127.0.0.2"):
         _reader, writer = await asyncio.open_connection(host, port)
         writer.close()
-    taken = Dealer(10)
+    taken = ConnectionDispatcher(10)
     with pytest.raises(OSError, match="in use"):
         await taken.open(DRIVER, ["127.0.0.1"], port)
     taken.close()

@@ -1,0 +1,1 @@
+"""The other workers of the same router, as one worker reaches them."""

@@ -1,0 +1,116 @@
+"""A worker's ways to the others: their cursors, sessions, fail points and figures."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from router.peers.cursor_ids import CursorIds
+from router.upstream_mongos import ServerLink
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.wire.connection import Address, Connection
+
+log = structlog.get_logger()
+
+_CONNECT_TIMEOUT = 2.0
+_ANSWER_TIMEOUT = 2.0
+_SPARED = 10.0
+"""Seconds for which a worker that did not answer in time is not asked again."""
+
+
+def private_address(folder: Path, worker: int) -> str:
+    """Return the path of the socket at which a worker answers the others."""
+    return str(folder / f"{worker}.sock")
+
+
+class Peer:
+    """Another worker, reached over its private socket.
+
+    Args:
+        folder: the router's private folder.
+        number: the worker's number.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self._address = (private_address(folder, number), 0)
+        self._own = ServerLink(self)
+        self._spared_until = 0.0
+
+    async def connect(self) -> Connection:
+        """Open a connection to the worker; raises NetworkError, CommandError."""
+        return await Connection.open(
+            self._address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter worker"
+        )
+
+    def serves(self, address: Address) -> bool:
+        """Tell whether a connection to that address may be used further: a worker stays."""
+        return address == self._address
+
+    def link(self) -> ServerLink:
+        """Return a client's own way to the worker; it connects when first used."""
+        return ServerLink(self)
+
+    async def ask(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Run a command there, in bounded time; None if there is no answer.
+
+        A worker that hangs makes one command wait, not each.
+        """
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._spared_until:
+            return None
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT):
+                return await self._own.command(database, command)
+        except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                self._spared_until = loop.time() + _SPARED
+            log.warning(
+                "A worker does not answer",
+                component="CONTROL",
+                asked=self.number,
+                command=next(iter(command)),
+                error=str(error),
+            )
+            return None
+
+    def close(self) -> None:
+        """Cut the worker's own connection to the other one."""
+        self._own.abort()
+
+
+class Peers:
+    """The other workers (docs/workers.md).
+
+    Args:
+        ids: this worker's cursor ids.
+        number: this worker's number.
+        count: how many there are.
+        folder: the router's private folder.
+    """
+
+    def __init__(self, ids: CursorIds, number: int, count: int, folder: Path) -> None:
+        self.number = number
+        self._ids = ids
+        self._others = {
+            other: Peer(folder, other) for other in range(1, count + 1) if other != number
+        }
+
+    def owner(self, cursor_id: int) -> Peer | None:
+        """Return the other worker whose cursor it may be; None if it is ours or the upstream's."""
+        number = self._ids.owner(cursor_id)
+        return self._others.get(number) if number is not None else None
+
+    async def ask_all(self, database: str, command: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+        """Run a command on every other worker; return the answers of those that gave one."""
+        answers = await asyncio.gather(
+            *(other.ask(database, command) for other in self._others.values())
+        )
+        return [answer for answer in answers if answer is not None]
+
+    def close(self) -> None:
+        """Cut all connections to the others."""
+        for other in self._others.values():
+            other.close()

@@ -1,0 +1,1 @@
+"""Merged streams as they run: remote cursors, budgets, waiting, sharing."""

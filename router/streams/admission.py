@@ -1,0 +1,133 @@
+"""What may be opened: cursors and streams in all and for each client, memory, connections."""
+
+from collections import Counter
+from typing import Final
+
+from router.stream_settings import StreamSettings
+from router.streams.memory import LEAST_BATCH, NEEDS
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_OVERLOAD_LABELS: Final = ("SystemOverloadedError", "RetryableError")
+"""Drivers that know them try again later, with pauses that grow (client backpressure in the
+drivers' specifications); nothing was begun. To others it is an error like any."""
+
+
+class Ticket:
+    """The right to have something open; ``end`` gives it back and may be repeated."""
+
+    __slots__ = ("_client", "_ended", "_kind")
+
+    def __init__(self, kind: "_Kind", client: str | None) -> None:
+        self._kind = kind
+        self._client = client
+        self._ended = False
+        kind.begun(client)
+
+    def end(self) -> None:
+        """Let others have it."""
+        if not self._ended:
+            self._ended = True
+            self._kind.ended(self._client)
+
+
+class _Kind:
+    """How many of one kind are open, by client."""
+
+    __slots__ = ("by_client", "open")
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.by_client: Counter[str] = Counter()
+
+    def begun(self, client: str | None) -> None:
+        self.open += 1
+        if client is not None:
+            self.by_client[client] += 1
+
+    def ended(self, client: str | None) -> None:
+        self.open -= 1
+        if client is not None:
+            self.by_client[client] -= 1
+            if not self.by_client[client]:
+                del self.by_client[client]
+
+
+class Admission:
+    """Counts what is open and refuses what would be too much (docs/connections.md).
+
+    A cursor is what a client reads; a stream is a set of cursors on the members, which clients of
+    identical streams share. A stream is charged to the client for which it was opened, until it is
+    closed. Clients are told apart by their addresses; None is charged to nobody.
+    """
+
+    def __init__(self, limits: StreamSettings) -> None:
+        self._limits = limits
+        self._cursors = _Kind()
+        self._streams = _Kind()
+        self.refused: Counter[str] = Counter()
+        """How often each parameter was the reason to refuse."""
+
+    @property
+    def cursors(self) -> int:
+        """Cursors that are open or being opened."""
+        return self._cursors.open
+
+    @property
+    def streams(self) -> int:
+        """Streams that are open or being opened."""
+        return self._streams.open
+
+    def cursor(self, client: str | None) -> Ticket:
+        """Admit one more cursor of ``client``. Raises CommandError (365)."""
+        limits = self._limits
+        self._check(self._cursors.open, limits.max_cursors, "maxCursors", "cursors are open")
+        if client is not None:
+            self._check(
+                self._cursors.by_client[client],
+                limits.max_cursors_per_client,
+                "maxCursorsPerClient",
+                f"cursors of {client} are open",
+            )
+        return Ticket(self._cursors, client)
+
+    def stream(self, client: str | None, remotes: int) -> Ticket:
+        """Admit one more stream for ``client``; each has cursors on ``remotes`` members.
+
+        Raises CommandError (365).
+        """
+        limits, streams = self._limits, self._streams
+        different = "different change streams are open"
+        self._check(streams.open, limits.max_streams, "maxStreams", different)
+        if client is not None:
+            self._check(
+                streams.by_client[client],
+                limits.max_streams_per_client,
+                "maxStreamsPerClient",
+                f"different change streams were opened by {client}",
+            )
+        self._check(
+            streams.open,
+            limits.streams_by_connections,
+            "ShardingTaskExecutorPoolMaxSize",
+            f"{different}, each with a connection to every shard",
+        )
+        needed = NEEDS * min(LEAST_BATCH, limits.batch_target_bytes)
+        if streams.open and (streams.open + 1) * remotes * needed > limits.total_buffer_bytes:
+            reason = (
+                f"{different}, which leaves no memory to read another one from {remotes} members"
+            )
+            self._refuse(streams.open, "totalBufferBytes", reason)
+        return Ticket(streams, client)
+
+    def _check(self, count: int, most: int, parameter: str, what: str) -> None:
+        if count >= most:
+            self._refuse(count, parameter, what)
+
+    def _refuse(self, count: int, parameter: str, what: str) -> None:
+        self.refused[parameter] += 1
+        raise CommandError(
+            ErrorCode.TemporarilyUnavailable,
+            f"too many change streams: {count} {what}; close some, or raise {parameter}",
+            labels=_OVERLOAD_LABELS,
+        )

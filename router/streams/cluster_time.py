@@ -1,0 +1,102 @@
+"""What time it is in the cluster, for many who ask at once."""
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.catalog.shared_answer import SharedAnswer
+from router.change_stream.request import StreamRequest
+from router.stream_settings import StreamSettings
+from router.streams.preparation import Now, connect_all, give_back_all, no_shards
+from shard_client.cluster_clock import next_tick
+from shard_client.errors import CommandError, NetworkError
+from shard_client.remote_cursor.retry_policy import from_network
+from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.wire.connection import Connection, format_address
+
+_Asked = tuple[ReadPreference, str | None]
+
+
+class ClusterTimeFetcher:
+    """Asks the shards for their times; those who come while they are asked share the next answer.
+
+    Each shard is asked by one hello over a connection of the cluster's pool. ``await close()`` ends
+    it.
+    """
+
+    def __init__(self, cluster: Cluster, limits: StreamSettings) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._answers: dict[_Asked, SharedAnswer[Now]] = {}
+
+    async def now(self, request: StreamRequest) -> Now:
+        """Return a time after all that the request's shards wrote before this was called.
+
+        What they write after this has returned is at that time or later. Raises CommandError,
+        labelled as mongos would.
+        """
+        key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
+        try:
+            return await answer.get()
+        finally:
+            if answer.idle and self._answers.get(key) is answer:
+                del self._answers[key]
+
+    async def close(self) -> None:
+        """End what is being asked."""
+        for answer in list(self._answers.values()):
+            await answer.close()
+
+    async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
+        deadline = asyncio.get_running_loop().time() + self._limits.open_timeout
+        listed = await self._cluster.shards(self._limits.open_timeout)
+        if not listed.hosts and only is None:
+            raise no_shards()
+        asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        connections: dict[str, Connection] = {}
+        try:
+            # Each hello tells its shard's time: what was written before now is left out.
+            await connect_all(self._cluster, asked, preference, left, connections)
+            time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
+            await self._tell(connections.values(), deadline)
+            return Now(time, listed)
+        finally:
+            give_back_all(self._cluster, connections)
+
+    async def _tell(self, connections: Iterable[Connection], deadline: float) -> None:
+        """Give the newest cluster time to the shards that are behind it.
+
+        Where no cursor is opened nothing else tells them, and what they write from now on would lie
+        before the time returned.
+        """
+        document = self._cluster.clock.document
+        behind = [each for each in connections if each.hello.get("$clusterTime") != document]
+        if document is None or not behind:
+            return
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        timeout = min(left, self._limits.reply_timeout)
+
+        async def tell(connection: Connection) -> None:
+            command = {"ping": 1, "$clusterTime": document}
+            try:
+                await connection.command("admin", command, timeout=timeout)
+            except NetworkError as error:
+                address = format_address(connection.address)
+                raise from_network(error, address) from error
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in behind:
+                    group.create_task(tell(each), name="tell the time")
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            if isinstance(first, CommandError):
+                raise first.with_change_stream_label() from first
+            raise

@@ -1,0 +1,79 @@
+"""How a merged stream would be run: the plan that mongos's explain shows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.change_stream.merged_stream import only_shard
+from router.change_stream.plan import shard_command
+from router.change_stream.request import StreamRequest
+from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
+from router.stream_settings import StreamSettings
+from router.streams.preparation import connect_all, give_back_all
+from shard_client.cluster_clock import next_tick
+from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.wire.connection import Connection
+
+
+async def explain_stream(
+    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: StreamSettings
+) -> dict[str, Any]:
+    """Return the parts of explain's reply that are about the plan, in mongos's order.
+
+    The shards explain what the router would send them; their answers are shown as they are. A
+    lookup, and the stages that follow it, are shown as the merger's part. Raises CommandError: what
+    the shards refuse.
+    """
+    plan = LookupPlan.of(request)
+    if plan is not None:
+        request = plan.remote
+    shards = (await cluster.shards()).hosts
+    if request.passthrough_to_shard is not None:
+        shards = only_shard(shards, request.passthrough_to_shard)
+    connections: dict[str, Connection] = {}
+    try:
+        preference = ReadPreference.of(request.read_preference)
+        await connect_all(cluster, shards, preference, limits.open_timeout, connections)
+        start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
+        database, command = shard_command(request, start_at=start_at)
+        # How far back the majority has read says nothing about a plan.
+        inner = {name: value for name, value in command.items() if name != "readConcern"}
+        asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
+        replies = [
+            await connection.command(database, asked, timeout=limits.reply_timeout)
+            for connection in connections.values()
+        ]
+        hosts = [":".join(map(str, each.address)) for each in connections.values()]
+    finally:
+        give_back_all(cluster, connections)
+    stages = [
+        {"host": host, "stages": reply.get("stages", [])}
+        for host, reply in zip(hosts, replies, strict=True)
+    ]
+    return {
+        "serverParameters": replies[0].get("serverParameters", {}) if replies else {},
+        "mergeType": "mongos",
+        "splitPipeline": {
+            "shardsPart": command["pipeline"],
+            "mergerPart": _merger_part(request.namespace, plan),
+        },
+        "shards": dict(zip(connections, stages, strict=True)),
+    }
+
+
+def _merger_part(namespace: str, plan: LookupPlan | None) -> list[Mapping[str, Any]]:
+    merge = {
+        "sort": {"_id._data": 1},
+        "compareWholeSortKey": False,
+        "tailableMode": "tailableAndAwaitData",
+        "nss": namespace,
+        "allowPartialResults": False,
+        "recordRemoteOpWaitTime": False,
+    }
+    topology = {"$changeStream": {"stage": "internalHandleTopologyChange"}}
+    if plan is None:
+        return [{"$mergeCursors": merge}, topology]
+    lookup = {"stage": "$_internalChangeStreamAddPostImage", "fullDocument": UPDATE_LOOKUP}
+    return [{"$mergeCursors": merge}, topology, {"$changeStream": lookup}, *plan.stages]

@@ -1,0 +1,167 @@
+"""Members that keep events back because nothing is written to them: nudged, asked at once after."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
+
+from bson.timestamp import Timestamp
+
+from router.change_stream.actions import Waiting
+from router.change_stream.merged_stream import MergedStream
+from router.stream_settings import StreamSettings
+from router.streams.nudger import Nudger, NudgeResult
+from router.streams.remote import Remote
+from shard_client.cluster_clock import next_tick
+
+_ON_ITS_WAY = 0.0003
+"""Seconds by which a getMore's answer is late anyway."""
+_LONG = 0.1
+"""Seconds: where a getMore waits for longer, its member is looked at whatever that costs."""
+_SOONEST = 0.02
+"""Seconds after which members that still keep something back are looked at again at the soonest."""
+
+
+class IdleMembers:
+    """Gets the members of one stream past what waits for them (docs/design.md, section 9).
+
+    ``lingering`` is set while nobody reads the stream: nothing is nudged then. ``go_on`` is called
+    when a remote that rested may be asked again.
+    """
+
+    def __init__(
+        self,
+        stream: MergedStream,
+        remotes: Mapping[int, Remote],
+        nudger: Nudger,
+        limits: StreamSettings,
+        go_on: Callable[[], None],
+    ) -> None:
+        self.lingering = False
+        self._stream = stream
+        self._remotes = remotes
+        self._nudger = nudger
+        self._limits = limits
+        self._go_on = go_on
+        self._loop = asyncio.get_running_loop()
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def look(self, delay: float, *, arriving: bool = False) -> None:
+        """Nudge in ``delay`` seconds those that still keep something back by then.
+
+        ``arriving``: more may have come with the batch that is being taken in.
+        """
+        stream = self._stream
+        if self._soon is None and (stream.waiting_for is not None or stream.leaving):
+            if delay > 0:
+                self._soon = self._loop.call_later(delay, self._nudge)
+            elif arriving:
+                self._soon = self._loop.call_soon(self._nudge)
+            else:
+                self._nudge()
+
+    def rest(self, remote: Remote, seconds: float) -> None:
+        """Do not ask ``remote`` for ``seconds``, or until its member has been nudged."""
+        if remote.cursor is not None:
+            remote.rouse()
+            remote.cursor.pause()
+            remote.rest = self._loop.call_later(seconds, self._rested, remote)
+
+    def close(self) -> None:
+        """Nudge nobody any more."""
+        self._closed = True
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
+
+    def _rested(self, remote: Remote) -> None:
+        remote.rouse()
+        if not self.lingering:
+            self._go_on()
+
+    def _nudge(self) -> None:
+        self._soon = None
+        if self._closed or self.lingering:
+            return
+        now, again = self._loop.time(), inf
+        for each in (*self._stream.lagging, *self._stream.leaving):
+            remote = self._remotes.get(each.remote)
+            # One that fails, or is being nudged, is looked at again when that is over.
+            if remote is None or remote.cursor is None or remote.cursor.failing_for is not None:
+                continue
+            if not remote.nudge.pending:
+                self._get_past(remote, each, now)
+            if not remote.nudge.pending:
+                again = min(again, max(remote.nudge.again, now + _SOONEST))
+        if self._later is not None:
+            self._later.cancel()
+        self._later = None if again == inf else self._loop.call_at(again, self._look_again)
+
+    def _look_again(self) -> None:
+        self._later = None
+        if self._soon is None:
+            self._nudge()
+
+    def _get_past(self, remote: Remote, waiting: Waiting, now: float) -> None:
+        """Nudge the member unless it is there already: then it is only asked."""
+        if remote.reached > waiting.latest:
+            remote.overdue.reached(waiting.latest, now)
+            if now >= remote.nudge.again:
+                remote.nudge.done(now)
+            self._ask(remote)
+        elif not self._limits.nudges:
+            self._ask(remote)
+        elif waiting.latest > remote.nudge.past or now >= remote.nudge.again:
+            remote.nudge.ask(waiting.latest)
+            remote.nudges += 1
+            self._nudger.nudge(
+                remote.target,
+                remote.host,
+                wanted=partial(self._wanted, remote, waiting.remote),
+                begun=partial(self._nudge_begun, remote),
+                done=partial(self._nudge_done, remote),
+            )
+
+    def _wanted(self, remote: Remote, number: int) -> Timestamp | None:
+        """Return the time that the member is to get past now; more may wait for it than before."""
+        if self._closed or self.lingering or self._remotes.get(number) is not remote:
+            return None
+        waiting = (*self._stream.lagging, *self._stream.leaving)
+        latest = max((each.latest for each in waiting if each.remote == number), default=None)
+        if latest is None or remote.reached > latest:
+            return None
+        remote.nudge.past = latest
+        return latest
+
+    def _nudge_begun(self, remote: Remote, takes: float) -> None:
+        """Have the member asked so that it answers when it has been nudged."""
+        remote.nudge.begun = True
+        remote.policy.reset()
+        self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
+
+    def _nudge_done(self, remote: Remote, result: NudgeResult) -> None:
+        now, past = self._loop.time(), remote.nudge.past
+        if result is NudgeResult.UNWANTED:
+            remote.nudge.pending = False
+        else:
+            remote.nudge.done(now)
+        if result in {NudgeResult.THERE, NudgeResult.ACKNOWLEDGED}:
+            remote.reached = max(remote.reached, next_tick(past))
+            remote.overdue.reached(past, now)
+        self.look(0.0, arriving=True)
+
+    def _ask(self, remote: Remote, takes: float | None = None) -> None:
+        """Have the remote tell how far its member has got, or will have when a nudge is done."""
+        cursor = remote.cursor
+        if cursor is None:
+            return
+        if remote.rest is not None:
+            cursor.set_await(remote.policy.in_vain() if takes is None else takes)
+            self._rested(remote)
+        elif remote.idle and not remote.topology:
+            soon = (takes or 0.0) + self._limits.look_worth
+            affords = remote.looks.affords(self._loop.time())
+            if cursor.waits(soon if affords else max(soon, _LONG)):
+                cursor.look(remote.policy.in_vain() if takes is None else takes)

@@ -1,0 +1,123 @@
+"""Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
+
+import asyncio
+from collections.abc import Mapping, Set
+from typing import NamedTuple, Protocol
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster, ShardList
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.remotes import ShardSpan
+from router.change_stream.request import StreamRequest
+from router.change_stream.resume_token import first_key
+from router.stream_settings import StreamSettings
+from router.streams.memory import Memory
+from router.streams.nudger import Nudger
+from router.streams.runner import StreamRunner
+from shard_client.cluster_clock import next_tick
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.wire.connection import Connection
+
+
+class PreparedStream(NamedTuple):
+    """Remotes that are to be opened, and the time at which their shards start."""
+
+    upstream: StreamRunner
+    start_at: Timestamp
+
+
+class Now(NamedTuple):
+    """A time after all that shards had written, and the shard list from just before it."""
+
+    time: Timestamp
+    listed: ShardList
+
+
+class Clock(Protocol):
+    """Tells what time it is in the cluster."""
+
+    async def now(self, request: StreamRequest) -> Now:
+        """Return a time after all that the request's shards wrote before this was called.
+
+        What they write after this has returned is at that time or later. Raises CommandError,
+        labelled as mongos would.
+        """
+        ...
+
+
+async def prepare_stream(
+    request: StreamRequest,
+    cluster: Cluster,
+    clock: Clock,
+    nudger: Nudger,
+    limits: StreamSettings,
+    memory: Memory,
+    parts: Set[ShardSpan] = frozenset(),
+) -> PreparedStream:
+    """Find out which shards ``request`` reads and where it starts.
+
+    ``parts`` are shards to be read also if they have left. Raises CommandError, labelled as mongos
+    would, after ``open_timeout`` at the latest; 70 ShardNotFound when the cluster has no shards.
+    """
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await clock.now(request)
+    else:
+        listed = await cluster.shards(limits.open_timeout)
+    shards = listed.hosts
+    if not shards and request.passthrough_to_shard is None:
+        raise no_shards()
+    # Those whose leaving is not known left by the time the list was read, not long before.
+    known = (each for each in parts if each.until is not None or each.shard not in shards)
+    left_by = first_key(next_tick(listed.by))
+    removed = sorted(each._replace(until=each.until or left_by) for each in known)
+    stream = MergedStream(
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        removed=removed,
+        draining=listed.draining,
+    )
+    return PreparedStream(StreamRunner(stream, request, cluster, nudger, limits, memory), start_at)
+
+
+def no_shards() -> CommandError:
+    """Return the error of a cluster that has nothing to read from."""
+    return CommandError(ErrorCode.ShardNotFound, "No shards found")
+
+
+def give_back_all(cluster: Cluster, connections: Mapping[str, Connection]) -> None:
+    """Give connections back to the cluster's pool."""
+    for connection in connections.values():
+        cluster.release(connection)
+
+
+async def connect_all(
+    cluster: Cluster,
+    shards: Mapping[str, str],
+    preference: ReadPreference,
+    timeout: float,
+    connections: dict[str, Connection],
+) -> None:
+    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds.
+
+    ``shards`` maps ids to host strings: one may have been removed since the list was read.
+    """
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, preference=preference)
+        connections[shard] = await dialer.connect(timeout)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, CommandError):
+            raise first.with_change_stream_label() from first
+        raise

@@ -1,0 +1,373 @@
+"""The remotes behind a merged stream: opened, fed into the stream, kept within budget."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+import structlog
+
+from router.catalog.cluster import Cluster
+from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
+from router.change_stream.log_reader import LogReader
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.plan import shard_command, topology_command
+from router.change_stream.probe import probe_command
+from router.change_stream.request import StreamRequest
+from router.cursors.departures import Departures
+from router.stream_settings import StreamSettings
+from router.streams.description import StreamDescription
+from router.streams.idle_members import IdleMembers
+from router.streams.memory import Memory
+from router.streams.nudger import Nudger
+from router.streams.pace import Pace
+from router.streams.prefetch import Prefetch
+from router.streams.remote import Remote
+from router.streams.waits import Waits
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.remote_cursor.cursor_reply import CursorBatch
+from shard_client.remote_cursor.progress_cursor import Probing
+from shard_client.remote_cursor.remote_cursor import Opening, RemoteCursor
+from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+
+log = structlog.get_logger()
+
+
+class StreamRunner:
+    """Executes a MergedStream: its remote cursors, their budgets and waiting times, the nudges.
+
+    Knows nothing of clients: who reads ``stream`` through a position calls ``take`` and ``wait``.
+    """
+
+    def __init__(
+        self,
+        stream: MergedStream,
+        request: StreamRequest,
+        cluster: Cluster,
+        nudger: Nudger,
+        limits: StreamSettings,
+        memory: Memory,
+    ) -> None:
+        self.stream = stream
+        self._memory = memory
+        self._held = 0
+        self._request = request
+        self._cluster = cluster
+        self._limits = limits
+        self._nudger = nudger
+        self._prefetch = Prefetch(limits)
+        self._loop = asyncio.get_running_loop()
+        self._remotes: dict[int, Remote] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._opening: asyncio.Future[None] | None = None
+        self._read_until = 0.0
+        self._pace = Pace(limits)
+        self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
+        self._waits = Waits(stream, nudger, limits, self._pace, self._idle)
+        self._departures = Departures(stream, cluster, self._left, limits.departure_interval)
+        self._closed = False
+        self._taken = 0
+        self._preference = ReadPreference.of(request.read_preference)
+
+    async def open(self, timeout: float) -> None:
+        """Open the remotes and wait, ``timeout`` seconds, until each has answered its opening.
+
+        Raises CommandError, the first failure of a remote; call ``close`` then.
+        """
+        self._touch()
+        opening = self._opening = self._loop.create_future()
+        self._execute(self.stream.start())
+        try:
+            async with asyncio.timeout(timeout):
+                await opening
+        except TimeoutError:
+            late = sorted(remote.target for remote in self._remotes.values() if not remote.opened)
+            raise CommandError(
+                ErrorCode.FailedToSatisfyReadPreference,
+                f"no answer from {', '.join(late)} within {self._limits.open_timeout} s",
+            ).with_change_stream_label() from None
+        finally:
+            self._opening = None
+
+    def take(self, position: LogReader, max_events: int | None, max_bytes: int) -> Taken:
+        """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
+        self._touch()
+        enough = self._limits.reply_target_bytes if max_events is None else None
+        taken = position.take(max_events, max_bytes, enough)
+        self._taken += len(taken.events)
+        self._count()
+        self._read_on()
+        return taken
+
+    def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
+        """Describe the remotes and what they hold, for ``cursor_ids`` that read from here."""
+        stream = self.stream
+        holder = self._remotes.get(stream.gate_holder) if stream.gate_holder is not None else None
+        return StreamDescription(
+            cursor_ids=cursor_ids,
+            namespace=self._request.namespace,
+            events=self._taken,
+            buffered_bytes=stream.all_buffered_bytes,
+            gate_holder=None if holder is None else holder.target,
+            waiting=stream.waiting_for is not None,
+            remotes=tuple(
+                remote.describe(stream.promise(number), stream.buffered_bytes(number))
+                for number, remote in self._remotes.items()
+            ),
+        )
+
+    async def wait(self, waiter: asyncio.Future[None], timeout: float) -> None:
+        """Wait until ``waiter`` is released or ``timeout`` seconds have passed.
+
+        It is released when there is more to read than when all had been read.
+        """
+        self._touch()
+        # Resumed streams may just have dropped what their clients have: that made room.
+        self._read_on()
+        self._look(self._loop.time())
+        self._waiters.add(waiter)
+        timer = self._loop.call_later(timeout, release, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiters.discard(waiter)
+            self._touch()
+
+    def stop_reading(self) -> None:
+        """Kill the remote cursors; what has been released can still be read."""
+        for number in list(self._remotes):
+            self._close_remote(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            release(waiter)
+        self._waiters.clear()
+
+    async def close(self) -> None:
+        """Kill all remote cursors; bounded by twice ``close_timeout`` and a connection's time."""
+        if not self._closed:
+            self._closed = True
+            self._idle.close()
+            self._departures.close()
+            self.stop_reading()
+            self._memory.held -= self._held
+            self._held = 0
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    # What the stream wants done.
+
+    def _execute(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, OpenRemote):
+                self._open_remote(action)
+            elif isinstance(action, ReopenRemote):
+                self._reopen_remote(action)
+            elif isinstance(action, CloseRemote):
+                self._close_remote(action.remote)
+
+    def _open_remote(self, action: OpenRemote) -> None:
+        log.debug("open remote", target=action.target, start_at=action.start_at)
+        remote = self._remotes[action.remote] = Remote(action, self._limits, self._loop.time())
+        self._memory.remotes += 1
+
+        def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
+            if action.topology:
+                if pbrt is None:
+                    return topology_command(action.start_at)
+                return topology_command(resume_after=pbrt)
+            if pbrt is None:
+                return shard_command(self._request, start_at=action.start_at)
+            return shard_command(self._request, resume_after=pbrt)
+
+        self._start(action.remote, remote, opening)
+
+    def _reopen_remote(self, action: ReopenRemote) -> None:
+        remote = self._remotes[action.remote]
+
+        def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
+            if pbrt is None:
+                return shard_command(self._request, start_after=action.start_after)
+            return shard_command(self._request, resume_after=pbrt)
+
+        self._end(remote)
+        self._start(action.remote, remote, opening)
+
+    def _start(self, number: int, remote: Remote, opening: Opening) -> None:
+        preference = PRIMARY if remote.topology else self._preference
+        batch_bytes = self._prefetch.batch_bytes(len(self._remotes))
+        settings = self._limits.remote_settings(batch_bytes)
+        if remote.topology:
+            # Nothing is lost while the gate stands still; whoever resumed would be refused.
+            settings = replace(settings, failure_timeout=inf)
+        remote.cursor = RemoteCursor(
+            remote.target,
+            dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
+            opening=opening,
+            on_batch=lambda batch: self._batch_arrived(number, batch),
+            on_failure=lambda error, address: self._remote_failed(number, error, address),
+            clock=self._cluster.clock,
+            settings=settings,
+            sent=self._nudger.loads.of(remote.target),
+            probing=None if remote.topology else self._probing(remote, opening),
+        )
+        remote.cursor.start()
+
+    def _probing(self, remote: Remote, opening: Opening) -> Probing:
+        """Return what lets a progress cursor tell how far the remote's member has got."""
+
+        def probe(pbrt: bytes) -> tuple[str, Mapping[str, object]]:
+            return probe_command(*opening(pbrt), pbrt)
+
+        return Probing(
+            opening=probe,
+            fragments=self._request.splits_large_events,
+            on_cost=lambda seconds: remote.looks.spend(self._loop.time(), seconds),
+        )
+
+    def _close_remote(self, number: int) -> None:
+        remote = self._remotes.pop(number, None)
+        if remote is not None:
+            self._memory.remotes -= 1
+            self._end(remote)
+
+    def _end(self, remote: Remote) -> None:
+        remote.rouse()
+        if remote.cursor is not None:
+            task = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            remote.cursor = None
+
+    # What the remotes bring.
+
+    def _batch_arrived(self, number: int, batch: CursorBatch) -> None:
+        remote = self._remotes.get(number)
+        if remote is None or self._closed:
+            return
+        try:
+            actions = self.stream.batch_arrived(number, batch)
+        except ProtocolError as error:
+            failure = CommandError(ErrorCode.InternalError, str(error))
+            self._remote_failed(number, failure, None)
+            return
+        if batch.events:
+            self._pace.event(self._loop.time())
+            self._count()
+        remote.take_note(batch)
+        if actions:
+            self._execute(actions)
+        if remote.topology:
+            self._departures.look()
+        if not remote.opened:
+            self._has_opened(remote)
+        self._steer(number, remote, events=bool(batch.events))
+        stream = self.stream
+        if stream.error is not None:
+            self.stop_reading()
+        elif self._waiters and (stream.release() or stream.ended):
+            # Those who wait have read all there was.
+            self._wake()
+        # The next reply's work is done while the client reads the last one.
+        stream.merge_ahead(self._limits.reply_target_bytes)
+
+    def _left(self, actions: list[Action]) -> None:
+        """Draining shards may have left: nudge them past their removal, or let them go."""
+        self._execute(actions)
+        if self.stream.leaving:
+            self._look(self._loop.time(), arriving=True)
+        if self._waiters and (self.stream.release() or self.stream.ended):
+            self._wake()
+
+    def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
+        remote = self._remotes.get(number)
+        if remote is None or self._closed:
+            return
+        log.warning("stream failed", target=remote.target, address=address, error=str(error))
+        if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
+            # The shard list is read anew for whoever resumes: nothing is lost.
+            error = CommandError(ErrorCode.RetryChangeStream, error.message)
+        self.stream.remote_failed(number, error, address)
+        if self._opening is not None and not self._opening.done():
+            if remote.opened:
+                # Its getMore has failed while others were being opened: the client's will, too.
+                self._opening.set_result(None)
+            else:
+                self._opening.set_exception(error.with_change_stream_label())
+        self.stop_reading()
+
+    def _has_opened(self, remote: Remote) -> None:
+        remote.opened = True
+        if (
+            self._opening is not None
+            and not self._opening.done()
+            and all(each.opened for each in self._remotes.values())
+        ):
+            self._opening.set_result(None)
+
+    # Budgets and waiting times.
+
+    def _steer(self, number: int, remote: Remote, *, events: bool) -> None:
+        """Decide whether and how the remote's next getMore is sent."""
+        cursor = remote.cursor
+        if cursor is None:
+            return
+        cursor.aim_at(self._memory.batch_bytes)
+        now = self._loop.time()
+        latest = self._waits.keeps_back(number)
+        if events or latest is not None:
+            self._look(now, arriving=True)
+        self._waits.decide(number, remote, latest, now)
+        if now > self._read_until and not self._waiters and self._opening is None:
+            self._idle.lingering = True
+            cursor.pause()
+        elif not self._may_read(number):
+            cursor.pause()
+
+    def _look(self, now: float, *, arriving: bool = False) -> None:
+        """Look after the members that keep events back."""
+        limits = self._limits
+        # Where events come quickly, most members get past them by themselves.
+        least = limits.await_gate if self._pace.active(now) else 0.0
+        self._idle.look(max(limits.nudge_delay, least), arriving=arriving)
+
+    def _count(self) -> None:
+        """Count what is held; what a closed stream still holds goes with its last reader."""
+        if not self._closed:
+            held = self.stream.held_bytes
+            self._memory.held += held - self._held
+            self._held = held
+
+    def _may_read(self, number: int) -> bool:
+        """Tell whether the byte budgets allow another batch."""
+        stream = self.stream
+        buffered = stream.buffered_bytes(number)
+        if buffered and self._memory.short:
+            return False
+        return self._prefetch.allows(buffered, stream.all_buffered_bytes, len(self._remotes))
+
+    def _touch(self) -> None:
+        """Somebody reads: keep the remotes going for a while."""
+        self._read_until = self._loop.time() + self._limits.linger
+        if self._idle.lingering:
+            self._idle.lingering = False
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Have the remotes that were paused send on, as far as the budgets allow."""
+        for number, remote in self._remotes.items():
+            cursor = remote.cursor
+            if cursor is None or not cursor.paused or remote.rest is not None:
+                continue
+            if self._may_read(number):
+                cursor.resume()
+
+
+def release(waiter: asyncio.Future[None]) -> None:
+    """Let who awaits ``waiter`` go on."""
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,190 @@
+"""One set of remotes that clients share: being opened, open, lingering, closed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Set
+
+from bson.timestamp import Timestamp
+
+from router.change_stream.remotes import ShardSpan, serve
+from router.change_stream.resume_token import cluster_time_of
+from router.stream_settings import StreamSettings
+from router.streams.admission import Ticket
+from router.streams.preparation import PreparedStream
+from router.streams.runner import StreamRunner
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+
+class SharedStream:
+    """An upstream and the number of those who read it; it closes soon after the last has left.
+
+    ``place`` finds out where the remotes are, which are then opened by a task of the source's own.
+    ``gone`` is called when nobody can enter any more: run ``close`` then. ``ticket`` is given back
+    once the remotes are closed. ``shared``: others than
+    the first reader may come. Must be made in a running loop.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[], Awaitable[PreparedStream]],
+        limits: StreamSettings,
+        gone: Callable[["SharedStream"], None],
+        ticket: Ticket,
+        *,
+        shared: bool,
+    ) -> None:
+        self._limits = limits
+        self._gone = gone
+        self._ticket = ticket
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._place: PreparedStream | None = None
+        self._readers = 0
+        self._lingering: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.placed = asyncio.Event()
+        self._opening = self._loop.create_task(self._open(place), name="open remotes")
+        self._opening.add_done_callback(self._has_opened)
+
+    # Who reads.
+
+    @property
+    def readers(self) -> int:
+        """How many read."""
+        return self._readers
+
+    def enter(self) -> None:
+        """Count one reader more."""
+        self._readers += 1
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        self._keep()
+
+    def leave(self) -> None:
+        """Count one reader less; after the last one the source closes."""
+        self._readers -= 1
+        self._keep()
+        if self._readers or self._closed:
+            return
+        if self._shared and self.healthy and self._limits.share_linger > 0:
+            self._lingering = self._loop.call_later(self._limits.share_linger, self._end)
+        else:
+            self._end()
+
+    def _keep(self) -> None:
+        """Keep much of what has been read for many readers, little for one, nothing for none."""
+        if self._place is not None and self._shared:
+            limits = self._limits
+            alone = min(limits.share_alone_bytes, limits.share_log_bytes)
+            keep = limits.share_log_bytes if self._readers > 1 else alone
+            self._place.upstream.stream.keep_bytes = keep
+
+    # Where it is.
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it is opening or open, and its stream has neither failed nor ended."""
+        if self._closed or (self._opening.done() and not self._has_succeeded):
+            return False
+        if self._place is None:
+            return True
+        stream = self._place.upstream.stream
+        return stream.error is None and not stream.ended
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether each shard has answered."""
+        return self._opening.done() and self._has_succeeded
+
+    @property
+    def upstream(self) -> StreamRunner:
+        """The remotes; to be asked for once ``opened`` has returned."""
+        assert self._place is not None
+        return self._place.upstream
+
+    @property
+    def start_at(self) -> Timestamp:
+        """Where the shards started; to be asked for once it is ``placed`` and healthy."""
+        assert self._place is not None
+        return self._place.start_at
+
+    def covers(self, after: bytes, parts: Set[ShardSpan] = frozenset()) -> bool:
+        """Tell whether all events beyond the sort key ``after`` are here or still to come.
+
+        Those of the shards that are there, and of the ``parts`` given.
+        """
+        if self._place is None:
+            return False
+        stream = self._place.upstream.stream
+        return stream.log.floor <= after and serve(stream.spans_beyond(after), parts, after)
+
+    def is_late(self, time: Timestamp) -> bool:
+        """Tell whether it would be long before it comes to ``time``, or never."""
+        if not self.healthy:
+            return True
+        if self._place is None:
+            return False
+        gate = self._place.upstream.stream.gate
+        reached = self._place.start_at if gate is None else cluster_time_of(gate)
+        return time.time - reached.time > self._limits.share_behind
+
+    # Its life.
+
+    async def located(self) -> None:
+        """Wait until it is known where it starts, or that nobody wants it any more.
+
+        Raises CommandError when that cannot be found out: whoever waited would not either.
+        """
+        await self.placed.wait()
+        if self._place is None and self._opening.done() and not self._opening.cancelled():
+            await self.opened()
+
+    async def opened(self) -> None:
+        """Wait until each shard has answered. Raises CommandError, the first failure."""
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise CommandError(
+                    ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
+                ).with_change_stream_label() from None
+            raise
+
+    async def close(self) -> None:
+        """Kill the remote cursors; bounded in time. May be repeated."""
+        self._closed = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._opening.cancel()
+        try:
+            await asyncio.wait((self._opening,))
+            if self._place is not None:
+                await self._place.upstream.close()
+        finally:
+            self._ticket.end()
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._gone(self)
+
+    @property
+    def _has_succeeded(self) -> bool:
+        return not self._opening.cancelled() and self._opening.exception() is None
+
+    async def _open(self, place: Callable[[], Awaitable[PreparedStream]]) -> None:
+        deadline = self._loop.time() + self._limits.open_timeout
+        try:
+            placed = self._place = await place()
+        finally:
+            self.placed.set()
+        self._keep()
+        left = max(0.0, deadline - self._loop.time())
+        await placed.upstream.open(left)
+
+    def _has_opened(self, opening: asyncio.Task[None]) -> None:
+        # Those who wait get the failure as well; nobody may be waiting.
+        if opening.cancelled() or opening.exception() is not None:
+            self._end()

@@ -1,0 +1,177 @@
+"""The parent's listening sockets: accepts connections and deals them out to the workers."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+
+import structlog
+
+from router.workers.channel import DRIVER, HandedConnection
+from router.workers.child import Child
+from router.workers.placement import Load, choose_worker
+
+log = structlog.get_logger()
+
+_BACKLOG = 1024
+_LOAD_TIMEOUT = 0.01
+_WAITING = 256
+_PAUSE = 0.1
+_LATELY = 1.0
+"""Seconds in which a new connection shows what it is for, a stream or a monitor."""
+_MOST_DEALT = 256
+
+
+class ConnectionDispatcher:
+    """Listens for all workers and hands each connection to the one that has the least to do.
+
+    Args:
+        max_connections: drivers' connections at a time, over all workers.
+    """
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._listening: list[tuple[bytes, socket.socket]] = []
+        self._children: dict[int, Child] = {}
+        self._some = asyncio.Event()
+        self._ids = count(1)
+        self._last = 0
+        self._dealt: deque[tuple[float, int, int]] = deque(maxlen=_MOST_DEALT)
+
+    async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
+        """Bind ``port`` of all ``hosts``, 0 picks one for all; return the port.
+
+        Nobody can connect before ``listen``.
+
+        Args:
+            kind: DRIVER or FEED.
+            hosts: names or addresses of this machine.
+            port: the port.
+
+        Raises:
+            OSError: the port is taken or a host is none of ours.
+        """
+        loop = asyncio.get_running_loop()
+        for host in hosts:
+            for family, _, _, _, address in await loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                listening = socket.socket(family, socket.SOCK_STREAM)
+                self._listening.append((kind, listening))
+                listening.setblocking(False)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind((address[0], port, *address[2:]))
+                port = listening.getsockname()[1]
+        return port
+
+    def listen(self) -> None:
+        """Let clients connect; raises OSError."""
+        for _kind, listening in self._listening:
+            listening.listen(_BACKLOG)
+
+    def add(self, child: Child) -> None:
+        """Hand connections to this worker too."""
+        self._children[child.number] = child
+        self._some.set()
+
+    def remove(self, number: int) -> None:
+        """Hand none to this worker any more, if any were."""
+        self._children.pop(number, None)
+        if not self._children:
+            self._some.clear()
+
+    async def deal(self) -> None:
+        """Hand out connections until cancelled; they wait while there is no worker."""
+        waiting: asyncio.Queue[HandedConnection] = asyncio.Queue(_WAITING)
+        async with asyncio.TaskGroup() as tasks:
+            for kind, listening in self._listening:
+                tasks.create_task(self._accept(kind, listening, waiting))
+            try:
+                while True:
+                    batch = [await waiting.get()]
+                    while not waiting.empty():
+                        batch.append(waiting.get_nowait())
+                    await self._deal_batch(batch)
+            finally:
+                while not waiting.empty():
+                    waiting.get_nowait().connection.close()
+
+    def close(self) -> None:
+        """Take no more clients."""
+        for _kind, listening in self._listening:
+            listening.close()
+        self._listening.clear()
+
+    async def _accept(
+        self, kind: bytes, listening: socket.socket, waiting: asyncio.Queue[HandedConnection]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _address = await loop.sock_accept(listening)
+            except OSError as error:  # out of descriptors, or the client has gone already
+                log.warning("Cannot accept a connection", component="NETWORK", error=str(error))
+                await asyncio.sleep(_PAUSE)
+                continue
+            await waiting.put(HandedConnection(kind, next(self._ids), connection))
+
+    async def _deal_batch(self, batch: Sequence[HandedConnection]) -> None:
+        """Ask the workers how much they have to do, then place all that has come meanwhile."""
+        await self._some.wait()
+        await asyncio.gather(*(child.ask_load(_LOAD_TIMEOUT) for child in self._children.values()))
+        for handed in batch:
+            with handed.connection:
+                self._place(handed)
+
+    def _place(self, handed: HandedConnection) -> None:
+        children = self._children
+        taking = {number: child.load for number, child in children.items() if not child.hangs}
+        loads = taking or {number: child.load for number, child in children.items()}
+        undecided = self._undecided()
+        if handed.port == DRIVER and self._connections() >= self._max_connections:
+            log.warning("Too many connections", component="NETWORK", most=self._max_connections)
+            return
+        while loads:
+            number = choose_worker(loads, undecided, self._last)
+            try:
+                children[number].hand_over(handed)
+            except OSError as error:
+                log.warning(
+                    "A worker takes no connection",
+                    component="NETWORK",
+                    worker=number,
+                    error=str(error),
+                )
+                del loads[number]
+            else:
+                self._last = number
+                now, decided = asyncio.get_running_loop().time(), _decided(loads[number])
+                self._dealt.append((now, number, decided))
+                return
+
+    def _undecided(self) -> dict[int, int]:
+        """Return how many new connections of each worker neither stream nor monitor yet."""
+        moment = asyncio.get_running_loop().time() - _LATELY
+        while self._dealt and self._dealt[0][0] < moment:
+            self._dealt.popleft()
+        undecided = {}
+        for number, child in self._children.items():
+            before = [decided for _time, dealt_to, decided in self._dealt if dealt_to == number]
+            since = _decided(child.load) - before[0] if before else 0
+            under_way = child.given - child.load.taken
+            undecided[number] = max(len(before) - since, under_way, 0)
+        return undecided
+
+    def _connections(self) -> int:
+        return sum(
+            child.load.connections + child.given - child.load.taken
+            for child in self._children.values()
+        )
+
+
+def _decided(load: Load) -> int:
+    """Return on how many connections, about, there is a stream or a monitor."""
+    return load.streams + load.monitors

@@ -1,0 +1,157 @@
+"""A worker's place in the router: what it shares, and how it does what the parent says."""
+
+import asyncio
+import os
+import shutil
+import socket
+import time
+from typing import Any
+
+import structlog
+
+from router.commands.node import Node
+from router.commands.server_identity import ServerIdentity
+from router.commands.topology_version import TopologyVersion
+from router.feed.feed import Feed
+from router.peers.cursor_ids import CursorIds
+from router.peers.peers import Peers, private_address
+from router.server.listener import Listener
+from router.upstream_mongos import UpstreamMongos
+from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
+from router.workers.placement import Load
+from router.workers.start import WorkerStart
+
+log = structlog.get_logger()
+
+_SHORTEST_MEASURE = 0.5
+
+
+class WorkerRuntime:
+    """Where one worker stands (docs/workers.md).
+
+    Args:
+        start: what the worker was told.
+        channel: to the parent.
+        way: where connections arrive.
+    """
+
+    def __init__(self, start: WorkerStart, channel: Channel, way: socket.socket) -> None:
+        self.start = start
+        self.cursor_ids = CursorIds(start.number, start.mark)
+        self.peers = Peers(self.cursor_ids, start.number, start.count, start.folder)
+        self.topology = TopologyVersion(start.process_id)
+        self._channel = channel
+        self._way = way
+        self._handed = 0
+        self._arriving: set[int] = set()
+        self._busy = _Busy()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def announce(self, identity: ServerIdentity) -> None:
+        """Tell the parent what the cluster is; it tells all workers at once."""
+        self._channel.say(
+            identity={
+                "build_info": dict(identity.build_info),
+                "max_wire_version": identity.max_wire_version,
+            }
+        )
+
+    def announce_upstream(self, upstream: UpstreamMongos) -> None:
+        """Tell the parent which mongos this worker has moved on to; it tells all workers."""
+        self._channel.say(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
+
+    async def serve(self, node: Node, listener: Listener, feed: Feed | None) -> None:
+        """Take connections until the parent ends it, or is gone.
+
+        Args:
+            node: what commands work with.
+            listener: serves drivers' connections.
+            feed: serves the feed's.
+        """
+        node.port = self.start.ports["port"]
+        address = private_address(self.start.folder, self.start.number)
+        if os.path.exists(address):  # noqa: ASYNC240 (of a worker that has died)
+            os.unlink(address)
+        loop = asyncio.get_running_loop()
+        async with Listener(node, for_workers=True) as private:
+            await private.listen_privately(address)
+
+            def take(handed: HandedConnection) -> None:
+                self._handed += 1
+                self._arriving.add(handed.connection_id)
+                task = loop.create_task(self._adopt(handed, listener, feed))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+            arrivals = Arrivals(self._way, take)
+            try:
+                self._channel.say(ready=True)
+                await self._obey(node, listener, arrivals)
+            finally:
+                arrivals.close()
+                self.peers.close()
+                for task in self._tasks:
+                    task.cancel()
+
+    async def _obey(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
+        while True:
+            message = await self._channel.hear()
+            match message:
+                case {"load": _}:
+                    self._channel.say(load=self._load(node))
+                case {"identity": identity, "counter": counter}:
+                    node.identity = ServerIdentity(**identity, known=True)
+                    node.topology.move_to(counter)
+                case {"upstream": choice}:
+                    if node.upstream is not None:
+                        node.upstream.follow(**choice)
+                case {"drain": seconds}:
+                    arrivals.close()
+                    await listener.drain(seconds)
+                    self._channel.say(drained=True)
+                case {"end": _}:
+                    return
+                case None:
+                    log.error("The parent is gone; ending", component="CONTROL")
+                    shutil.rmtree(self.start.folder, ignore_errors=True)
+                    return
+
+    def _load(self, node: Node) -> dict[str, Any]:
+        load = Load(
+            streams=len(node.cursors),
+            connections=node.counters.connections,
+            monitors=node.counters.awaiting_hellos,
+            busy=self._busy.share(),
+            taken=self._handed - len(self._arriving),
+        )
+        return {name: getattr(load, name) for name in Load.__slots__}
+
+    async def _adopt(self, handed: HandedConnection, listener: Listener, feed: Feed | None) -> None:
+        def arrived() -> None:
+            self._arriving.discard(handed.connection_id)
+
+        try:
+            if handed.port == DRIVER:
+                await listener.adopt(handed.connection, handed.connection_id, arrived)
+            elif feed is not None:
+                await feed.adopt(handed.connection)
+        except OSError as error:  # the client has gone meanwhile
+            log.info("A connection was lost on its way", component="NETWORK", error=str(error))
+        finally:
+            arrived()
+
+
+class _Busy:
+    """The share of a core that this process has used since it was last asked."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at = asyncio.get_running_loop().time()
+        self._used = time.process_time()
+
+    def share(self) -> float:
+        at, used = asyncio.get_running_loop().time(), time.process_time()
+        if at - self._at >= _SHORTEST_MEASURE:
+            self._share = min(1.0, (used - self._used) / (at - self._at))
+            self._at, self._used = at, used
+        return self._share

@@ -1,0 +1,1 @@
+"""One change-stream cursor on one replica set, kept alive."""

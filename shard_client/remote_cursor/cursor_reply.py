@@ -1,0 +1,324 @@
+"""Cursor replies of change streams as slices: split without decoding, rebuilt by joining.
+
+An event's resume token is found at its fixed place at the front of the event, which is checked;
+events that begin otherwise are scanned. Source: docs/protocol.md, sections 1 and 2.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - a class by its nature
+from typing import Any, Literal, NamedTuple
+
+from bson.timestamp import Timestamp
+
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.bson_slices import (
+    ARRAY,
+    BOOLEAN,
+    DOCUMENT,
+    INT32,
+    INT64,
+    STRING,
+    TIMESTAMP,
+    Element,
+    find,
+    iter_elements,
+    string_value,
+)
+from shard_client.wire.frames import decode
+
+Event = tuple[bytes, bytes]
+"""A sort key (the resume token's ``_data`` as bytes) and the event's raw BSON."""
+
+# An event's length, and the 20 bytes up to its token's text:
+# 0x03 "_id\0", int32 length of the token, 0x02 "_data\0", int32 length of the text.
+_event_front = Struct("<I20s0s").unpack_from
+_TOKEN_TEXT = 24
+_token_front = Struct("<5sI7sI").unpack_from
+
+# A transaction's event: int64 txnNumber, then the document lsid, then its token.
+_transaction_front = Struct("<4x11s8x6sI").unpack_from
+_TO_TOKEN = 25
+
+_int32 = Struct("<i")
+_int64 = Struct("<q")
+_timestamp = Struct("<II")
+_OK = Struct("<d").pack(1.0)
+_OK_FIELD = b"\x01ok\0" + _OK
+
+
+class CursorBatch(NamedTuple):
+    """One reply of a change stream's cursor, in slices of their own (no buffer is kept alive).
+
+    ``pbrt`` is the raw postBatchResumeToken document (b"" if there is none), ``size`` the bytes of
+    all events, ``cluster_time`` the raw $clusterTime document.
+    """
+
+    cursor_id: int
+    events: list[Event]
+    pbrt: bytes
+    size: int
+    cluster_time: bytes | None = None
+    operation_time: Timestamp | None = None
+    invalidated: bool = False
+    namespace: str = ""
+
+
+def slice_cursor_reply(body: bytes) -> CursorBatch:
+    """Split the raw body of an aggregate's or getMore's reply.
+
+    Raises CommandError if the reply says that the command failed, and ProtocolError if it is
+    malformed or an event has no resume token.
+    """
+    cursor = cluster_time = operation_time = None
+    is_ok: bool | None = None
+    for element in iter_elements(body):
+        kind, name, start, end = element
+        if name == b"cursor" and kind == DOCUMENT:
+            cursor = element
+        elif name == b"ok":
+            # What is not the usual 1.0 is left to the decoder below.
+            is_ok = body[start:end] == _OK
+        elif name == b"$clusterTime" and kind == DOCUMENT:
+            cluster_time = body[start:end]
+        elif name == b"operationTime" and kind == TIMESTAMP:
+            increment, seconds = _timestamp.unpack_from(body, start)
+            operation_time = Timestamp(seconds, increment)
+    if is_ok is None:
+        raise ProtocolError("a reply does not say whether it is ok")
+    if not is_ok and not (reply := decode(body)).get("ok"):
+        raise CommandError.from_reply(reply)
+    if cursor is None:
+        raise ProtocolError("a cursor's reply has no cursor")
+    return _slice_cursor(body, cursor, cluster_time, operation_time)
+
+
+def leaves_open(body: bytes) -> bool:
+    """Tell whether the cursor goes on after this reply, without looking at its events.
+
+    False also for a reply that is malformed or says that the command failed.
+    """
+    try:
+        cursor = find(body, b"cursor")
+        number = None if cursor is None else find(body, b"id", cursor.start, cursor.end)
+    except ProtocolError:
+        return False
+    if number is None or number.type not in (INT32, INT64):
+        return False
+    return any(body[number.start : number.end])
+
+
+def token_data(token: bytes) -> bytes:
+    """Return the sort key of a raw resume token document: its ``_data`` as bytes.
+
+    Raises ProtocolError if there is none.
+    """
+    return _token_data(token, 0, len(token))
+
+
+def build_cursor_reply(
+    batch_name: Literal["firstBatch", "nextBatch"],
+    *,
+    cursor_id: int,
+    namespace: str,
+    events: Sequence[bytes],
+    pbrt: bytes,
+    size: int | None = None,
+    cluster_time: bytes | None = None,
+    operation_time: Timestamp | None = None,
+    identity_first: bool | None = None,
+) -> list[bytes]:
+    """Return the parts of the reply body that mongos would send, to be joined.
+
+    ``size`` is the bytes of all ``events`` if the caller knows it; ``pbrt`` and ``cluster_time``
+    are raw documents; what is empty or None is left out. The order of fields is mongos's own:
+    id and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
+    says where they are.
+    """
+    if identity_first is None:
+        identity_first = batch_name == "nextBatch"
+    count = len(events)
+    events_size = sum(map(len, events)) if size is None else size
+    batch_size = 5 + events_size + _heads_size(count)
+    batch_head = b"\x04%b\0%b" % (batch_name.encode(), _int32.pack(batch_size))
+    token = b"\x03postBatchResumeToken\0" + pbrt if pbrt else b""
+    ns = namespace.encode()
+    identity = b"\x12id\0%b\x02ns\0%b%b\0" % (
+        _int64.pack(cursor_id),
+        _int32.pack(len(ns) + 1),
+        ns,
+    )
+    if identity_first:
+        before, after = identity + batch_head, b"\0" + token + b"\0"
+    else:
+        before, after = batch_head, b"\0" + token + identity + b"\0"
+    cursor_size = 4 + len(before) + (batch_size - 5) + len(after)
+    rest = [_OK_FIELD]
+    if cluster_time is not None:
+        rest.append(b"\x03$clusterTime\0" + cluster_time)
+    if operation_time is not None:
+        packed = _timestamp.pack(operation_time.inc, operation_time.time)
+        rest.append(b"\x11operationTime\0" + packed)
+    rest.append(b"\0")
+    tail = b"".join(rest)
+    body_size = 4 + 8 + cursor_size + len(tail)
+    head = b"%b\x03cursor\0%b%b" % (_int32.pack(body_size), _int32.pack(cursor_size), before)
+    parts = [head] * (2 * count + 2)
+    parts[1:-1:2] = _element_heads(count)
+    parts[2:-1:2] = events
+    parts[-1] = after + tail
+    return parts
+
+
+def _slice_cursor(
+    body: bytes, cursor: Element, cluster_time: bytes | None, operation_time: Timestamp | None
+) -> CursorBatch:
+    cursor_id = batch = None
+    pbrt, invalidated, namespace = b"", False, ""
+    for element in iter_elements(body, cursor.start, cursor.end):
+        kind, name, start, end = element
+        if kind == ARRAY and name in (b"nextBatch", b"firstBatch"):
+            batch = element
+        elif name == b"id" and kind == INT64:
+            (cursor_id,) = _int64.unpack_from(body, start)
+        elif name == b"id" and kind == INT32:
+            (cursor_id,) = _int32.unpack_from(body, start)
+        elif name == b"postBatchResumeToken" and kind == DOCUMENT:
+            pbrt = body[start:end]
+        elif name == b"ns" and kind == STRING:
+            namespace = string_value(body, element).decode(errors="replace")
+        elif name == b"invalidated" and kind == BOOLEAN:
+            invalidated = body[start] == 1
+    if cursor_id is None or batch is None:
+        raise ProtocolError("a cursor's reply has no id or no batch")
+    events = _split_fast(body, batch.start + 4, batch.end - 1)
+    if events is None:
+        events = _split_by_scanning(body, batch)
+        size = sum(len(event) for _, event in events)
+    else:
+        # The array is its length, its elements and a zero byte.
+        size = batch.end - batch.start - 5 - _heads_size(len(events))
+    return CursorBatch(
+        cursor_id, events, pbrt, size, cluster_time, operation_time, invalidated, namespace
+    )
+
+
+def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
+    """Split the elements of an array into events whose token is at the front; None if not so.
+
+    Array elements are named 0, 1, 2, …, so the names' widths are known. The bytes before a token's
+    text are the same for all tokens of one length, so one comparison checks them, and one unpacking
+    fetches length, those bytes and the key, taking the token to be as long as the last one. A
+    transaction's events have their token behind two other fields; only those are looked into.
+    """
+    # Copies, not views: a view costs less only from about 1.5 KB on, and keeps its whole batch.
+    events: list[Event] = []
+    append = events.append
+    expected, key_end = b"", 0
+    unpack: Callable[[bytes, int], tuple[Any, ...]] = _event_front
+    position, width, same_width = start, 3, 10
+    key: bytes
+    try:
+        while position < end:
+            for _ in range(same_width):
+                event = position + width
+                length, before_text, key = unpack(body, event)
+                if before_text != expected:
+                    length, before_text, key = _event_front(body, event)
+                    if found_end := _key_end(before_text):
+                        expected, key_end = before_text, found_end
+                        unpack = _front_with_key(key_end - _TOKEN_TEXT)
+                        length, _, key = unpack(body, event)
+                    elif body[position:event] != b"\x03%d\0" % len(events):
+                        return None
+                    else:
+                        key = _key_by_scanning(body, event, min(event + length, end))
+                if length <= key_end:
+                    return None
+                position = event + length
+                append((key, body[event:position]))
+                if position >= end:
+                    break
+            same_width = 9 * 10 ** (width - 2)
+            width += 1
+    except StructError:
+        return None
+    return events if position == end else None
+
+
+@lru_cache(maxsize=256)
+def _front_with_key(key_size: int) -> Callable[[bytes, int], tuple[int, bytes, bytes]]:
+    """Return what unpacks an event's length, its bytes 4 to 24, and a key of ``key_size`` bytes."""
+    unpack: Callable[[bytes, int], Any] = Struct(f"<I20s{key_size}s").unpack_from
+    return unpack
+
+
+@lru_cache(maxsize=256)
+def _key_end(bytes_before_text: bytes) -> int:
+    """Return where in an event its sort key ends, given its bytes 4 to 24; 0 if they are others."""
+    id_field, token_size, data_field, text_size = _token_front(bytes_before_text)
+    # Inside the token: its length, this field, possibly _typeBits, a zero byte.
+    if id_field != b"\x03_id\0" or data_field != b"\x02_data\0" or token_size < text_size + 16:
+        return 0
+    return _TOKEN_TEXT + int(text_size) - 1 if text_size > 1 else 0
+
+
+def _split_by_scanning(body: bytes, batch: Element) -> list[Event]:
+    """Split the elements of an array into events, wherever their ``_id`` is."""
+    events = []
+    for kind, _, start, end in iter_elements(body, batch.start, batch.end):
+        if kind != DOCUMENT:
+            raise ProtocolError("a batch holds something else than documents")
+        events.append((_key_by_scanning(body, start, end), body[start:end]))
+    return events
+
+
+def _key_by_scanning(body: bytes, start: int, end: int) -> bytes:
+    if key := _key_in_transaction(body, start, end):
+        return key
+    token = find(body, b"_id", start, end)
+    if token is None or token.type != DOCUMENT:
+        raise ProtocolError("an event has no resume token")
+    return _token_data(body, token.start, token.end)
+
+
+def _key_in_transaction(body: bytes, start: int, end: int) -> bytes:
+    """Return the sort key of an event that begins as a transaction's; b"" if it does not."""
+    try:
+        number, session, session_size = _transaction_front(body, start)
+        if number != b"\x12txnNumber\0" or session != b"\x03lsid\0":
+            return b""
+        front = start + _TO_TOKEN + session_size
+        _, before_text, _ = _event_front(body, front)
+    except StructError:
+        return b""
+    key_end = _key_end(before_text)
+    return body[front + _TOKEN_TEXT : front + key_end] if front + key_end < end else b""
+
+
+def _token_data(buffer: bytes, start: int, end: int) -> bytes:
+    data = find(buffer, b"_data", start, end)
+    if data is None or data.type != STRING or data.end - data.start < 6:
+        raise ProtocolError("a resume token has no _data")
+    return string_value(buffer, data)
+
+
+_heads: list[bytes] = []
+
+
+def _element_heads(count: int) -> list[bytes]:
+    """Return what comes before each of ``count`` documents in an array: type, index, zero byte."""
+    if len(_heads) < count:
+        _heads.extend(b"\x03%d\0" % index for index in range(len(_heads), count))
+    return _heads[:count]
+
+
+def _heads_size(count: int) -> int:
+    """Return the bytes of ``_element_heads(count)``."""
+    size, digits, first = 2 * count, 1, 0
+    while first < count:
+        next_first = 10**digits
+        size += digits * (min(count, next_first) - first)
+        first, digits = next_first, digits + 1
+    return size

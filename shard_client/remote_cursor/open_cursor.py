@@ -1,0 +1,47 @@
+"""A cursor that is open on a server: what to send to read it on or to kill it."""
+
+from dataclasses import dataclass
+
+import bson
+from bson.int64 import Int64
+
+from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Address, Connection
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCursor:
+    """The cursor ``cursor_id`` of ``namespace`` ("db.collection") on the member at ``address``."""
+
+    address: Address
+    namespace: str
+    cursor_id: int
+
+    def get_more(self, batch_size: int, await_ms: int) -> bytes:
+        """Return the raw ``getMore`` that waits at most ``await_ms`` milliseconds for events.
+
+        Source: docs/protocol.md, section 2.
+        """
+        database, _, collection = self.namespace.partition(".")
+        return bson.encode(
+            {
+                "getMore": Int64(self.cursor_id),
+                "collection": collection,
+                "batchSize": batch_size,
+                "maxTimeMS": await_ms,
+                "$db": database,
+            }
+        )
+
+    async def kill_over(self, connection: Connection, timeout: float) -> bool:
+        """Kill the cursor over an idle connection to its member; False if that failed.
+
+        ``timeout`` in seconds. A cursor that is gone already counts as killed.
+        """
+        database, _, collection = self.namespace.partition(".")
+        command = {"killCursors": collection, "cursors": [Int64(self.cursor_id)]}
+        try:
+            await connection.command(database, command, timeout=timeout)
+        except (CommandError, NetworkError):
+            return False
+        return True

@@ -1,0 +1,439 @@
+"""A change stream's cursor on one replica set, read ahead and reopened when it fails."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from math import ceil
+from typing import Any, TypeVar
+
+import bson
+import structlog
+
+from shard_client.backoff import Backoff
+from shard_client.cluster_clock import ClusterClock
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
+from shard_client.remote_cursor.batch_size import BatchSize
+from shard_client.remote_cursor.cursor_reply import CursorBatch, leaves_open, slice_cursor_reply
+from shard_client.remote_cursor.open_cursor import OpenCursor
+from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
+from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
+from shard_client.remote_cursor.retry_policy import blames_member, from_network, is_resumable
+from shard_client.remote_cursor.watchdog import Watchdog
+from shard_client.wire.connection import Address, Connection, format_address
+
+log = structlog.get_logger()
+_T = TypeVar("_T")
+
+_MOST_BEHIND = 1024 * 1024
+"""Bytes of events that may pass a progress cursor by before it is opened anew."""
+
+LARGE_REPLY = 128 * 1024
+"""Bytes from which on a reply is worth asking for the next one before it is split."""
+
+Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
+"""Database and ``aggregate`` that open the cursor: anew (None), or after a raw resume token."""
+
+
+class RemoteCursor:
+    """Reads one cursor ahead (docs/design.md, section 6).
+
+    It has a connection while a getMore is in flight or about to be sent, and gives it back while it
+    is paused. The next ``getMore`` is sent as soon as a batch has arrived, unless paused: before a
+    large one is even split, so that the shard does not wait for the router. A failure that can be
+    resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
+    growing pauses, up to ``failure_timeout``; any other ends the cursor. A member that has not
+    answered for ``reply_timeout`` is asked over another connection whether it is still there.
+
+    ``dialer`` finds and connects the member to read from; ``opening`` gives the command;
+    ``probing`` lets ``look`` do something; ``sent`` counts commands.
+    ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
+    batch that says that the stream was invalidated, nothing more comes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dialer: Dialer,
+        opening: Opening,
+        on_batch: Callable[[CursorBatch], None],
+        on_failure: Callable[[CommandError, str | None], None],
+        clock: ClusterClock,
+        settings: RemoteSettings,
+        sent: SentCommands,
+        probing: Probing | None = None,
+    ) -> None:
+        self.name = name
+        self._loop = asyncio.get_running_loop()
+        self._dialer = dialer
+        self._opening = opening
+        self._on_batch = on_batch
+        self._on_failure = on_failure
+        self._clock = clock
+        self._settings = settings
+        self._batch_size = BatchSize(settings.batch_target_bytes)
+        self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
+        self._await_ms = max(1, round(settings.await_time * 1000))
+        self._watchdog = Watchdog(self._ask_member, settings.reply_timeout)
+        self._sent = sent
+        self._second = (
+            None
+            if probing is None
+            else ProgressCursor(
+                borrow=dialer.borrow,
+                command=lambda pbrt: self._encoded(*probing.opening(pbrt)),
+                on_batch=self._looked,
+                on_end=self._ended,
+                on_cost=probing.on_cost,
+                sent=sent,
+                fragments=probing.fragments,
+                connect_timeout=settings.connect_timeout,
+                reply_timeout=settings.reply_timeout,
+                most_behind=min(_MOST_BEHIND, settings.batch_target_bytes),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._cursor: OpenCursor | None = None
+        self._left_behind: OpenCursor | None = None
+        # The getMore that was sent last: what it asks for, and its bytes.
+        self._wanted: tuple[OpenCursor, int, int] | None = None
+        self._get_more = b""
+        self._pbrt: bytes | None = None
+        self._failing_since: float | None = None
+        self._last_address: str | None = None
+        self._last_error: CommandError | None = None
+        self._told = False
+        self._paused = False
+        self._stopping = False
+        self._parked = False
+        self._resumed: asyncio.Future[None] | None = None
+        self.reopened = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the next getMore waits for ``resume``."""
+        return self._paused
+
+    @property
+    def address(self) -> str | None:
+        """The member that is or was last read from, as "host:port"."""
+        return self._last_address
+
+    @property
+    def state(self) -> str:
+        """What it does: "failing", "paused", "reading" or "opening"."""
+        if self._failing_since is not None:
+            return "failing"
+        if self._cursor is None:
+            return "opening"
+        return "paused" if self._paused else "reading"
+
+    @property
+    def failing_for(self) -> float | None:
+        """Seconds since the first failure that has not been mended yet."""
+        return None if self._failing_since is None else self._loop.time() - self._failing_since
+
+    @property
+    def last_error(self) -> CommandError | None:
+        """What failed last, mended or not."""
+        return self._last_error
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = self._loop.create_task(self._run(), name=f"remote cursor {self.name}")
+        self._task.add_done_callback(self._ended)
+
+    def pause(self) -> None:
+        """Send no further getMore; the one in flight still brings its batch."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._paused:
+            self._paused = False
+            if self._resumed is not None and not self._resumed.done():
+                self._resumed.set_result(None)
+
+    def set_await(self, seconds: float) -> None:
+        """Let the next getMore wait at most so long for events, at least a millisecond."""
+        self._await_ms = max(1, ceil(seconds * 1000))
+
+    def aim_at(self, batch_bytes: int) -> None:
+        """Let batches have this size from now on, or the one of the settings if that is less."""
+        self._batch_size.target = min(batch_bytes, self._settings.batch_target_bytes)
+
+    def waits(self, seconds: float) -> bool:
+        """Tell whether a getMore may wait ``seconds`` more, and ``look`` can be called."""
+        ends = self._watchdog.asked_at
+        waits = ends is not None and ends - self._loop.time() > seconds
+        return waits and self._second is not None and not self._second.asking
+
+    def look(self, seconds: float) -> None:
+        """Learn how far the member will have got in ``seconds``, while a getMore waits.
+
+        By a progress cursor, so that this one waits on. An empty batch tells what came of it.
+        """
+        if self._second is not None and self._cursor is not None and self._pbrt is not None:
+            await_ms = max(1, ceil(seconds * 1000))
+            self._second.ask(self._cursor, self._pbrt, self._batch_size.current, await_ms)
+
+    def leave_member(self) -> None:
+        """Read on from another member: what this one tells stands still."""
+        connection = self._connection
+        if connection is not None and self._cursor is not None and not self._stopping:
+            self._dialer.suspect(connection.address)
+            connection.abort()
+
+    async def close(self) -> None:
+        """Kill the cursor on the shard and close the connection, within ``close_timeout``.
+
+        May be called at any time, also instead of ``start``.
+        """
+        self._stopping = True
+        deadline = self._loop.time() + self._settings.close_timeout
+        async with asyncio.TaskGroup() as both:
+            if self._second is not None:
+                both.create_task(self._second.stop(deadline))
+            if self._task is not None:
+                await self._end(self._task)
+            await self._watchdog.stop()
+            await self._kill(deadline)
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        if self._parked:
+            task.cancel()
+        # A request in flight is let go on: an opening's reply tells which cursor to kill.
+        _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
+        if late:
+            task.cancel()
+            await asyncio.wait(late)
+
+    # The loop of openings and failures.
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            try:
+                await self._open()
+                await self._read()
+                return
+            except CommandError as failure:
+                error = failure
+            except NetworkError as failure:
+                error = from_network(failure, self._last_address or self.name)
+            except ProtocolError as failure:
+                error = CommandError(ErrorCode.ProtocolError, str(failure))
+            if self._stopping:
+                return
+            if not is_resumable(error):
+                self._last_error = error
+                self._on_failure(error, self._last_address)
+                return
+            if not self._may_reopen(error):
+                self._on_failure(_retriable(error), self._last_address)
+                return
+            await self._park(asyncio.sleep(self._backoff.next_pause()))
+
+    def _may_reopen(self, error: CommandError) -> bool:
+        """Take note of a resumable failure; tell whether there is time to open again."""
+        connection = self._connection
+        self._last_error = error
+        if connection is not None and blames_member(error):
+            self._dialer.suspect(connection.address)
+        self._left_behind, self._cursor = self._cursor or self._left_behind, None
+        if connection is not None and (connection.closed or blames_member(error)):
+            self._put_down()
+        now = self._loop.time()
+        if self._failing_since is None:
+            self._failing_since = now
+        lasted = now - self._failing_since
+        # A long outage is told once.
+        say = log.debug if self._told else log.warning
+        say("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
+        self._told = True
+        return lasted < self._settings.failure_timeout
+
+    async def _open(self) -> None:
+        connection = self._connection
+        if connection is None:
+            connection = await self._park(self._dialer.connect(self._settings.connect_timeout))
+            self._connection = connection
+        self._last_address = format_address(connection.address)
+        if self._left_behind is not None:
+            if self._left_behind.address == connection.address:
+                await self._left_behind.kill_over(connection, self._settings.close_timeout)
+            if not connection.closed:  # else the next attempt kills it
+                self._left_behind = None
+        self._watchdog.guard(connection)
+        self._sent.openings += 1
+        self._ask(connection, self._encoded(*self._opening(self._pbrt)), 0.0)
+        batch = slice_cursor_reply(await self._answer(connection))
+        if batch.cursor_id:
+            self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
+        self._deliver(batch)
+
+    def _encoded(self, database: str, command: Mapping[str, Any]) -> bytes:
+        command = {**command, "$db": database}
+        if self._clock.raw is not None:
+            command["$clusterTime"] = self._clock.document
+        return bson.encode(command)
+
+    async def _read(self) -> None:
+        asked = False
+        while self._cursor is not None and (asked or not self._stopping):
+            if not asked:
+                if self._paused:
+                    paused_at = self._loop.time()
+                    self._put_down()
+                    await self._park(self._until_resumed())
+                    if self._failing_since is not None:
+                        # It could not show that it was mended.
+                        self._failing_since += self._loop.time() - paused_at
+                    continue
+                self._ask_for_more(self._cursor, await self._picked_up(self._cursor))
+            assert self._connection is not None
+            reply = await self._answer(self._connection)
+            asked = len(reply) >= LARGE_REPLY and not self._paused and not self._stopping
+            asked = asked and leaves_open(reply)
+            if asked:
+                self._ask_for_more(self._cursor, self._connection)
+            batch = slice_cursor_reply(reply)
+            if not (batch.cursor_id or batch.invalidated):
+                raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
+            if self._failing_since is not None:
+                self._is_mended(self._loop.time() - self._failing_since)
+            self._deliver(batch)
+
+    def _put_down(self) -> None:
+        """Let others use the connection."""
+        connection, self._connection = self._connection, None
+        self._watchdog.leave()
+        if connection is not None:
+            self._dialer.release(connection)
+
+    async def _picked_up(self, cursor: OpenCursor) -> Connection:
+        """Return a connection to the cursor's member, the same one unless it was put down."""
+        if self._connection is None:
+            timeout = self._settings.connect_timeout
+            connection = await self._park(self._dialer.connect_to(cursor.address, timeout))
+            self._connection = connection
+            self._watchdog.guard(connection)
+        return self._connection
+
+    def _ask_for_more(self, cursor: OpenCursor, connection: Connection) -> None:
+        wanted = (cursor, self._batch_size.current, self._await_ms)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._get_more = cursor.get_more(self._batch_size.current, self._await_ms)
+        self._sent.get_mores += 1
+        self._ask(connection, self._get_more, self._await_ms / 1000)
+
+    def _is_mended(self, lasted: float) -> None:
+        log.info("remote cursor goes on", remote=self.name, lasted=lasted)
+        self.reopened += 1
+        self._told = False
+        self._failing_since = None
+        self._backoff.reset()
+
+    def _ask(self, connection: Connection, body: bytes, takes: float) -> None:
+        """Send a request whose answer may take so many seconds; ``_answer`` is to come next."""
+        connection.send_raw(body)
+        self._watchdog.asked_at = self._loop.time() + takes
+
+    async def _answer(self, connection: Connection) -> bytes:
+        """Return the reply, for which there is no limit but the watchdog's."""
+        try:
+            return await connection.receive_raw(timeout=None)
+        except NetworkError:
+            due = self._watchdog.asked_at
+            if self._failing_since is None and due is not None:
+                # A member that hung has been failing since its answer was due.
+                self._failing_since = min(due, self._loop.time())
+            raise
+        finally:
+            self._watchdog.asked_at = None
+
+    def _deliver(self, batch: CursorBatch) -> None:
+        self._clock.advance(batch.cluster_time)
+        if batch.events:
+            self._batch_size.arrived(len(batch.events), batch.size)
+        if not batch.cursor_id:
+            self._cursor = None
+        if self._second is not None:
+            batch = self._second.join(batch)
+            self._second.close_if_unused()
+        if batch.pbrt:
+            self._pbrt = batch.pbrt
+        if not batch.events and self._connection is not None:
+            self._connection.rest()
+        if not self._stopping:
+            self._on_batch(batch)
+
+    def _looked(self, batch: CursorBatch) -> None:
+        """Tell what the progress cursor has found, unless the first one is being opened anew."""
+        if self._cursor is not None and not self._stopping:
+            self._clock.advance(batch.cluster_time)
+            self._pbrt = batch.pbrt
+            self._on_batch(batch)
+
+    # Waiting that may be cut short by ``close``.
+
+    async def _park(self, awaitable: Awaitable[_T]) -> _T:
+        self._parked = True
+        try:
+            return await awaitable
+        finally:
+            self._parked = False
+
+    async def _until_resumed(self) -> None:
+        self._resumed = self._loop.create_future()
+        try:
+            await self._resumed
+        finally:
+            self._resumed = None
+
+    # The end.
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("remote cursor broke", remote=self.name, exc_info=error)
+        if not self._stopping:
+            failure = CommandError(ErrorCode.InternalError, f"{type(error).__name__}: {error}")
+            self._on_failure(failure, self._last_address)
+
+    async def _kill(self, deadline: float) -> None:
+        connection = self._connection
+        try:
+            for cursor in filter(None, (self._left_behind, self._cursor)):
+                left = max(0.001, deadline - self._loop.time())
+                if (
+                    connection is not None
+                    and connection.address == cursor.address
+                    and not (connection.closed or connection.busy)
+                ):
+                    await cursor.kill_over(connection, left)
+                    continue
+                async with self._dialer.borrow(cursor.address, left) as other:
+                    await cursor.kill_over(other, max(0.001, deadline - self._loop.time()))
+        except (CommandError, NetworkError) as error:
+            log.info("cursor left on its shard", remote=self.name, error=str(error))
+        finally:
+            self._cursor = self._left_behind = None
+            self._put_down()
+
+    async def _ask_member(self, address: Address, timeout: float) -> None:
+        """Have the member say hello; raises CommandError, NetworkError."""
+        async with self._dialer.borrow(address, timeout, greet=True):
+            pass
+
+
+def _retriable(error: CommandError) -> CommandError:
+    """Return the error of a member that stayed away too long: whoever resumes may find it back."""
+    return CommandError(
+        error.code,
+        error.message,
+        code_name=error.code_name,
+        labels=error.labels | {RESUMABLE_LABEL},
+        extra=error.extra,
+    )

@@ -1,0 +1,1 @@
+"""The members of one replica set, and which of them to read from."""

@@ -1,0 +1,255 @@
+"""Replica sets followed by the driver's own monitoring. The only module that imports Motor."""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import structlog
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo.errors import PyMongoError
+from pymongo.monitoring import (
+    TopologyClosedEvent,
+    TopologyDescriptionChangedEvent,
+    TopologyListener,
+    TopologyOpenedEvent,
+)
+from pymongo.topology_description import TopologyDescription
+
+from shard_client.replica_set.read_preference import (
+    HEARTBEAT,
+    LOCAL_THRESHOLD,
+    PRIMARY,
+    Member,
+    ReadPreference,
+)
+from shard_client.replica_set.replica_set import no_member
+from shard_client.wire.connection import MONITOR_NAME, Address, format_address, parse_address
+
+log = structlog.get_logger()
+
+_CLOSE_TIMEOUT = 2.5
+"""A little more than what the driver waits for a member that hangs."""
+
+_ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
+
+
+class MotorReplicaSet:
+    """A ``ReplicaSet`` that Motor watches (docs/design.md, section 8).
+
+    The driver asks each member every ``heartbeat`` seconds over one connection of its own; it keeps
+    no second one for a streaming hello. A change in between shows in what members answer to the
+    router (``observe``, ``invalidate``), which has the driver look again at once. Must be made in a
+    running loop. ``local_threshold`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seeds: Iterable[Address],
+        *,
+        heartbeat: float = HEARTBEAT,
+        local_threshold: float = LOCAL_THRESHOLD,
+    ) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._hosts = tuple(seeds)
+        self._members: dict[Address, Member] = {}
+        self._changed = asyncio.Event()
+        self._check: asyncio.Task[None] | None = None
+        self._distrusted: Address | None = None
+        self._closed = False
+        self._threshold = local_threshold
+        self._client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
+            [format_address(address) for address in self._hosts],
+            replicaSet=name,
+            appname=MONITOR_NAME,
+            serverMonitoringMode="poll",
+            serverSelectionTimeoutMS=2000,
+            connectTimeoutMS=5000,
+            socketTimeoutMS=2000,
+            heartbeatFrequencyMS=int(heartbeat * 1000),
+            maxPoolSize=1,
+            maxIdleTimeMS=1000,
+            event_listeners=[_Listener(self)],
+            io_loop=self._loop,
+        )
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        return self._name
+
+    @property
+    def hosts(self) -> tuple[Address, ...]:
+        """The members that the driver knows; at first the seeds."""
+        return self._hosts
+
+    async def primary(self, timeout: float) -> Address:
+        """Return the primary's address, waiting up to ``timeout`` seconds until there is one."""
+        return await self.select(PRIMARY, timeout)
+
+    async def select(self, preference: ReadPreference, timeout: float) -> Address:
+        """Return a member for the read preference, waiting up to ``timeout`` seconds.
+
+        Raises CommandError (133, labelled resumable); at once after ``close``.
+        """
+        if preference.max_staleness is not None:
+            self._learn_ages()
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._closed:
+                    found = preference.choose(self._trusted, threshold=self._threshold)
+                    if found is not None:
+                        return found
+                    if self._check is None or self._check.done():
+                        self._check = self._loop.create_task(
+                            self._ask_driver(), name=f"check {self._name}"
+                        )
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        raise no_member(preference, self._name)
+
+    def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
+        """Take over what a member says it is; a secondary also tells who is primary.
+
+        What is wrong with that shows when the one it names is asked.
+        """
+        known = self._members.get(address)
+        if hello.get("setName") != self._name or known is None:
+            return
+        if hello.get("isWritablePrimary") or hello.get("ismaster"):
+            self._promote(address)
+        elif hello.get("secondary"):
+            self._members[address] = replace(known, role="secondary")
+            named = hello.get("primary")
+            primary = parse_address(named) if isinstance(named, str) else None
+            if primary is not None and primary != address and primary in self._hosts:
+                self._promote(primary)
+
+    def _promote(self, primary: Address) -> None:
+        """Take this member for the primary, and no other."""
+        for address, member in self._members.items():
+            if address != primary and member.role == "primary":
+                self._members[address] = replace(member, role="secondary")
+        known = self._members.get(primary, Member("primary"))
+        self._members[primary] = replace(known, role="primary")
+        self._changed.set()
+
+    @property
+    def _trusted(self) -> dict[Address, Member]:
+        return {at: member for at, member in self._members.items() if at != self._distrusted}
+
+    def invalidate(self, address: Address) -> None:
+        """Have the driver look again before ``address`` is named once more."""
+        self._distrusted = address
+
+    async def close(self) -> None:
+        """End the monitoring; a member that hangs is not waited for long."""
+        self._closed = True
+        self._changed.set()
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.wait({self._check})
+        ended = asyncio.Event()
+
+        def end() -> None:
+            # The driver says goodbye to its server, and waits for the answer.
+            self._client.delegate.close()
+            with suppress(RuntimeError):  # the loop did not wait for it, and is closed
+                self._loop.call_soon_threadsafe(ended.set)
+
+        # No thread of the loop's own, which it would wait for in its end.
+        threading.Thread(target=end, name=f"end of {self._name}", daemon=True).start()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await ended.wait()
+        except TimeoutError:
+            log.info("monitoring ends later", set=self._name)
+
+    async def _ask_driver(self) -> None:
+        """Let the driver select a primary and read nothing from it.
+
+        A member that does not answer, or refuses since it is no primary, is one that the driver
+        looks for anew.
+        """
+        distrusted = self._distrusted
+        try:
+            await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
+        except PyMongoError as error:
+            log.info("no primary", set=self._name, error=str(error))
+            await asyncio.sleep(0.2)
+        finally:
+            if self._distrusted == distrusted:
+                self._distrusted = None
+            if not self._closed:
+                # The driver hands out its events once a second; what it knows is there already.
+                self._take_over()
+            self._changed.set()
+
+    def _learn_ages(self) -> None:
+        """Learn when members wrote last: the driver reports no change for that."""
+        client: Any = self._client.delegate
+        for address, told in _members_of(client.topology_description)[0].items():
+            known = self._members.get(address)
+            if known is not None:
+                self._members[address] = replace(
+                    known, last_write=told.last_write, seen=told.seen, round_trip=told.round_trip
+                )
+
+    def _take_over(self) -> None:
+        client: Any = self._client.delegate  # Motor's types call its properties methods
+        self.topology_changed(*_members_of(client.topology_description))
+
+    def topology_changed(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
+        """Take over what the driver found, in the loop's thread."""
+        if members != self._members:
+            roles = {format_address(address): one.role for address, one in members.items()}
+            log.info("members", set=self._name, roles=roles)
+        self._members = members
+        if hosts:
+            self._hosts = hosts
+        if self._distrusted not in members:
+            self._distrusted = None
+        self._changed.set()
+
+    def report(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
+        """Bring what the driver found from its threads to the loop."""
+        if not self._closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.topology_changed, members, hosts)
+
+
+class _Listener(TopologyListener):
+    def __init__(self, replica_set: MotorReplicaSet) -> None:
+        self._replica_set = replica_set
+
+    def opened(self, event: TopologyOpenedEvent) -> None:
+        """Nothing is known yet."""
+
+    def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
+        """Report the members."""
+        self._replica_set.report(*_members_of(event.new_description))
+
+    def closed(self, event: TopologyClosedEvent) -> None:
+        """Nothing is known any more."""
+
+
+def _members_of(topology: TopologyDescription) -> tuple[dict[Address, Member], tuple[Address, ...]]:
+    members: dict[Address, Member] = {}
+    hosts: list[Address] = []
+    for (host, port), server in topology.server_descriptions().items():
+        address = (host, port or 27017)
+        hosts.append(address)
+        if server.server_type_name in _ROLES:
+            members[address] = Member(
+                _ROLES[server.server_type_name],
+                server.tags,
+                round_trip=server.round_trip_time,
+                last_write=server.last_write_date,
+                seen=server.last_update_time,
+            )
+    return members, tuple(hosts)

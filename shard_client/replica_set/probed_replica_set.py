@@ -1,0 +1,104 @@
+"""A replica set whose primary is found by asking: no tasks, no threads, nothing in between."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from shard_client.backoff import Backoff
+from shard_client.errors import CommandError, NetworkError
+from shard_client.replica_set.read_preference import PRIMARY, Member, ReadPreference
+from shard_client.replica_set.replica_set import no_member
+from shard_client.wire.connection import MONITOR_NAME, Address, Connection, parse_address
+
+log = structlog.get_logger()
+
+
+class ProbedReplicaSet:
+    """A ``ReplicaSet`` that says hello to its members when it is asked and knows no answer.
+
+    Runs on any event loop, one in virtual time included. Where a driver may run its monitoring,
+    ``MotorReplicaSet`` notices changes sooner.
+    """
+
+    def __init__(self, name: str, seeds: Iterable[Address], *, probe_timeout: float = 2.0) -> None:
+        self._name = name
+        self._hosts = tuple(seeds)
+        self._probe_timeout = probe_timeout
+        self._members: dict[Address, Member] = {}
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        return self._name
+
+    @property
+    def hosts(self) -> tuple[Address, ...]:
+        """The members known now; at first the seeds."""
+        return self._hosts
+
+    async def primary(self, timeout: float) -> Address:
+        """Return the primary's address, probing for up to ``timeout`` seconds."""
+        return await self.select(PRIMARY, timeout)
+
+    async def select(self, preference: ReadPreference, timeout: float) -> Address:
+        """Return a member for the read preference, probing for up to ``timeout`` seconds.
+
+        Raises CommandError (133, labelled resumable).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        backoff = Backoff(0.02, 1.0)
+        while (found := preference.choose(self._members)) is None:
+            for address in self._hosts:
+                await self._probe(address)
+            if (found := preference.choose(self._members)) is not None:
+                break
+            pause = backoff.next_pause()
+            if loop.time() + pause >= deadline:
+                raise no_member(preference, self._name)
+            await asyncio.sleep(pause)
+        return found
+
+    def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
+        """Take over what the member is now."""
+        known = self._members.get(address)
+        self._note(address, hello, None if known is None else known.round_trip)
+
+    def invalidate(self, address: Address) -> None:
+        """Forget what the member is, so that it is asked again."""
+        self._members.pop(address, None)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _probe(self, address: Address) -> None:
+        try:
+            connection = await Connection.open(
+                address, timeout=self._probe_timeout, app_name=MONITOR_NAME
+            )
+        except (NetworkError, CommandError) as error:
+            log.info("member does not answer", set=self._name, member=address, error=str(error))
+            self._members.pop(address, None)
+            return
+        connection.abort()
+        self._note(address, connection.hello, connection.round_trip)
+
+    def _note(self, address: Address, hello: Mapping[str, Any], round_trip: float | None) -> None:
+        if hello.get("setName") != self._name:
+            self._members.pop(address, None)
+        elif hello.get("isWritablePrimary") or hello.get("ismaster"):
+            self._members = {at: one for at, one in self._members.items() if one.role != "primary"}
+            self._members[address] = Member("primary", hello.get("tags", {}), round_trip)
+            self._hosts = _hosts(hello) or (address,)
+        elif hello.get("secondary"):
+            self._members[address] = Member("secondary", hello.get("tags", {}), round_trip)
+            # Only a primary says who is no member any more.
+            self._hosts = tuple(dict.fromkeys((*self._hosts, *_hosts(hello))))
+        else:
+            self._members.pop(address, None)
+
+
+def _hosts(hello: Mapping[str, Any]) -> tuple[Address, ...]:
+    return tuple(parse_address(host) for host in hello.get("hosts", ()))

@@ -1,0 +1,1 @@
+"""MongoDB's wire protocol: bytes, frames, connections."""

@@ -1,0 +1,328 @@
+"""One connection to a server: a request at a time, raw or decoded."""
+
+import asyncio
+import platform
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from ipaddress import ip_address
+from itertools import count
+from struct import Struct
+from typing import Any, Self
+
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.wire.bson_slices import iter_elements
+from shard_client.wire.compression import NEVER_COMPRESSED, compressor_id, negotiate
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import (
+    build_msg,
+    compress_frame,
+    decode,
+    decompress_frame,
+    encode,
+    is_compressed,
+    more_to_come,
+    reply_body,
+    with_ids,
+)
+from shard_client.wire.keepalive import probe_peer
+
+Address = tuple[str, int]
+"""Host and port; a host that begins with a slash is the path of a Unix socket."""
+
+# A batch of a MiB is received again and again into the same buffer.
+_KEEP = 2 * 1024 * 1024
+_CLOSE_TIMEOUT = 1.0
+
+APP_NAME = "mergerouter"
+MONITOR_NAME = "mergerouter monitor"
+"""Names by which servers tell the connections that streams use from those that watch members."""
+
+_response_to = Struct("<i").unpack_from
+
+
+def parse_address(text: str, *, default_port: int = 27017) -> Address:
+    """Parse ``host``, ``host:port`` or ``[ipv6]:port``; raises ValueError."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"not a host and port: {text!r}")
+        port = rest[1:]
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+        if not port:
+            raise ValueError(f"not a host and port: {text!r}")
+    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        raise ValueError(f"not a host and port: {text!r}")
+    return host, int(port) if port else default_port
+
+
+def format_address(address: Address) -> str:
+    """Return ``host:port``, an IPv6 address in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(peername: Any) -> bool:
+    """Tell whether a socket's peer name is on this machine; False for what is no IP address."""
+    if not isinstance(peername, tuple) or not peername:
+        return False
+    try:
+        address = ip_address(peername[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+class Connection:
+    """A connection that has said hello; made by ``open``. One request is in flight at a time.
+
+    ``hello`` is the server's latest decoded answer, ``round_trip`` the seconds it took to come,
+    ``address`` what was connected to. When the connection is cut, the caller that waits gets
+    NetworkError; a request that is cancelled or times out closes the connection, since its answer
+    may still come.
+    """
+
+    def __init__(self, address: Address, stream: FrameStream) -> None:
+        self.address = address
+        self.hello: dict[str, Any] = {}
+        self.round_trip = 0.0
+        self._stream = stream
+        self._cut = False
+        self._request_ids = count(1)
+        self._expected = 0
+        self._busy = False
+        self._compressor: int | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        *,
+        timeout: float,
+        tls: ssl.SSLContext | None = None,
+        compressors: Sequence[str] = (),
+        app_name: str = APP_NAME,
+    ) -> Self:
+        """Connect and say hello within ``timeout`` seconds.
+
+        ``compressors`` are offered in order of preference. Raises NetworkError, CommandError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        host, port = address
+        try:
+            async with asyncio.timeout_at(deadline):
+                if host.startswith("/"):
+                    _, stream = await loop.create_unix_connection(
+                        lambda: FrameStream(keep=_KEEP), host
+                    )
+                else:
+                    _, stream = await loop.create_connection(
+                        lambda: FrameStream(keep=_KEEP),
+                        host,
+                        port,
+                        ssl=tls,
+                        server_hostname=host if tls else None,
+                    )
+                    assert stream.transport is not None
+                    probe_peer(stream.transport)
+        except TimeoutError as error:
+            raise NetworkError(f"connecting to {format_address(address)} timed out") from error
+        except (OSError, UnicodeError) as error:  # a UnicodeError for what is no host name
+            raise NetworkError(f"cannot connect to {format_address(address)}: {error}") from error
+        connection = cls(address, stream)
+        try:
+            await connection._say_hello(compressors, app_name, deadline - loop.time())
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    @property
+    def closed(self) -> bool:
+        """True once the connection is closed or was cut."""
+        return self._cut or self._stream.closed
+
+    @property
+    def from_loopback(self) -> bool:
+        """Whether the server takes this connection for one from its own machine."""
+        transport = self._stream.transport
+        return transport is not None and is_loopback(transport.get_extra_info("peername"))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return self._busy
+
+    async def greet(self, timeout: float) -> None:
+        """Say hello once more, within ``timeout`` seconds: ``hello`` and ``round_trip`` are new.
+
+        Raises NetworkError, CommandError.
+        """
+        await self._ask_hello({"hello": 1}, timeout)
+
+    def rest(self) -> None:
+        """Give back the memory that large replies have taken; between two requests only."""
+        self._stream.shrink()
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once the connection has ended."""
+        self._stream.when_closed(callback)
+
+    async def command(
+        self, database: str, command: Mapping[str, Any], *, timeout: float | None
+    ) -> dict[str, Any]:
+        """Run ``command`` on ``database`` and return the decoded reply.
+
+        ``timeout`` in seconds. Raises CommandError if the reply is not ok, NetworkError.
+        """
+        body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
+        try:
+            reply = decode(body)
+            if not reply.get("ok"):
+                raise CommandError.from_reply(reply)
+        except ProtocolError as error:
+            raise self._broken(error) from error
+        return reply
+
+    async def command_raw(self, body: bytes, *, timeout: float | None) -> bytes:
+        """Send the raw command (with its ``$db``) and return the raw body of the reply.
+
+        ``timeout`` in seconds. Raises NetworkError; the reply may say that the command failed.
+        """
+        self.send_raw(body)
+        return await self.receive_raw(timeout=timeout)
+
+    def send_raw(self, body: bytes) -> None:
+        """Send the raw command; ``receive_raw`` is to be called next. Raises NetworkError."""
+        request_id = next(self._request_ids)
+        message = build_msg(body, request_id=request_id)
+        if self._compressor is not None and _may_be_compressed(body):
+            message = compress_frame(message, self._compressor)
+        self._begin(request_id)
+        try:
+            self._stream.write(message)
+        except BaseException:
+            self._busy = False
+            raise
+
+    async def receive_raw(self, *, timeout: float | None) -> bytes:
+        """Return the raw body of the reply to what ``send_raw`` has sent, as ``command_raw``."""
+        try:
+            return await self._receive(self._take_body, timeout)
+        finally:
+            self._busy = False
+
+    async def exchange(
+        self, message: bytes, *, timeout: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Forward one whole uncompressed frame under a request id of our own; yield the replies.
+
+        Whole frames, not compressed, with the server's own ids: the caller rewrites responseTo.
+        Ends with the first reply without moreToCome; at once if the request itself has it. Whoever
+        stops earlier closes the connection (``aclose`` the generator to be sure when). ``timeout``
+        is the seconds to wait for each reply. Raises NetworkError.
+        """
+        request_id = next(self._request_ids)
+        self._begin(request_id)
+        more = not more_to_come(message)
+        try:
+            self._stream.write(with_ids(message, request_id=request_id, response_to=0))
+            while more:
+                frame = await self._receive(self._take_frame, timeout)
+                more = more_to_come(frame)
+                if not more:
+                    self._busy = False
+                yield frame
+        finally:
+            if more:
+                self.abort()
+            self._busy = False
+
+    async def close(self) -> None:
+        """Close the connection and wait, for a second at most, until it is closed."""
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._stream.close()
+        except TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection at once."""
+        self._cut = True
+        self._stream.abort()
+
+    async def _say_hello(self, compressors: Sequence[str], app_name: str, timeout: float) -> None:
+        metadata = {
+            "application": {"name": app_name},
+            "driver": {"name": "mergerouter", "version": _own_version()},
+            "os": {"type": platform.system(), "architecture": platform.machine()},
+            "platform": f"{platform.python_implementation()} {platform.python_version()}",
+        }
+        offered = negotiate(compressors)
+        command = {"hello": 1, "helloOk": True, "client": metadata, "compression": offered}
+        await self._ask_hello(command, timeout)
+        chosen = self.hello.get("compression")
+        for name in chosen if isinstance(chosen, list) else ():
+            if name in offered:
+                self._compressor = compressor_id(name)
+                break
+
+    async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        self.hello = await self.command("admin", command, timeout=timeout)
+        self.round_trip = loop.time() - asked_at
+
+    def _begin(self, request_id: int) -> None:
+        if self._busy:
+            raise RuntimeError("another request is in flight on this connection")
+        self._busy = True
+        self._expected = request_id
+
+    async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:
+        """Return the next frame as ``take`` has it; whatever goes wrong ends the connection."""
+        try:
+            async with asyncio.timeout(timeout):
+                reply = await self._stream.receive(take)
+        except TimeoutError as error:
+            self.abort()
+            peer = format_address(self.address)
+            raise NetworkError(f"{peer} did not answer within {timeout} s") from error
+        except ProtocolError as error:
+            raise self._broken(error) from error
+        except BaseException:
+            self.abort()
+            raise
+        if reply is None:
+            reason = self._stream.lost_error or "closed by the peer"
+            raise NetworkError(f"connection to {format_address(self.address)} lost: {reason}")
+        return reply
+
+    def _broken(self, error: ProtocolError) -> NetworkError:
+        self.abort()
+        return NetworkError(f"{format_address(self.address)} broke the protocol: {error}")
+
+    def _take_body(self, frame: memoryview) -> bytes:
+        (response_to,) = _response_to(frame, 8)
+        if response_to != self._expected:
+            raise ProtocolError(f"a reply to request {response_to}, not {self._expected}")
+        return reply_body(frame)
+
+    def _take_frame(self, frame: memoryview) -> bytes:
+        whole = bytes(frame)
+        return decompress_frame(whole) if is_compressed(whole) else whole
+
+
+@cache
+def _own_version() -> str:
+    return version("mergerouter")
+
+
+def _may_be_compressed(body: bytes) -> bool:
+    first = next(iter_elements(body), None)
+    return first is not None and first.name.decode(errors="replace") not in NEVER_COMPRESSED

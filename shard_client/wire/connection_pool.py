@@ -1,0 +1,263 @@
+"""Connections to members, used again: a bounded pool for each address."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.wire.connection import Address, Connection, format_address
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Bounds of a pool's connections to one member; times in seconds.
+
+    ``most`` counts connections in use and idle ones together. ``most_idle`` idle ones are kept for
+    ``idle_time`` each, what is more than that for ``surplus_time``. ``most_brief`` callers of
+    ``borrow`` go on at a time.
+    """
+
+    most: int = 1000
+    most_idle: int = 8
+    idle_time: float = 300.0
+    surplus_time: float = 5.0
+    most_brief: int = 32
+
+
+class PoolCounts(NamedTuple):
+    """A pool's connections to one member: in use, idle, and all that it ever made."""
+
+    in_use: int
+    available: int
+    created: int
+
+
+@dataclass(slots=True)
+class _Member:
+    """The connections to one address; ``open`` are those in use, idle and being opened."""
+
+    turns: asyncio.Semaphore
+    open: int = 0
+    created: int = 0
+    idle: deque[tuple[Connection, float]] = field(default_factory=deque)
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+class ConnectionPool:
+    """All connections of a process to the members of a cluster (docs/connections.md).
+
+    ``take`` returns an idle connection or a new one; ``give_back`` keeps it for the next caller;
+    ``borrow`` does both around a block, for what takes a moment. ``greeted`` is called with each
+    connection that has just said hello. Must be made in a running loop.
+    """
+
+    def __init__(
+        self,
+        limits: PoolLimits | None = None,
+        *,
+        greeted: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._limits = limits or PoolLimits()
+        self._greeted = greeted
+        self._loop = asyncio.get_running_loop()
+        self._members: dict[Address, _Member] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def counts(self) -> dict[Address, PoolCounts]:
+        """The connections by member."""
+        return {
+            address: PoolCounts(member.open - len(member.idle), len(member.idle), member.created)
+            for address, member in self._members.items()
+        }
+
+    async def take(self, address: Address, timeout: float, *, greet: bool = False) -> Connection:
+        """Return a connection to ``address`` within ``timeout`` seconds, the last one used if any.
+
+        With ``greet`` it has said hello after this was called, so that its ``hello`` tells what the
+        member is now. Raises NetworkError; CommandError: what the hello was answered with, or 202
+        when as many connections as are allowed are in use.
+        """
+        deadline = self._loop.time() + timeout
+        member = self._member(address)
+        while True:
+            left = max(0.001, deadline - self._loop.time())
+            connection = _pop(member)
+            if connection is not None:
+                if not greet or await self._still_answers(connection, left):
+                    return connection
+                self.forget(address)
+            elif member.open < self._limits.most:
+                return await self._open(address, member, left)
+            else:
+                await self._until_free(address, member, left)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep ``connection`` for the next caller, who gets it with no request in flight.
+
+        It is cut instead if it is closed or busy.
+        """
+        if self._closed or connection.closed or connection.busy:
+            connection.abort()
+            return
+        member = self._member(connection.address)
+        connection.rest()
+        member.idle.append((connection, self._loop.time()))
+        _wake_one(member)
+        self._expire_later()
+
+    @asynccontextmanager
+    async def borrow(
+        self, address: Address, timeout: float, *, greet: bool = False
+    ) -> AsyncIterator[Connection]:
+        """Use a connection to ``address`` for a block, as from ``take``.
+
+        ``timeout`` bounds the wait for it, in seconds. A NetworkError of the block has the idle
+        connections to that member cut, since what broke one may have broken them unnoticed.
+        """
+        deadline = self._loop.time() + timeout
+        turns = self._member(address).turns
+        try:
+            async with asyncio.timeout_at(deadline):
+                await turns.acquire()
+        except TimeoutError:
+            raise _all_in_use(address, self._limits.most_brief) from None
+        try:
+            left = max(0.001, deadline - self._loop.time())
+            connection = await self.take(address, left, greet=greet)
+            try:
+                yield connection
+            except NetworkError:
+                self.forget(address)
+                raise
+            finally:
+                self.give_back(connection)
+        finally:
+            turns.release()
+
+    def forget(self, address: Address) -> None:
+        """Cut the idle connections to ``address``."""
+        idle = self._member(address).idle
+        while idle:
+            idle.pop()[0].abort()
+
+    def close(self) -> None:
+        """Cut the idle connections; those in use are cut when they are given back."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for address in self._members:
+            self.forget(address)
+
+    def _member(self, address: Address) -> _Member:
+        member = self._members.get(address)
+        if member is None:
+            member = _Member(asyncio.Semaphore(self._limits.most_brief))
+            self._members[address] = member
+        return member
+
+    async def _open(self, address: Address, member: _Member, timeout: float) -> Connection:
+        member.open += 1
+        try:
+            connection = await Connection.open(address, timeout=timeout)
+        except BaseException:
+            _has_closed(member)
+            raise
+        member.created += 1
+        connection.when_closed(lambda: _has_closed(member))
+        self._note(connection)
+        return connection
+
+    async def _still_answers(self, connection: Connection, timeout: float) -> bool:
+        """Say hello over a connection that was idle; False if it had been cut meanwhile.
+
+        Raises NetworkError if the member does not answer, CommandError if it answers with one.
+        """
+        asked_at = self._loop.time()
+        try:
+            await connection.greet(timeout)
+        except NetworkError:
+            if self._loop.time() - asked_at < timeout:
+                return False
+            self.forget(connection.address)
+            raise
+        except BaseException:
+            connection.abort()
+            raise
+        self._note(connection)
+        return True
+
+    def _note(self, connection: Connection) -> None:
+        if self._greeted is not None:
+            self._greeted(connection)
+
+    async def _until_free(self, address: Address, member: _Member, timeout: float) -> None:
+        turn = self._loop.create_future()
+        member.waiting.append(turn)
+        try:
+            async with asyncio.timeout(timeout):
+                await turn
+        except TimeoutError:
+            raise _all_in_use(address, self._limits.most) from None
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                _wake_one(member)  # the turn was given to a caller that has left
+            raise
+        finally:
+            if turn in member.waiting:
+                member.waiting.remove(turn)
+
+    def _expire_later(self) -> None:
+        if self._timer is None and not self._closed:
+            soon = min(self._limits.surplus_time, self._limits.idle_time)
+            self._timer = self._loop.call_later(soon, self._expire)
+
+    def _expire(self) -> None:
+        """Cut the connections that have been idle for too long."""
+        self._timer = None
+        now, limits = self._loop.time(), self._limits
+        for member in self._members.values():
+            while member.idle:
+                surplus = len(member.idle) > limits.most_idle
+                kept = limits.surplus_time if surplus else limits.idle_time
+                if member.idle[0][1] + kept > now:
+                    break
+                member.idle.popleft()[0].abort()
+        if any(member.idle for member in self._members.values()):
+            self._expire_later()
+
+
+def _pop(member: _Member) -> Connection | None:
+    """Return the idle connection that was used last, so that the others may expire."""
+    while member.idle:
+        connection, _ = member.idle.pop()
+        if not connection.closed:
+            return connection
+    return None
+
+
+def _has_closed(member: _Member) -> None:
+    member.open -= 1
+    _wake_one(member)
+
+
+def _wake_one(member: _Member) -> None:
+    while member.waiting:
+        turn = member.waiting.popleft()
+        if not turn.done():
+            turn.set_result(None)
+            return
+
+
+def _all_in_use(address: Address, most: int) -> CommandError:
+    """Return what mongos, too, answers when its pool has no connection to spare in time."""
+    return CommandError(
+        ErrorCode.NetworkInterfaceExceededTimeLimit,
+        f"all {most} connections to {format_address(address)} are in use",
+        labels=(RESUMABLE_LABEL,),
+    )

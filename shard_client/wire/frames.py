@@ -1,0 +1,427 @@
+"""Frames of the MongoDB wire protocol: parsed and built, no I/O.
+
+A frame is one whole message: the 16-byte header and what follows. Source: docs/protocol.md,
+section 1.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any
+
+import bson
+import google_crc32c
+from bson.codec_options import CodecOptions, DatetimeConversion
+
+from shard_client.errors import ProtocolError
+from shard_client.wire.bson_slices import document_end
+from shard_client.wire.compression import compress, decompress
+
+OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
+
+HEADER_SIZE = 16
+MAX_MESSAGE_SIZE = 48_000_000
+MAX_DOCUMENT_SIZE = 16_777_216
+MAX_REPLY_DOCUMENT_SIZE = MAX_DOCUMENT_SIZE + 16_384
+MAX_WRITE_BATCH_SIZE = 100_000
+
+CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
+_UNKNOWN_REQUIRED_FLAGS = 0xFFFF & ~(CHECKSUM_PRESENT | MORE_TO_COME)
+_CHECKSUM_SIZE = 4
+
+CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
+"""How commands and replies are decoded: plain dicts in order, any date that BSON can hold."""
+
+_header = Struct("<iiii")
+_int32 = Struct("<i")
+_uint32 = Struct("<I")
+_op_msg = Struct("<iiiiIB")
+_op_compressed = Struct("<iiiiiiB")
+_op_reply = Struct("<iiiiiqii")
+_BODY, _SEQUENCE = 0, 1
+_MOST_SECTIONS = 100
+
+BODY_OFFSET = _op_msg.size
+"""Where the body document of an OP_MSG frame begins whose first section is the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpMsg:
+    """An OP_MSG: flag bits, the raw BSON body (kind 0), the document sequences (kind 1)."""
+
+    flags: int
+    body: bytes
+    sequences: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return the decoded command with its document sequences folded in as arrays.
+
+        Raises ProtocolError if a document is not valid BSON, or if the body has a field of a
+        sequence's name.
+        """
+        document = decode(self.body)
+        for name, documents in self.sequences.items():
+            if name in document:
+                raise ProtocolError(f"field {name!r} is both in the body and a document sequence")
+            document[name] = [decode(each) for each in documents]
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class OpQuery:
+    """An OP_QUERY, as old drivers send for their first hello."""
+
+    flags: int
+    namespace: str
+    skip: int
+    batch_size: int
+    query: bytes
+    fields: bytes | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the decoded query; raises ProtocolError if it is not valid BSON."""
+        return decode(self.query)
+
+
+@dataclass(frozen=True, slots=True)
+class OpReply:
+    """An OP_REPLY, the answer to an OP_QUERY."""
+
+    flags: int
+    cursor_id: int
+    starting_from: int
+    documents: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One parsed frame. ``op_code`` is the payload's; ``compressor`` (its number) how it came."""
+
+    request_id: int
+    response_to: int
+    op_code: int
+    payload: OpMsg | OpQuery | OpReply
+    compressor: int | None = None
+
+
+def decode(document: bytes) -> dict[str, Any]:
+    """Decode one BSON document; raises ProtocolError if it is not valid."""
+    try:
+        return bson.decode(document, CODEC)
+    # The decoder lets more out than InvalidBSON: ValueError of dates and regexes, TypeError, …
+    except Exception as error:
+        raise ProtocolError(f"not valid BSON: {error}") from error
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """Encode one document, fields in order; raises bson.errors.InvalidDocument."""
+    return bson.encode(document, codec_options=CODEC)
+
+
+def frame_length(buffer: bytes | bytearray | memoryview, offset: int = 0) -> int:
+    """Return the length in bytes of the frame at ``offset``, of which 4 bytes must be there.
+
+    Raises ProtocolError if it is below 16 or above MAX_MESSAGE_SIZE.
+    """
+    (length,) = _int32.unpack_from(buffer, offset)
+    if not HEADER_SIZE <= length <= MAX_MESSAGE_SIZE:
+        raise ProtocolError(f"a message claims {length} bytes")
+    return int(length)
+
+
+def parse_message(frame: bytes | memoryview) -> Message:
+    """Parse one whole frame, decompressing it if need be.
+
+    Raises ProtocolError on everything malformed, an unknown opcode included.
+    """
+    frame = bytes(frame)
+    request_id, response_to, op_code = _check_header(frame)
+    compressor = None
+    if op_code == OP_COMPRESSED:
+        compressor = frame[24] if len(frame) > 24 else None
+        frame = decompress_frame(frame)
+        request_id, response_to, op_code = _check_header(frame)
+    payload: OpMsg | OpQuery | OpReply
+    if op_code == OP_MSG:
+        payload = parse_op_msg(frame)
+    elif op_code == OP_QUERY:
+        payload = _parse_op_query(frame)
+    elif op_code == OP_REPLY:
+        payload = _parse_op_reply(frame)
+    else:
+        raise ProtocolError(f"unknown opcode {op_code}")
+    return Message(request_id, response_to, op_code, payload, compressor)
+
+
+def parse_op_msg(frame: bytes) -> OpMsg:
+    """Parse an OP_MSG frame (header included, not compressed); raises ProtocolError."""
+    (flags,) = _uint32.unpack_from(frame, HEADER_SIZE) if len(frame) >= _op_msg.size else (0,)
+    body = None
+    sequences: dict[str, list[bytes]] = {}
+    for kind, start, end in iter_sections(frame):
+        if kind == _BODY:
+            body = frame[start:end]
+        else:
+            name, documents = _parse_sequence(frame, start, end)
+            if name in sequences:
+                raise ProtocolError(f"an OP_MSG has two document sequences {name!r}")
+            sequences[name] = documents
+    assert body is not None
+    return OpMsg(flags, body, sequences)
+
+
+def find_body(frame: bytes) -> tuple[int, int]:
+    """Return where the body document of an OP_MSG frame begins and ends.
+
+    Flags, checksum and the sections' sizes are checked; no document is looked into, so that this
+    takes as long for 48 MB as for a few bytes, unless there is a checksum. Raises ProtocolError.
+    """
+    found = [(start, end) for kind, start, end in iter_sections(frame) if kind == _BODY]
+    return found[0]
+
+
+def iter_sections(frame: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield kind, start and end of each section of an OP_MSG frame (header included).
+
+    The start is that of the content, after the byte that tells the kind. Raises ProtocolError on
+    unknown flags or kinds, a wrong checksum, sizes that do not fit, too many sections, and, once
+    all are yielded, if there is no body.
+    """
+    end = len(frame)
+    if end < _op_msg.size:
+        raise ProtocolError("an OP_MSG is cut off")
+    (flags,) = _uint32.unpack_from(frame, HEADER_SIZE)
+    if flags & _UNKNOWN_REQUIRED_FLAGS:
+        raise ProtocolError(f"unknown OP_MSG flags {flags:#x}")
+    if flags & CHECKSUM_PRESENT:
+        end -= _CHECKSUM_SIZE
+        (checksum,) = _uint32.unpack_from(frame, end)
+        if google_crc32c.value(frame[:end]) != checksum:
+            raise ProtocolError("an OP_MSG's checksum does not match")
+    has_body = False
+    position = HEADER_SIZE + 4
+    for _ in range(_MOST_SECTIONS):
+        if position >= end:
+            break
+        kind = frame[position]
+        start = position + 1
+        if kind == _BODY:
+            if has_body:
+                raise ProtocolError("an OP_MSG has two bodies")
+            has_body = True
+            position = document_end(frame, start, end)
+        elif kind == _SEQUENCE:
+            position = _sequence_end(frame, start, end)
+        else:
+            raise ProtocolError(f"unknown OP_MSG section kind {kind}")
+        yield kind, start, position
+    if position < end:
+        raise ProtocolError(f"an OP_MSG has more than {_MOST_SECTIONS} sections")
+    if not has_body:
+        raise ProtocolError("an OP_MSG has no body")
+
+
+def reply_body(frame: memoryview) -> bytes:
+    """Return the raw body of a reply, an OP_MSG frame of any form; copies nothing else.
+
+    Raises ProtocolError if it is anything else, malformed, or has document sequences.
+    """
+    if len(frame) >= _op_msg.size:
+        length, _, _, op_code, flags, kind = _op_msg.unpack_from(frame)
+        if op_code == OP_MSG and not flags & 0xFFFF & ~MORE_TO_COME and kind == _BODY:
+            body = bytes(frame[_op_msg.size :])
+            if length == len(frame) and document_end(body, 0, len(body)) == len(body):
+                return body
+    payload = parse_message(frame).payload
+    if not isinstance(payload, OpMsg) or payload.sequences:
+        raise ProtocolError("a reply is not an OP_MSG with one body")
+    return payload.body
+
+
+def build_msg(
+    body: bytes,
+    *,
+    request_id: int,
+    response_to: int = 0,
+    flags: int = 0,
+    sequences: Mapping[str, Sequence[bytes]] | None = None,
+) -> bytes:
+    """Return an OP_MSG frame around the raw BSON ``body``; a checksum when ``flags`` ask for it."""
+    sections = [body]
+    for name, documents in (sequences or {}).items():
+        content = b"".join((name.encode(), b"\0", *documents))
+        sections += (bytes((_SEQUENCE,)), _int32.pack(4 + len(content)), content)
+    return b"".join(_build_parts(sections, sum(map(len, sections)), request_id, response_to, flags))
+
+
+def build_reply_parts(
+    parts: Sequence[bytes], *, request_id: int, response_to: int, flags: int = 0
+) -> list[bytes]:
+    """Put an OP_MSG header before the ``parts`` of one body document, to be joined or written.
+
+    The first part holds at least the document's length. A checksum is added when ``flags`` ask.
+    """
+    (size,) = _int32.unpack_from(parts[0])
+    return _build_parts(parts, size, request_id, response_to, flags)
+
+
+def _build_parts(
+    sections: Sequence[bytes], size: int, request_id: int, response_to: int, flags: int
+) -> list[bytes]:
+    checksum_size = _CHECKSUM_SIZE if flags & CHECKSUM_PRESENT else 0
+    length = _op_msg.size + size + checksum_size
+    frame = [_op_msg.pack(length, request_id, response_to, OP_MSG, flags, _BODY), *sections]
+    if checksum_size:
+        checksum = 0
+        for part in frame:
+            checksum = google_crc32c.extend(checksum, part)
+        frame.append(_uint32.pack(checksum))
+    return frame
+
+
+def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:
+    """Return an OP_REPLY frame that answers an OP_QUERY with one raw document.
+
+    ``flags`` bit 1 is queryFailure, bit 3 awaitCapable, which servers always set.
+    """
+    length = _op_reply.size + len(document)
+    head = _op_reply.pack(length, request_id, response_to, OP_REPLY, flags, 0, 0, 1)
+    return head + document
+
+
+def build_op_query(namespace: str, query: bytes, *, request_id: int) -> bytes:
+    """Return an OP_QUERY frame for one document, as the first hello of old drivers."""
+    content = b"".join(
+        (_int32.pack(0), namespace.encode(), b"\0", Struct("<ii").pack(0, -1), query)
+    )
+    return _header.pack(HEADER_SIZE + len(content), request_id, 0, OP_QUERY) + content
+
+
+def with_ids(frame: bytes, *, request_id: int, response_to: int) -> bytes:
+    """Return the frame with other ids in its header (the checksum, if any, made anew)."""
+    length, _, _, op_code = _header.unpack_from(frame)
+    head = _header.pack(length, request_id, response_to, op_code)
+    if op_code == OP_MSG and frame[HEADER_SIZE] & CHECKSUM_PRESENT:
+        content = frame[HEADER_SIZE:-_CHECKSUM_SIZE]
+        checksum = google_crc32c.extend(google_crc32c.value(head), content)
+        return b"".join((head, content, _uint32.pack(checksum)))
+    return head + frame[HEADER_SIZE:]
+
+
+def more_to_come(frame: bytes) -> bool:
+    """Tell whether this is an OP_MSG that others follow, or, as a request, that wants no reply."""
+    return _int32.unpack_from(frame, 12)[0] == OP_MSG and bool(
+        len(frame) > HEADER_SIZE and frame[HEADER_SIZE] & MORE_TO_COME
+    )
+
+
+def is_compressed(frame: bytes) -> bool:
+    """Tell whether this is an OP_COMPRESSED."""
+    return bool(_int32.unpack_from(frame, 12)[0] == OP_COMPRESSED)
+
+
+def compress_frame(frame: bytes, compressor: int) -> bytes:
+    """Return the OP_COMPRESSED frame of a whole frame; ``compressor`` is a number that works here.
+
+    Whether its command may be compressed is the caller's to know (compression.NEVER_COMPRESSED).
+    """
+    _, request_id, response_to, op_code = _header.unpack_from(frame)
+    size = len(frame) - HEADER_SIZE
+    compressed = compress(compressor, frame[HEADER_SIZE:])
+    length = _op_compressed.size + len(compressed)
+    head = _op_compressed.pack(
+        length, request_id, response_to, OP_COMPRESSED, op_code, size, compressor
+    )
+    return head + compressed
+
+
+def decompress_frame(frame: bytes) -> bytes:
+    """Return the frame that an OP_COMPRESSED frame holds; raises ProtocolError."""
+    if len(frame) < _op_compressed.size:
+        raise ProtocolError("an OP_COMPRESSED is cut off")
+    _, request_id, response_to, _, op_code, size, compressor = _op_compressed.unpack_from(frame)
+    if not 0 <= size <= MAX_MESSAGE_SIZE - HEADER_SIZE:
+        raise ProtocolError(f"an OP_COMPRESSED claims to hold {size} bytes")
+    if op_code == OP_COMPRESSED:
+        raise ProtocolError("an OP_COMPRESSED holds an OP_COMPRESSED")
+    content = decompress(compressor, frame[_op_compressed.size :], size)
+    return _header.pack(HEADER_SIZE + size, request_id, response_to, op_code) + content
+
+
+def _check_header(frame: bytes) -> tuple[int, int, int]:
+    """Return requestID, responseTo and opCode of a frame of the right length."""
+    if len(frame) < HEADER_SIZE:
+        raise ProtocolError("a header is cut off")
+    length, request_id, response_to, op_code = _header.unpack_from(frame)
+    if length != len(frame):
+        raise ProtocolError(f"a message claims {length} bytes and has {len(frame)}")
+    return request_id, response_to, op_code
+
+
+def _sequence_end(frame: bytes, start: int, limit: int) -> int:
+    """Return where the section of kind 1 at ``start`` ends."""
+    if limit - start < 4:
+        raise ProtocolError("a document sequence is cut off")
+    (size,) = _int32.unpack_from(frame, start)
+    end = start + int(size)
+    if size < 5 or end > limit:
+        raise ProtocolError(f"a document sequence claims {size} bytes of {limit - start}")
+    return end
+
+
+def _parse_sequence(frame: bytes, start: int, end: int) -> tuple[str, list[bytes]]:
+    """Return name and documents of the section of kind 1 from ``start`` to ``end``."""
+    name, position = _cstring(frame, start + 4, end)
+    documents = []
+    while position < end:
+        document = document_end(frame, position, end)
+        documents.append(frame[position:document])
+        position = document
+    return name, documents
+
+
+def _parse_op_query(frame: bytes) -> OpQuery:
+    end = len(frame)
+    if end < HEADER_SIZE + 4:
+        raise ProtocolError("an OP_QUERY is cut off")
+    (flags,) = _int32.unpack_from(frame, HEADER_SIZE)
+    namespace, position = _cstring(frame, HEADER_SIZE + 4, end)
+    if end - position < 8:
+        raise ProtocolError("an OP_QUERY is cut off")
+    (skip,) = _int32.unpack_from(frame, position)
+    (batch_size,) = _int32.unpack_from(frame, position + 4)
+    query_end = document_end(frame, position + 8, end)
+    query, fields = frame[position + 8 : query_end], None
+    if query_end < end:
+        if document_end(frame, query_end, end) != end:
+            raise ProtocolError("an OP_QUERY is longer than its documents")
+        fields = frame[query_end:]
+    return OpQuery(flags, namespace, skip, batch_size, query, fields)
+
+
+def _parse_op_reply(frame: bytes) -> OpReply:
+    if len(frame) < _op_reply.size:
+        raise ProtocolError("an OP_REPLY is cut off")
+    _, _, _, _, flags, cursor_id, starting_from, count = _op_reply.unpack_from(frame)
+    documents = []
+    position = _op_reply.size
+    while position < len(frame):
+        end = document_end(frame, position, len(frame))
+        documents.append(frame[position:end])
+        position = end
+    if len(documents) != count:
+        raise ProtocolError(f"an OP_REPLY claims {count} documents and has {len(documents)}")
+    return OpReply(flags, cursor_id, starting_from, documents)
+
+
+def _cstring(frame: bytes, start: int, limit: int) -> tuple[str, int]:
+    """Return the text at ``start`` that a zero byte ends, and the offset after it."""
+    end = frame.find(0, start, limit)
+    if end < 0:
+        raise ProtocolError("a name does not end")
+    try:
+        return frame[start:end].decode(), end + 1
+    except UnicodeDecodeError as error:
+        raise ProtocolError("a name is not UTF-8") from error

@@ -1,0 +1,209 @@
+"""What one worker asks of another: cursors, sessions, fail points, figures."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from bson import Binary, Int64
+
+from router.commands.fail_points import FailPoints
+from router.peers.cursor_ids import CursorIds
+from router.upstream_mongos import UpstreamMongos
+from tests.harness.fake_cursors import event
+from tests.harness.raw_client import MORE_TO_COME
+from tests.harness.scripted_server import Asked, scripted_server
+from tests.harness.until import PATIENCE, until
+from tests.harness.worker_facades import MARK, worker_facades
+
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+def get_more(cursor_id: int, **fields: Any) -> dict[str, Any]:
+    return {"getMore": Int64(cursor_id), "collection": "c", **fields}
+
+
+async def test_any_worker_answers_for_a_cursor() -> None:
+    async with (
+        worker_facades(3) as workers,
+        await workers[0].client() as opener,
+        await workers[1].client() as reader,
+    ):
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
+        for number in range(3):
+            workers[0].cursors.cursors[cursor_id].put(event(number, 100_000))
+            reply = await reader.command("db", get_more(cursor_id), compressed=number == 2)
+            assert [each["n"] for each in reply["cursor"]["nextBatch"]] == [number]
+            assert reply.compressed == (number == 2)
+        assert [worker.node.counters.passed_on for worker in workers] == [0, 3, 0]
+        assert not workers[1].cursors.cursors
+
+
+async def test_a_client_that_goes_takes_its_get_more_along() -> None:
+    async with worker_facades() as workers, await workers[0].client() as opener:
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
+        cursor = workers[0].cursors.cursors[cursor_id]
+        async with await workers[1].client() as reader:
+            reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
+            await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
+            reply = await opener.command("db", get_more(cursor_id))
+            assert reply["code"] == 143
+        await until(lambda: not workers[0].cursors.cursors)
+
+
+async def test_a_get_more_without_an_answer_leaves_the_connection_in_step() -> None:
+    async with (
+        worker_facades() as workers,
+        await workers[0].client() as opener,
+        await workers[1].client() as reader,
+    ):
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
+        reader.send("db", get_more(cursor_id, maxTimeMS=1), flags=MORE_TO_COME)
+        assert (await reader.command("admin", {"ping": 1}))["ok"] == 1
+
+
+async def test_the_cursors_of_a_worker_that_has_died_are_not_found() -> None:
+    async with (
+        worker_facades() as workers,
+        await workers[0].client() as opener,
+        await workers[1].client() as reader,
+    ):
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
+        reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
+        cursor = workers[0].cursors.cursors[cursor_id]
+        await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
+        assert workers[0].private is not None
+        await workers[0].private.__aexit__(None, None, None)
+        for reply in (await reader.receive(), await reader.command("db", get_more(cursor_id))):
+            assert (reply["code"], reply["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
+        killed = await reader.command("db", {"killCursors": "c", "cursors": [cursor_id]})
+        assert killed["cursorsNotFound"] == [cursor_id]
+
+
+async def test_cursors_are_killed_wherever_they_are() -> None:
+    async with (
+        worker_facades(3) as workers,
+        await workers[0].client() as one,
+        await workers[1].client() as two,
+        await workers[2].client() as killer,
+    ):
+        ids = [(await each.command("db", WATCH))["cursor"]["id"] for each in (one, two, killer)]
+        gone = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
+        reply = await killer.command("db", {"killCursors": "c", "cursors": [*ids, gone, Int64(7)]})
+        assert sorted(reply["cursorsKilled"]) == sorted(ids)
+        assert sorted(reply["cursorsNotFound"]) == sorted([gone, 7])
+        assert reply["cursorsAlive"] == reply["cursorsUnknown"] == []
+        assert not any(worker.cursors.cursors for worker in workers)
+
+
+async def test_an_upstream_s_cursor_that_looks_like_ours_goes_on_there() -> None:
+    looks_like = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
+
+    async def script(asked: Asked) -> None:
+        if "killCursors" in asked.command:
+            killed = {"cursorsKilled": asked.command["cursors"], "cursorsNotFound": []}
+            asked.reply({**killed, "cursorsAlive": [], "cursorsUnknown": [], "ok": 1.0})
+        else:
+            asked.reply({"of": "upstream", "ok": 1.0})
+
+    async with (
+        scripted_server(script) as mongos,
+        worker_facades(2, UpstreamMongos([("127.0.0.1", mongos.port)])) as workers,
+        await workers[0].client() as opener,
+        await workers[1].client() as client,
+    ):
+        assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
+        ours = (await opener.command("db", WATCH))["cursor"]["id"]
+        reply = await client.command("db", {"killCursors": "c", "cursors": [ours, looks_like]})
+        assert reply["cursorsKilled"] == [ours, looks_like]
+        assert [each.command["cursors"] for each in mongos.asked[1:]] == [[looks_like]]
+        only_theirs = {"killCursors": "c", "cursors": [looks_like]}
+        assert (await client.command("db", only_theirs))["cursorsKilled"] == [looks_like]
+        assert workers[0].private is not None
+        await workers[0].private.__aexit__(None, None, None)
+        assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
+
+
+@pytest.mark.parametrize("command", ["endSessions", "killSessions", "refreshSessions"])
+async def test_sessions_end_and_go_on_everywhere(command: str) -> None:
+    async with worker_facades(3) as workers, await workers[1].client() as client:
+        lsid = {"id": Binary(b"s" * 16, 4)}
+        assert (await client.command("admin", {command: [lsid]}))["ok"] == 1
+        for worker in workers:
+            reached = (worker.cursors.ended_sessions, worker.cursors.refreshed_sessions)
+            assert reached[command == "refreshSessions"] == [b"s" * 16]
+
+
+async def test_any_worker_s_status_is_that_of_all() -> None:
+    async with (
+        worker_facades(2) as workers,
+        await workers[0].client() as one,
+        await workers[1].client() as two,
+    ):
+        for client in (one, one, two):
+            await client.command("db", WATCH)
+        for client in (one, two):
+            status = await client.command("admin", {"serverStatus": 1, "mem": 0})
+            assert status["connections"]["current"] == 2
+            assert status["connections"]["totalCreated"] == 2
+            assert status["metrics"]["cursor"]["open"]["total"] == 3
+            assert "mem" not in status
+            listed = status["mergerouter"]["workers"]
+            assert [each["worker"] for each in listed] == [1, 2]
+            assert [each["streams"] for each in listed] == [2, 1]
+        assert (
+            status["network"]["numRequests"] == 5
+        )  # what workers ask of each other is not counted
+
+
+async def test_a_worker_that_is_gone_is_left_out_of_the_status() -> None:
+    async with worker_facades(2) as workers, await workers[1].client() as client:
+        assert workers[0].private is not None
+        await workers[0].private.__aexit__(None, None, None)
+        status = await client.command("admin", {"serverStatus": 1})
+        assert [each["worker"] for each in status["mergerouter"]["workers"]] == [2]
+
+
+async def test_a_fail_point_fires_as_often_as_asked_over_all_workers() -> None:
+    async with (
+        worker_facades(3, fail_points=FailPoints) as workers,
+        await workers[0].client() as one,
+        await workers[1].client() as two,
+        await workers[2].client() as three,
+    ):
+        point = {"configureFailPoint": "failCommand", "mode": {"times": 2}}
+        data = {"failCommands": ["ping"], "errorCode": 91}
+        assert (await one.command("admin", {**point, "data": data}))["ok"] == 1
+        codes = [
+            (await client.command("admin", {"ping": 1})).get("code")
+            for client in (two, three, one, two)
+        ]
+        assert codes == [91, 91, None, None]
+        again = await three.command("admin", {"configureFailPoint": "failCommand", "mode": "off"})
+        assert again["count"] == 2
+
+
+async def test_a_get_more_fails_once_though_two_workers_see_it() -> None:
+    async with (
+        worker_facades(2, fail_points=FailPoints) as workers,
+        await workers[0].client() as opener,
+        await workers[1].client() as reader,
+    ):
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
+        point = {"configureFailPoint": "failCommand", "mode": {"skip": 1}}
+        data = {"failCommands": ["getMore"], "errorCode": 91}
+        await opener.command("admin", {**point, "data": data})
+        command = get_more(cursor_id, maxTimeMS=1)
+        assert (await reader.command("db", command))["ok"] == 1
+        assert (await reader.command("db", command))["code"] == 91
+
+
+async def test_a_client_that_knows_of_a_change_first_is_no_error() -> None:
+    async with worker_facades(2) as workers, await workers[0].client() as client:
+        topology = workers[0].node.topology
+        ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}
+        client.send("admin", {"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 60_000})
+        await until(lambda: workers[0].node.counters.awaiting_hellos == 1)
+        topology.move_to(topology.counter + 1)
+        topology.move_to(topology.counter + 1)
+        reply = await client.receive()
+        assert (reply["ok"], reply["topologyVersion"]["counter"]) == (1, topology.counter)

@@ -1,0 +1,64 @@
+"""One serverStatus of all workers: sums where sums mean something."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from bson.int64 import Int64
+
+from router.peers.statuses import sum_statuses
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def status(connections: int, streams: list[str], nudges: dict[str, int]) -> dict[str, Any]:
+    return {
+        "host": "here:27020",
+        "pid": Int64(7),
+        "uptime": 12.0,
+        "uptimeMillis": Int64(12000 + connections),
+        "localTime": NOW,
+        "asserts": {"user": connections, "rollovers": 0},
+        "connections": {"current": connections, "available": 100 - connections},
+        "network": {"bytesIn": Int64(10 * connections)},
+        "mem": {"bits": 64, "resident": 50, "supported": True},
+        "mergerouter": {
+            "streams": [{"namespace": name, "events": Int64(3)} for name in streams],
+            "nudges": nudges,
+            "behindMillis": Int64(connections),
+        },
+    }
+
+
+def test_counts_are_added_and_lists_joined() -> None:
+    summed = sum_statuses(
+        [status(3, ["a"], {"s0": 1}), status(4, ["b", "c"], {"s1": 2}), status(0, [], {"s0": 5})]
+    )
+    assert summed["connections"] == {"current": 7, "available": 93}
+    assert summed["network"] == {"bytesIn": 70}
+    assert isinstance(summed["network"]["bytesIn"], Int64)
+    assert summed["asserts"] == {"user": 7, "rollovers": 0}
+    ours = summed["mergerouter"]
+    assert [stream["namespace"] for stream in ours["streams"]] == ["a", "b", "c"]
+    assert [stream["events"] for stream in ours["streams"]] == [3, 3, 3]
+    assert ours["nudges"] == {"s0": 6, "s1": 2}
+
+
+def test_what_is_said_of_the_whole_stays() -> None:
+    summed = sum_statuses([status(3, [], {}), status(9, [], {})])
+    assert (summed["host"], summed["pid"], summed["uptime"]) == ("here:27020", 7, 12.0)
+    assert (summed["uptimeMillis"], summed["localTime"]) == (12003, NOW)
+    assert summed["mem"] == {"bits": 64, "resident": 100, "supported": True}
+
+
+def test_of_times_the_largest_stands() -> None:
+    summed = sum_statuses([status(3, [], {}), status(9, [], {})])
+    assert summed["mergerouter"]["behindMillis"] == 9
+
+
+def test_one_worker_s_status_is_itself_and_left_as_it_was() -> None:
+    own = status(3, ["a"], {"s0": 1})
+    assert sum_statuses([own]) == status(3, ["a"], {"s0": 1})
+    sum_statuses([own, status(1, [], {})])
+    assert own == status(3, ["a"], {"s0": 1})
+    partial = {"host": "h", "network": {"bytesIn": Int64(1)}}
+    assert sum_statuses([partial, partial])["network"]["bytesIn"] == 2

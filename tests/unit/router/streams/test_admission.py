@@ -1,0 +1,204 @@
+"""What is too much is refused with a clear error; what ends makes room again."""
+
+import asyncio
+from random import Random
+
+import pytest
+from bson import Timestamp
+
+from router.cursors.registry import CursorRegistry, Owner
+from router.stream_settings import StreamSettings
+from router.streams.admission import Admission, Ticket
+from router.streams.memory import LEAST_BATCH, Memory
+from shard_client.errors import CommandError
+from tests.unit.router.conftest import OWNER, ScriptedCluster, stream, until
+from tests.unit.router.streams.test_pool import BIG, REMOTES, write
+
+HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")
+
+
+def different(number: int) -> dict[str, object]:
+    """Fields that make a stream different from the others."""
+    return {"let": {"n": number}}
+
+
+async def refusal(registry: CursorRegistry, owner: Owner = OWNER, number: int = 99) -> CommandError:
+    with pytest.raises(CommandError) as failure:
+        await registry.open(stream(**different(number)), owner)
+    return failure.value
+
+
+async def test_more_cursors_than_allowed_are_refused(cluster: ScriptedCluster):
+    registry = cluster.registry(max_cursors=2)
+    cursors = [(await registry.open(stream(), OWNER))[0] for _ in range(2)]
+    error = await refusal(registry)
+    assert (error.code, error.code_name) == (365, "TemporarilyUnavailable")
+    assert error.message == (
+        "too many change streams: 2 cursors are open; close some, or raise maxCursors"
+    )
+    # Drivers that know the labels try again with pauses; none takes it for a broken stream.
+    assert error.labels == {"SystemOverloadedError", "RetryableError"}
+    registry.kill([cursors[0].cursor_id], OWNER)
+    await registry.open(stream(), OWNER)
+    assert registry.admission.refused == {"maxCursors": 1}
+
+
+async def test_one_client_does_not_take_the_others_share(cluster: ScriptedCluster):
+    registry = cluster.registry(max_cursors_per_client=2, max_streams_per_client=1)
+    first, _ = await registry.open(stream(), HERE)
+    error = await refusal(registry, HERE)
+    assert "1 different change streams were opened by 10.0.0.1" in error.message
+    assert "maxStreamsPerClient" in error.message
+    await registry.open(stream(), HERE)  # the one that is there, once more
+    with pytest.raises(CommandError, match=r"2 cursors of 10\.0\.0\.1 are open.*PerClient"):
+        await registry.open(stream(), HERE)
+    await registry.open(stream(), THERE)
+    await registry.open(stream(**different(1)), THERE)
+    registry.kill([first.cursor_id], HERE)
+    await registry.open(stream(), HERE)
+    assert registry.admission.refused == {"maxStreamsPerClient": 1, "maxCursorsPerClient": 1}
+
+
+async def test_different_streams_are_what_costs_the_members(cluster: ScriptedCluster):
+    registry = cluster.registry(max_streams=2, share_linger=0.0)
+    for _ in range(20):
+        await registry.open(stream(), OWNER)
+    cursor, _ = await registry.open(stream(**different(1)), OWNER)
+    error = await refusal(registry)
+    assert "2 different change streams are open" in error.message
+    assert "maxStreams" in error.message
+    assert cluster.open_cursors == 2 * REMOTES
+    registry.kill([cursor.cursor_id], OWNER)
+    await until(lambda: registry.admission.streams == 1)
+    await registry.open(stream(**different(2)), OWNER)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "limits"),
+    [
+        ("totalBufferBytes", {"total_buffer_bytes": 11 * 4 * LEAST_BATCH}),
+        ("ShardingTaskExecutorPoolMaxSize", {"member_connections": 4}),
+    ],
+)
+async def test_memory_and_connections_bound_the_number_of_streams(
+    cluster: ScriptedCluster, parameter: str, limits: dict[str, int]
+):
+    """Two streams on four members each have 8 remotes; a third would make it 12."""
+    registry = cluster.registry(**limits)
+    for number in range(2):
+        await registry.open(stream(**different(number)), OWNER)
+    error = await refusal(registry)
+    assert error.code == 365
+    assert error.message.endswith(f"raise {parameter}")
+
+
+def test_a_budget_too_small_for_any_stream_still_admits_one():
+    admission = Admission(StreamSettings(total_buffer_bytes=1))
+    ticket = admission.stream(None, 10)
+    with pytest.raises(CommandError):
+        admission.stream(None, 1)
+    ticket.end()
+    admission.stream(None, 10)
+
+
+async def test_what_fails_or_is_given_up_is_not_counted(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=0.0)
+    cluster.shards["s0"].fail("aggregate", 2, "refused", times=1)
+    with pytest.raises(CommandError):
+        await registry.open(stream(), HERE)
+    for turns in range(0, 60, 7):
+        opening = asyncio.create_task(registry.open(stream(None, **different(turns)), HERE))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (result,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(result, tuple):
+            registry.kill([result[0].cursor_id], HERE)
+    await until(lambda: registry.admission.streams == 0)
+    assert registry.admission.cursors == 0
+    await registry.open(stream(), HERE)
+    await registry.close()
+    assert (registry.admission.cursors, registry.admission.streams) == (0, 0)
+
+
+async def test_a_client_left_behind_that_gets_no_remotes_may_resume(cluster: ScriptedCluster):
+    """Its own stream goes beyond it, and there is no room for another one: it tries again."""
+    registry = cluster.registry(share_log_bytes=BIG, max_streams=1)
+    slow, _ = await registry.open(stream(), OWNER)
+    fast, _ = await registry.open(stream(), OWNER)
+    for second in range(101, 111):
+        write(cluster, second, size=BIG)
+        while not (await fast.next_batch(None, 1.0)).events:
+            pass
+
+    async def read_on() -> None:
+        while True:
+            await slow.next_batch(None, 1.0)
+
+    with pytest.raises(CommandError) as failure:
+        await read_on()
+    assert failure.value.code == 365
+    assert failure.value.labels == {"ResumableChangeStreamError"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_open_never_exceeds_any_bound(seed: int):
+    chance = Random(seed)
+    limits = StreamSettings(
+        max_cursors=8, max_cursors_per_client=5, max_streams=6, max_streams_per_client=4
+    )
+    admission = Admission(limits)
+    held: dict[str, list[tuple[str, Ticket]]] = {"cursor": [], "stream": []}
+    refused = 0
+    for _ in range(500):
+        kind = chance.choice(["cursor", "stream"])
+        if chance.random() < 0.5 and held[kind]:
+            _, ticket = held[kind].pop(chance.randrange(len(held[kind])))
+            for _ in range(chance.randint(1, 2)):
+                ticket.end()
+            continue
+        client = chance.choice("abc")
+        try:
+            cursor = kind == "cursor"
+            ticket = admission.cursor(client) if cursor else admission.stream(client, 4)
+        except CommandError:
+            refused += 1
+        else:
+            held[kind].append((client, ticket))
+        for name, most, each in (("cursor", 8, 5), ("stream", 6, 4)):
+            owners = [owner for owner, _ in held[name]]
+            assert len(owners) <= most
+            assert all(owners.count(owner) <= each for owner in "abc")
+    assert (admission.cursors, admission.streams) == tuple(map(len, held.values()))
+    assert sum(admission.refused.values()) == refused > 0
+
+
+def test_batches_shrink_with_the_number_of_remotes():
+    memory = Memory(64 * 1024 * 1024)
+    assert memory.batch_bytes == 16 * 1024 * 1024
+    memory.remotes = 64
+    assert memory.batch_bytes == 256 * 1024
+    memory.remotes = 10_000
+    assert memory.batch_bytes == LEAST_BATCH
+
+
+async def test_a_remote_s_batches_follow_the_memory_that_is_left(cluster: ScriptedCluster):
+    """Eight streams leave less to each of them: getMores ask for fewer events."""
+    registry = cluster.registry(total_buffer_bytes=32 * 4 * LEAST_BATCH, batch_target_bytes=1 << 20)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for number in range(7):
+        await registry.open(stream(**different(number)), OWNER)
+    shard = cluster.shards["s0"]
+    for second in range(101, 141):
+        shard.insert(Timestamp(second, 1), second, filler="x" * 10_000)
+    cluster.noop(200)
+    count = 0
+    while count < 40:
+        count += len((await cursor.next_batch(None, 5.0)).events)
+    remote = next(
+        each.cursor
+        for source in registry._streams._of
+        for each in source.upstream._remotes.values()
+        if each.target == "s0" and each.cursor is not None
+    )
+    assert remote._batch_size.target == LEAST_BATCH

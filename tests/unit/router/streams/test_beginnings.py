@@ -1,0 +1,40 @@
+"""A stream's first steps: what it has to pass over, what fails while it is being opened."""
+
+import asyncio
+
+import pytest
+from bson import Timestamp
+
+from router.change_stream.request import parse_request
+from shard_client.errors import CommandError
+from tests.harness.scripted_member import event_token
+from tests.unit.router.conftest import OWNER, ScriptedCluster, read_until, stream
+
+
+async def test_what_a_resumed_client_has_already_makes_room_again(cluster: ScriptedCluster):
+    """Budgets that are full of events to be dropped must not stand in the way of the next one."""
+    registry = cluster.registry(
+        remote_buffer_bytes=2000, stream_buffer_bytes=4000, batch_target_bytes=500
+    )
+    time = Timestamp(101, 1)
+    for number in range(1, 301):
+        cluster.shards["s1"].insert(time, number, fullDocument={"_id": number, "pad": "x" * 40})
+    cluster.noop(102)
+    options = {"resumeAfter": {"_data": event_token(time, 299)}}
+    command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
+    cursor, _ = await registry.open(parse_request("db", command), OWNER)
+    assert await read_until(cursor, 1) == [300]
+
+
+async def test_a_get_more_that_fails_while_others_are_opened(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cluster.shards["s0"].hang.add("aggregate")
+    cluster.shards["s2"].fail("getMore", 286, "resume point lost")
+    async with asyncio.timeout(1.5):
+        cursor, first = await registry.open(stream(), OWNER)
+        assert first.cursor_id == cursor.cursor_id
+        assert first.events == []
+        with pytest.raises(CommandError) as failure:
+            await cursor.next_batch(None, 1)
+    assert failure.value.code == 286
+    assert failure.value.message.startswith("Error on remote shard 127.0.0.1:")

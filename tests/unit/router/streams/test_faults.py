@@ -1,0 +1,109 @@
+"""A seeded storm of faults: every event comes exactly once, in order, and nothing is left."""
+
+import asyncio
+import random
+
+import bson
+import pytest
+
+from router.change_stream.request import parse_request
+from router.cursors.merged_cursor import MergedCursor
+from router.cursors.registry import CursorRegistry
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from tests.harness.scripted_member import ScriptedMember
+from tests.unit.router.conftest import OWNER, ScriptedCluster, stream
+
+EVENTS = 150
+
+
+async def storm(cluster: ScriptedCluster, chance: random.Random) -> None:
+    """Write numbered events over the shards, with faults in between."""
+    members = cluster.members
+    second = 101
+    for number in range(EVENTS):
+        chance.choice(list(cluster.shards.values())).insert(second, number)
+        second += chance.choice((1, 1, 2))
+        if chance.random() < 0.5:
+            for member in chance.sample(members, 2):
+                member.noop(second)
+            second += 1
+        if chance.random() < 0.12:
+            fault(chance.choice(members), chance)
+        if chance.random() < 0.7:
+            await asyncio.sleep(chance.random() * 0.01)
+    cluster.noop(second + 1)
+
+
+def fault(member: ScriptedMember, chance: random.Random) -> None:
+    match chance.randrange(5):
+        case 0:
+            member.cut()
+        case 1:
+            member.cursors.clear()
+        case 2:
+            member.fail("getMore", chance.choice((10107, 189, 237, 43, 11602)))
+        case 3:
+            member.fail("aggregate", 91, times=2)
+        case 4:
+            member.fail("getMore", 262)
+            member.cut()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_event_once_and_in_order(cluster: ScriptedCluster, seed: int):
+    chance = random.Random(seed)
+    registry = cluster.registry(failure_timeout=10.0)
+    cursor, first = await registry.open(stream(), OWNER)
+    found: list[int] = []
+    marks = [bson.decode(first.pbrt)["_data"]]
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(storm(cluster, chance))
+        while len(found) < EVENTS:
+            if chance.random() < 0.2:
+                await asyncio.sleep(chance.random() * 0.02)
+            batch = await cursor.next_batch(chance.choice((None, 1, 7)), chance.random() * 0.1)
+            found += [bson.decode(event)["fullDocument"]["_id"] for event in batch.events]
+            marks.append(bson.decode(batch.pbrt)["_data"])
+    assert found == list(range(EVENTS))
+    assert marks == sorted(marks), "a resume token never goes backwards"
+    await registry.close()
+    # An opening whose answer was cut off leaves a cursor that nobody knows; the shard ends it.
+    left = [each for member in cluster.members for each in member.cursors.values()]
+    assert not any(each.read for each in left)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_resuming_at_any_token_gives_the_rest(cluster: ScriptedCluster, seed: int):
+    """A client that loses its router again and again and resumes as drivers do."""
+    chance = random.Random(seed)
+    found: list[int] = []
+    token: dict[str, str] | None = None
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(storm(cluster, chance))
+        while len(found) < EVENTS:
+            registry = cluster.registry(failure_timeout=10.0)
+            cursor = await resume(registry, token)
+            for _ in range(chance.randrange(1, 12)):
+                try:
+                    batch = await cursor.next_batch(chance.choice((None, 5)), 0.05)
+                except CommandError as error:
+                    if RESUMABLE_LABEL not in error.labels:
+                        raise
+                    break
+                events = [bson.decode(event) for event in batch.events]
+                found += [event["fullDocument"]["_id"] for event in events]
+                token = bson.decode(batch.pbrt)
+                if events and chance.random() < 0.3:
+                    token = events[-1]["_id"]
+                    break
+            await registry.close()
+    assert found == list(range(EVENTS))
+
+
+async def resume(registry: CursorRegistry, token: dict[str, str] | None) -> MergedCursor:
+    if token is None:
+        cursor, _ = await registry.open(stream(), OWNER)
+        return cursor
+    command = {"aggregate": 1, "pipeline": [{"$changeStream": {"resumeAfter": token}}]}
+    cursor, _ = await registry.open(parse_request("db", {**command, "cursor": {}}), OWNER)
+    return cursor

@@ -1,0 +1,264 @@
+"""Nudges: which way, how many, and that none is made for nothing."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from bson import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.streams.member_load import MemberLoads
+from router.streams.nudger import Nudger, NudgeResult
+from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from tests.harness.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
+from tests.unit.router.conftest import (
+    LIMITS,
+    OWNER,
+    ScriptedCluster,
+    read_until,
+    stream,
+    until,
+)
+
+NUDGING = replace(LIMITS, nudge=True, nudge_delay=0.001)
+
+
+class Nudged:
+    """A nudger on the scripted cluster, with attempts that can be awaited."""
+
+    def __init__(self, cluster: ScriptedCluster, **changes: object) -> None:
+        limits = replace(NUDGING, **changes)  # type: ignore[arg-type]
+        self.cluster = Cluster(cluster.config.host, limits, replica_set=ProbedReplicaSet)
+        cluster.clusters.append(self.cluster)
+        self.loads = MemberLoads()
+        self.nudger = Nudger(self.cluster, limits, self.loads)
+        self.host = cluster.shards["s1"].host
+        self.done = 0
+        self.begun: list[float] = []
+        self.results: list[NudgeResult] = []
+
+    def ask(self, past: Timestamp) -> None:
+        self.nudger.nudge(
+            "s1", self.host, wanted=lambda: past, begun=self.begun.append, done=self._count
+        )
+
+    async def once(self, past: Timestamp) -> None:
+        wanted = self.done + 1
+        self.ask(past)
+        await until(lambda: self.done >= wanted)
+
+    def _count(self, result: NudgeResult) -> None:
+        self.done += 1
+        self.results.append(result)
+
+    @property
+    def made(self) -> int:
+        return self.loads.of("s1").nudges
+
+
+async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(200, 5))
+    assert member.commands["appendOplogNote"] == 1
+    assert member.commands["find"] == 0
+    await nudged.once(Timestamp(50, 1))
+    assert member.commands["appendOplogNote"] == 2, "a member that is there already says so"
+    assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.THERE]
+    load = nudged.loads.of("s1")
+    assert (load.nudges, load.notes, load.note_bytes) == (2, 1, 101)
+    await nudged.nudger.close()
+
+
+async def test_a_member_that_allows_no_note_is_read_from_at_once_and_ever_after(
+    cluster: ScriptedCluster,
+):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    member.notes = False
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(98, 1))
+    assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
+    await nudged.once(Timestamp(98, 2))
+    assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
+    assert nudged.results == [NudgeResult.READ] * 2, "the time that was read may be an earlier one"
+    await nudged.nudger.close()
+
+
+async def test_requests_that_come_meanwhile_are_one_nudge(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    for second in range(150, 250):
+        nudged.ask(Timestamp(second, 1))
+    await until(lambda: nudged.done == 100)
+    assert member.commands["appendOplogNote"] <= 2
+    await nudged.nudger.close()
+
+
+async def test_bursts_are_free_and_load_is_not(cluster: ScriptedCluster):
+    free = Nudged(cluster, nudges_per_second=0.01, nudge_burst=5.0)
+    for number in range(5):
+        await free.once(Timestamp(200 + number, 1))
+    await free.nudger.close()
+    bound = Nudged(cluster, nudges_per_second=20.0, nudge_burst=1.0)
+    loop = asyncio.get_running_loop()
+    await bound.once(Timestamp(300, 1))
+    begun = loop.time()
+    for number in range(5):
+        await bound.once(Timestamp(400 + number, 1))
+    assert loop.time() - begun > 4 / 20
+    await bound.nudger.close()
+
+
+async def test_notes_alone_need_three_days_to_fill_an_oplog(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
+    per_second = 10.0
+    member.oplog_size = round(per_second * 3 * 24 * 3600 * 101)
+    await nudged.once(Timestamp(200, 1))
+    await until(lambda: member.commands["collStats"])
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(4):
+        await nudged.once(Timestamp(300 + number, 1))
+    assert loop.time() - begun > 3 / per_second
+    assert member.commands["collStats"] == 1, "asked once for each connection"
+    await nudged.nudger.close()
+
+
+async def test_what_is_not_wanted_any_more_when_its_turn_comes_is_no_nudge(
+    cluster: ScriptedCluster,
+):
+    nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
+    wanted: list[Timestamp | None] = [Timestamp(200, 1), None, None]
+    for _ in range(3):
+        ended = nudged.done
+        nudged.nudger.nudge(
+            "s1", nudged.host, wanted=partial(wanted.pop, 0), begun=nudged.begun.append,
+            done=nudged._count,
+        )  # fmt: skip
+        await until(lambda before=ended: nudged.done > before)  # type: ignore[misc]
+    assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.UNWANTED, NudgeResult.UNWANTED]
+    assert len(nudged.begun) == member.commands["appendOplogNote"] == 1
+    await nudged.nudger.close()
+
+
+async def test_a_nudge_goes_past_what_is_wanted_when_its_turn_comes(cluster: ScriptedCluster):
+    """Otherwise each note of a busy stream would be for the event after the note before."""
+    nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
+    await nudged.once(Timestamp(200, 1))
+    newest = Timestamp(300, 1)
+    nudged.nudger.nudge(
+        "s1", nudged.host, wanted=lambda: newest, begun=nudged.begun.append, done=nudged._count
+    )
+    newest = Timestamp(400, 1)
+    await until(lambda: nudged.done == 2)
+    assert member.past[-1] == Timestamp(400, 2)
+    await nudged.nudger.close()
+
+
+async def test_no_nudges_a_second_are_none(cluster: ScriptedCluster):
+    registry = cluster.registry(NUDGING, nudges_per_second=0.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    assert (await cursor.next_batch(None, 0.1)).events == []
+    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_a_note_that_no_majority_has_is_no_success(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    member.unreplicated = True
+    await nudged.once(Timestamp(200, 1))
+    assert nudged.results == [NudgeResult.FAILED]
+    member.unreplicated = False
+    await nudged.once(Timestamp(300, 1))
+    assert nudged.results[-1] is NudgeResult.ACKNOWLEDGED
+    await nudged.nudger.close()
+
+
+async def test_a_shard_that_comes_back_elsewhere_is_nudged_there(cluster: ScriptedCluster):
+    nudged, old = Nudged(cluster), cluster.shards["s1"]
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(200, 1))
+    moved = await ScriptedMember("rs9").start()
+    cluster.extra.append(moved)
+    cluster.config.documents["shards"][1]["host"] = moved.host
+    await nudged.cluster.shards()
+    await nudged.once(Timestamp(300, 1))
+    assert (old.commands["appendOplogNote"], moved.commands["appendOplogNote"]) == (1, 1)
+    await nudged.nudger.close()
+
+
+async def test_what_a_nudge_takes_is_learnt(cluster: ScriptedCluster):
+    nudged = Nudged(cluster, nudges_per_second=1000.0)
+    cluster.shards["s1"].slow["appendOplogNote"] = 0.03
+    for number in range(10):
+        await nudged.once(Timestamp(200 + number, 1))
+    assert nudged.begun == sorted(nudged.begun)
+    assert nudged.begun[0] < 0.01 < nudged.begun[-1] < 0.1
+    await nudged.nudger.close()
+
+
+async def test_a_connection_that_was_cut_while_idle_costs_no_nudge(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    await nudged.once(Timestamp(200, 1))
+    member.cut()
+    await nudged.once(Timestamp(201, 1))
+    assert member.entries[-1][0] > Timestamp(201, 1) or member.commands["appendOplogNote"] >= 2
+    await nudged.nudger.close()
+
+
+async def test_a_member_that_fails_is_left_alone_for_a_while(cluster: ScriptedCluster):
+    nudged, member = Nudged(cluster), cluster.shards["s1"]
+    await nudged.once(Timestamp(200, 1))
+    member.fail("appendOplogNote", 91)
+    await nudged.once(Timestamp(201, 1))
+    made = nudged.made
+    nudged.ask(Timestamp(202, 1))
+    await asyncio.sleep(0.05)
+    assert nudged.made == made
+    await nudged.nudger.close()
+
+
+async def test_nudging_can_be_turned_off(cluster: ScriptedCluster):
+    registry = cluster.registry(NUDGING, nudge=False)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    batch = await cursor.next_batch(None, 0.1)
+    assert batch.events == []
+    assert registry.nudges == {}
+    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(NUDGING, nudge_delay=0.5)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for second in range(110, 116, 2):
+        cluster.noop(second)
+        cluster.shards["s0"].insert(second - 1, second)
+        cluster.shards["s0"].entries.sort(key=lambda entry: entry[0])
+        assert await read_until(cursor, 1) == [second]
+    assert sum(registry.nudges.values()) == 0
+
+
+async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: ScriptedCluster):
+    """Quiet or not, an event takes one nudge a member; what waits is counted, not timed."""
+    registry = cluster.registry(NUDGING, await_quiet=30.0, look_worth=0.002, linger=60.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    await until(lambda: all(member.commands["getMore"] for member in cluster.members))
+    for number in range(3):
+        for member in cluster.members:
+            member.commands.clear()
+        await cursor.next_batch(None, 0.2)
+        quiet = sum(member.commands["getMore"] for member in cluster.members)
+        assert quiet <= 8, "a quiet stream hardly asks"
+        cluster.shards["s0"].insert(1000 * (number + 1), number)
+        async with asyncio.timeout(PATIENCE):
+            assert await read_until(cursor, 1) == [number]
+        notes = [member.commands["appendOplogNote"] for member in cluster.members]
+        assert notes == [1, 0, 1, 1]
+    assert all(member.commands["killCursors"] == 0 for member in cluster.members)

@@ -1,0 +1,283 @@
+"""The remotes behind a merged stream: failures, new shards, budgets, nudges."""
+
+import asyncio
+from unittest.mock import patch
+
+import bson
+import pytest
+from bson import Timestamp
+
+from router.stream_settings import StreamSettings
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from tests.harness.scripted_member import ScriptedMember, mark_token
+from tests.harness.until import PATIENCE
+from tests.unit.router.conftest import (
+    OWNER,
+    ScriptedCluster,
+    numbers,
+    read_until,
+    stream,
+    until,
+)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["cut", "cursor gone", "not primary", "cursor killed", "interrupted", "restart"],
+)
+async def test_a_failed_remote_is_reopened_after_its_own_promise(
+    cluster: ScriptedCluster, fault: str
+):
+    shard = cluster.shards["s1"]
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    shard.insert(101, 1)
+    cluster.noop(102)
+    assert await read_until(cursor, 1) == [1]
+    match fault:
+        case "cut":
+            shard.cut()
+        case "cursor gone":
+            shard.cursors.clear()
+        case "not primary":
+            shard.fail("getMore", 10107)
+        case "cursor killed":
+            shard.fail("getMore", 237)
+        case "interrupted":
+            shard.fail("getMore", 11602)
+        case "restart":
+            port = shard.port
+            await shard.stop()
+            await until(lambda: not shard.writers)
+            shard.cursors.clear()
+            await shard.start(port)
+    await until(lambda: len(shard.opened) == 2)
+    again = shard.opened[1]["pipeline"][0]["$changeStream"]
+    assert again["resumeAfter"] == {"_data": mark_token(Timestamp(102, 1))}
+    shard.insert(103, 2)
+    cluster.noop(104)
+    assert await read_until(cursor, 1) == [2]
+    assert len(shard.cursors) == 1, "what was left behind is killed"
+
+
+async def test_what_cannot_be_resumed_reaches_the_client_at_once(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    shard = cluster.shards["s2"]
+    cursor, _ = await registry.open(stream(), OWNER)
+    shard.fail("getMore", 286, "resume point lost")
+    with pytest.raises(CommandError) as failure:
+        async with registry.checkout(cursor.cursor_id, OWNER) as held:
+            await held.next_batch(None, 5)
+    assert failure.value.code == 286
+    assert failure.value.labels == {"NonResumableChangeStreamError"}
+    where = f"Error on remote shard 127.0.0.1:{shard.port} :: caused by :: resume point lost"
+    assert failure.value.message == where
+    assert cursor.cursor_id not in registry
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_a_shards_refusal_is_the_answer_to_the_aggregate(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cluster.shards["s2"].fail("aggregate", 40324, "Unrecognized pipeline stage name: '$nope'")
+    with pytest.raises(CommandError) as failure:
+        await registry.open(stream(), OWNER)
+    assert failure.value.code == 40324
+    assert failure.value.message == "Unrecognized pipeline stage name: '$nope'"
+    assert len(registry) == 0
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_a_shard_that_stays_away_becomes_a_retriable_error(cluster: ScriptedCluster):
+    registry = cluster.registry(failure_timeout=0.2, connect_timeout=0.1)
+    cursor, _ = await registry.open(stream(), OWNER)
+    await cluster.shards["s0"].stop()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError) as failure:  # noqa: PT012
+            while True:
+                await cursor.next_batch(None, 5)
+    assert RESUMABLE_LABEL in failure.value.labels
+
+
+async def test_an_unreachable_shard_fails_the_opening_retriably(cluster: ScriptedCluster):
+    registry = cluster.registry(open_timeout=0.3, connect_timeout=0.1)
+    await cluster.shards["s0"].stop()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError) as failure:
+            await registry.open(stream(), OWNER)
+    assert RESUMABLE_LABEL in failure.value.labels
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_an_unreachable_config_server_is_a_retriable_error(cluster: ScriptedCluster):
+    registry = cluster.registry(open_timeout=0.3, connect_timeout=0.1)
+    await cluster.config.stop()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError) as failure:
+            await registry.open(stream(None), OWNER)
+    assert failure.value.code == 133
+    assert RESUMABLE_LABEL in failure.value.labels
+
+
+async def test_a_new_shard_joins_without_losing_an_event(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    new = await ScriptedMember("rs9").start()
+    cluster.extra.append(new)
+    new.insert(106, 2)
+    new.noop(120)
+    cluster.shards["s0"].insert(104, 1)
+    cluster.shards["s1"].insert(107, 3)
+    document = {"_id": "s9", "host": new.host, "state": 1}
+    cluster.config.documents["shards"].append(document)
+    cluster.config.insert(105, 9, fullDocument=document, ns={"db": "config", "coll": "shards"})
+    cluster.noop(120)
+    assert await read_until(cursor, 3) == [1, 2, 3]
+    assert new.opened[0]["pipeline"][0]["$changeStream"]["startAtOperationTime"] > Timestamp(105, 1)
+
+
+async def test_a_removed_shards_cursor_is_closed(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    gone = cluster.shards["s2"]
+    gone.insert(103, 1)
+    cluster.config.documents["shards"].pop()
+    cluster.config.insert(105, 9)
+    cluster.config.entries[-1][1].update(
+        operationType="delete",
+        documentKey={"_id": "s2"},
+        ns={"db": "config", "coll": "shards"},
+    )
+    cluster.noop(110)
+    assert await read_until(cursor, 1) == [1]
+    await until(lambda: not gone.cursors)
+    cluster.shards["s0"].insert(111, 2)
+    for member in (cluster.config, cluster.shards["s0"], cluster.shards["s1"]):
+        member.noop(112)
+    assert await read_until(cursor, 1) == [2]
+
+
+async def test_a_client_that_stops_reading_stops_the_prefetch(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry(linger=0.05).open(stream(), OWNER)
+    await asyncio.sleep(0.15)
+    asked = sum(member.commands["getMore"] for member in cluster.members)
+    await asyncio.sleep(0.1)
+    assert sum(member.commands["getMore"] for member in cluster.members) == asked
+    cluster.shards["s0"].insert(101, 1)
+    cluster.noop(102)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
+    cluster: ScriptedCluster,
+):
+    shard = cluster.shards["s0"]
+    for n in range(1000):
+        shard.insert(Timestamp(101, n + 1), n, filler="x" * 1000)
+    cluster.shards["s1"].insert(Timestamp(101, 251), 5000)
+    budget = 300_000
+    registry = cluster.registry(
+        remote_buffer_bytes=budget, stream_buffer_bytes=budget, batch_target_bytes=10_000
+    )
+    cursor, _ = await registry.open(stream(), OWNER)
+    source = cursor.reader.source
+    assert source is not None
+    upstream = source.upstream
+    await until(lambda: upstream.stream.all_buffered_bytes > budget / 4)
+    asked = 0
+    while shard.commands["getMore"] > asked:
+        asked = shard.commands["getMore"]
+        await cursor.next_batch(None, 0.05)
+    assert budget / 4 < upstream.stream.all_buffered_bytes <= budget
+    cluster.noop(200)
+    found = await read_until(cursor, 1001)
+    assert found == [*range(251), 5000, *range(251, 1000)]
+
+
+async def test_a_reply_has_all_that_was_asked_for_and_else_about_its_target(
+    cluster: ScriptedCluster,
+):
+    for n in range(12):
+        cluster.shards["s0"].insert(Timestamp(101, n + 1), n, filler="x" * 1000)
+    cluster.noop(102)
+    with (
+        patch("router.merge.merger.BLOCK_EVENTS", 1),
+        patch("router.merge.merged_log.JOIN_BYTES", 0),
+    ):
+        registry = cluster.registry(reply_target_bytes=3000)
+        cursor, _ = await registry.open(stream(), OWNER)
+        source = cursor.reader.source
+        assert source is not None
+        await until(lambda: (source.upstream.stream.gate or b"") > b"8200000066")
+        assert numbers(await cursor.next_batch(7, 2)) == [*range(7)]
+        rest = numbers(await cursor.next_batch(None, 2))
+    assert rest[:2] == [7, 8]
+    assert len(rest) < 5
+
+
+async def test_idle_members_are_nudged_past_a_waiting_event(cluster: ScriptedCluster):
+    registry = cluster.registry(nudge=True, nudge_delay=0.002)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    assert await read_until(cursor, 1) == [1]
+    assert loop.time() - start < 0.5
+    assert set(registry.nudges) == {"s1", "s2", "config"}
+    assert all(count <= 3 for count in registry.nudges.values())
+    before = sum(registry.nudges.values())
+    await cursor.next_batch(None, 0.1)
+    assert sum(registry.nudges.values()) == before, "nothing waits, so nobody is nudged"
+
+
+async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluster):
+    registry = cluster.registry(nudge=True, await_quiet=20.0, active_for=0.0, look_worth=0.002)
+    cursor, _ = await registry.open(stream(), OWNER)
+    await until(lambda: all(member.commands["getMore"] for member in cluster.members))
+    for number, second in enumerate((105, 1105, 2105)):
+        cluster.shards[f"s{number}"].insert(second, number)
+        async with asyncio.timeout(PATIENCE):
+            assert await read_until(cursor, 1) == [number]
+    assert cluster.open_cursors <= 4 + 3, "a second one for each shard at most"
+    async with asyncio.timeout(PATIENCE):
+        await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_nobody_looks_at_a_member_that_reads_its_oplog(cluster: ScriptedCluster):
+    """Whether it waits is not known before its first reply: to scan twice would take longer."""
+    registry = cluster.registry(nudge=True, await_quiet=20.0, look_worth=0.0)
+    slow = cluster.shards["s1"]
+    slow.slow["getMore"] = 0.15
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    await until(lambda: slow.commands["appendOplogNote"])
+    assert slow.commands["aggregate"] == 1
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_members_that_allow_no_note_are_read_from(cluster: ScriptedCluster):
+    registry = cluster.registry(nudge=True, nudge_delay=0.002)
+    for member in cluster.members:
+        member.notes = False
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    await until(lambda: cluster.shards["s1"].commands["find"])
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_a_stream_that_starts_in_the_future_waits(cluster: ScriptedCluster):
+    cursor, first = await cluster.registry().open(stream(200), OWNER)
+    cluster.shards["s0"].insert(150, 1)
+    cluster.noop(160)
+    batch = await cursor.next_batch(None, 0.05)
+    assert batch.events == []
+    assert bson.decode(batch.pbrt) == bson.decode(first.pbrt)
+    cluster.shards["s0"].insert(201, 2)
+    cluster.noop(210)
+    assert numbers(await cursor.next_batch(None, 2)) == [2]
+
+
+def test_defaults_leave_room_for_the_gate():
+    limits = StreamSettings()
+    assert limits.batch_target_bytes < limits.remote_buffer_bytes <= limits.stream_buffer_bytes

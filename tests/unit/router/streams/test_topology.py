@@ -1,0 +1,349 @@
+"""Shards that come, go, move and change their members; a config server that is not there."""
+
+import asyncio
+
+import pytest
+from bson import Timestamp
+
+from router.cursors.registry import CursorRegistry
+from router.streams.description import RemoteDescription
+from router.streams.preparation import connect_all, give_back_all
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.replica_set.motor_control import MotorReplicaSet
+from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.wire.connection import Connection
+from tests.harness.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
+from tests.unit.router.conftest import (
+    LIMITS,
+    OWNER,
+    ScriptedCluster,
+    read_until,
+    stream,
+    until,
+)
+
+_NAMESPACE = {"db": "config", "coll": "shards"}
+
+BLOCK = 70_000
+"""Bytes of an event that fills a block of the log by itself."""
+
+
+def tell(cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = "") -> None:
+    """Change config.shards at ``second``, and tell its change stream."""
+    shards = [each for each in cluster.config.documents["shards"] if each["_id"] != shard]
+    cluster.config.documents["shards"] = shards
+    if operation != "delete":
+        shards.append({"_id": shard, "host": host, "state": 1})
+    cluster.config.insert(
+        second,
+        second % 100,
+        operationType=operation,
+        documentKey={"_id": shard},
+        fullDocument={"_id": shard, "host": host, "state": 1},
+        ns=_NAMESPACE,
+    )
+
+
+def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> RemoteDescription:
+    """Describe the first, or last, remote on ``target`` of the only stream."""
+    (described,) = registry.describe()
+    found = [each for each in described.remotes if each.target == target]
+    return found[-1 if last else 0]
+
+
+async def test_a_removal_that_no_stream_tells_of_is_noticed(cluster: ScriptedCluster):
+    """As on 6.0: the shard drains, and then it is not in the list any more."""
+    registry = cluster.registry(departure_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for document in cluster.config.documents["shards"]:
+        if document["_id"] == "s1":
+            document["draining"] = True
+    cluster.config.insert(
+        103,
+        3,
+        operationType="update",
+        documentKey={"_id": "s1"},
+        updateDescription={"updatedFields": {"draining": True}},
+        ns=_NAMESPACE,
+    )
+    cluster.noop(104)
+    listed = cluster.config.commands["find"]
+    await until(lambda: cluster.config.commands["find"] > listed + 1)
+    assert [each.target for each in registry.describe()[0].remotes].count("s1") == 1
+    left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
+    cluster.config.documents["shards"] = left
+    read = cluster.config.commands["find"]
+    await until(lambda: cluster.config.commands["find"] > read)
+    cluster.noop(200)  # so that it promises past the time when the list was read
+    await until(lambda: "s1" not in [each.target for each in registry.describe()[0].remotes])
+    listed = cluster.config.commands["find"]
+    cluster.shards["s0"].insert(201, 2)
+    cluster.noop(202)
+    assert (await read_until(cursor, 1))[-1] == 2
+    assert cluster.config.commands["find"] <= listed + 1
+
+
+async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
+    member = await ScriptedMember(name).start()
+    member.noop(99)
+    cluster.extra.append(member)
+    return member
+
+
+async def test_a_shard_that_is_added_while_a_stream_is_opened(cluster: ScriptedCluster):
+    """The list has been read, a shard does not answer yet; then the new one joins and writes."""
+    registry = cluster.registry(open_timeout=5.0)
+    slow = cluster.shards["s1"]
+    slow.hang.add("aggregate")
+    opening = asyncio.create_task(registry.open(stream(), OWNER))
+    await until(lambda: slow.commands["aggregate"] == 1)
+    new = await extra(cluster, "rs9")
+    tell(cluster, 105, "insert", "s9", new.host)
+    new.insert(106, 1)
+    slow.insert(107, 2)
+    cluster.noop(110)
+    slow.hang.clear()
+    slow.cut()
+    cursor, _ = await opening
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_a_shard_that_is_added_while_the_config_server_is_away(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    port = cluster.config.port
+    await cluster.config.stop()
+    new = await extra(cluster, "rs9")
+    tell(cluster, 105, "insert", "s9", new.host)
+    new.insert(106, 1)
+    cluster.shards["s0"].insert(107, 2)
+    cluster.noop(110)
+    assert not (await cursor.next_batch(None, 0.05)).events
+    await cluster.config.start(port)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_a_shard_that_was_added_while_the_router_was_away(cluster: ScriptedCluster):
+    """A new shard has nothing of the time before it, and is asked for it all the same."""
+    tell(cluster, 105, "insert", "s9", (new := await extra(cluster, "rs9")).host)
+    cluster.shards["s0"].insert(104, 1)
+    new.insert(106, 2)
+    cluster.noop(110)
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluster):
+    """Longer than ``failure_timeout``, in which a shard would have been given up."""
+    registry = cluster.registry(failure_timeout=0.1)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(101, 1)
+    cluster.noop(102)
+    assert await read_until(cursor, 1) == [1]
+    port = cluster.config.port
+    await cluster.config.stop()
+    cluster.shards["s0"].insert(103, 2)
+    cluster.noop(104)
+    await until(lambda: (remote(registry, "config").failing_for or 0) > 0.3)
+    assert not (await cursor.next_batch(None, 0.01)).events
+    (described,) = registry.describe()
+    assert (described.gate_holder, described.waiting) == ("config", True)
+    document = described.to_document()["remotes"][0]
+    assert (document["target"], document["state"]) == ("config", "failing")
+    assert document["failingMillis"] > 300
+    assert "127.0.0.1" in document["error"]
+    await cluster.config.start(port)
+    assert await read_until(cursor, 1) == [2]
+    assert remote(registry, "config").to_document()["state"] == "reading"
+    assert remote(registry, "config").reopened == 1
+
+
+async def test_what_the_config_server_has_forgotten_can_be_resumed(cluster: ScriptedCluster):
+    """Whoever resumes has the list read anew; so this is not the end, as a shard's would be."""
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    cluster.config.fail("getMore", 286, "Resume of change stream was not possible")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError, match="was not possible") as failure:  # noqa: PT012
+            while True:
+                await cursor.next_batch(None, 0.1)
+    assert (failure.value.code, failure.value.labels) == (234, {RESUMABLE_LABEL})
+
+
+async def test_the_config_server_as_a_shard(cluster: ScriptedCluster):
+    """It has two remotes then, of one name: one for its data, one for config.shards."""
+    tell(cluster, 98, "insert", "config", cluster.config.host)
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(None), OWNER)
+    opened = [each["pipeline"][0]["$changeStream"] for each in cluster.config.opened]
+    assert sum("allowToRunOnConfigDB" in each for each in opened) == 1
+    assert len(opened) == 2
+    targets = [each.target for each in registry.describe()[0].remotes]
+    assert sorted(targets) == ["config", "config", "s0", "s1", "s2"]
+    assert remote(registry, "config").topology
+    cluster.shards["s0"].insert(105, 1)
+    cluster.noop(106)
+    # The scripted config server gives the event to both of its streams; one delivers it.
+    cluster.config.insert(107, 2, operationType="update", documentKey={"_id": "s0"}, ns=_NAMESPACE)
+    cluster.noop(108)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_the_config_server_joins_as_a_shard_and_leaves(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    tell(cluster, 105, "insert", "config", cluster.config.host)
+    cluster.noop(106)
+    await until(lambda: not remote(registry, "config", last=True).topology)
+    tell(cluster, 110, "delete", "config")
+    cluster.shards["s0"].insert(111, 1)
+    cluster.noop(112)
+    found = await read_until(cursor, 2)
+    assert found == ["config", 1], "what it wrote as a shard is delivered, and nothing from before"
+    await until(lambda: remote(registry, "config", last=True).topology)
+
+
+async def test_a_removed_shard_is_let_go_at_once(cluster: ScriptedCluster):
+    """Nobody writes; its promise is moved on, since it may soon be shut down."""
+    registry = cluster.registry(nudge=True, nudge_delay=0.001)
+    cursor, _ = await registry.open(stream(), OWNER)
+    gone = cluster.shards["s2"]
+    tell(cluster, 105, "delete", "s2")
+    await until(lambda: not gone.cursors)
+    await gone.stop()
+    cluster.shards["s0"].insert(111, 1)
+    for member in cluster.members:
+        member.noop(112)
+    assert await read_until(cursor, 1) == [1]
+    assert [each.target for each in registry.describe()[0].remotes] == ["config", "s0", "s1"]
+
+
+async def test_a_shard_that_was_removed_comes_back_under_its_name(cluster: ScriptedCluster):
+    registry = cluster.registry(nudge=True, nudge_delay=0.001)
+    cursor, _ = await registry.open(stream(), OWNER)
+    old = cluster.shards["s2"]
+    old.insert(104, 1)
+    tell(cluster, 105, "delete", "s2")
+    await until(lambda: not old.cursors)
+    await old.stop()
+    new = await extra(cluster, "rs2")
+    tell(cluster, 110, "insert", "s2", new.host)
+    new.insert(111, 2)
+    for member in (cluster.config, cluster.shards["s0"], cluster.shards["s1"], new):
+        member.noop(112)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_a_shard_that_moves_to_other_hosts(cluster: ScriptedCluster):
+    """All members replaced while the stream is open, the list updated in place."""
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    old = cluster.shards["s1"]
+    old.insert(104, 1)
+    cluster.noop(105)
+    assert await read_until(cursor, 1) == [1]
+    new = await extra(cluster, "rs1")
+    new.entries = list(old.entries)
+    tell(cluster, 106, "update", "s1", new.host)
+    await old.stop()
+    new.insert(107, 2)
+    cluster.noop(108)
+    assert await read_until(cursor, 1) == [2]
+    assert remote(registry, "s1").address == f"127.0.0.1:{new.port}"
+
+
+@pytest.mark.parametrize("kind", [ProbedReplicaSet, MotorReplicaSet])
+async def test_members_join_and_leave_a_replica_set(
+    cluster: ScriptedCluster, kind: type[ReplicaSet]
+):
+    """A second member joins and is elected; then the first is taken out and ended."""
+    registry = cluster.registry(LIMITS, kind=kind, failure_timeout=10.0, connect_timeout=5.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    first, second = cluster.shards["s1"], await extra(cluster, "rs1")
+    second.entries, second.primary = first.entries, False
+    both = [f"127.0.0.1:{member.port}" for member in (first, second)]
+    first.hosts = second.hosts = both
+    first.primary, second.primary = False, True
+    first.cut()
+    second.insert(105, 1)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+    assert remote(registry, "s1").address == both[1]
+    first.hosts = second.hosts = both[1:]
+    await first.stop()
+    second.insert(107, 2)
+    for member in cluster.members:
+        if member is not first:
+            member.noop(108)
+    assert await read_until(cursor, 1) == [2]
+
+
+async def test_a_stream_goes_on_while_there_is_no_primary(cluster: ScriptedCluster):
+    """An election takes a while; the client sees nothing but a pause."""
+    registry = cluster.registry(failure_timeout=10.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    shard = cluster.shards["s1"]
+    shard.primary = False
+    shard.fail("getMore", 11602)
+    await until(lambda: remote(registry, "s1").state == "failing")
+    shard.insert(105, 1)
+    cluster.noop(106)
+    assert not (await cursor.next_batch(None, 0.05)).events
+    shard.primary = True
+    assert await read_until(cursor, 1) == [1]
+    found = shard.opened[-1]["pipeline"][0]["$changeStream"]
+    assert list(found) == ["resumeAfter"]
+
+
+async def test_a_slow_shard_is_waited_for_and_named(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(Timestamp(105, 1), 1)
+    for member in cluster.members:
+        if member is not cluster.shards["s2"]:
+            member.noop(106)
+    assert not (await cursor.next_batch(None, 0.1)).events
+    (described,) = registry.describe()
+    assert (described.gate_holder, described.waiting) == ("s2", True)
+    assert described.buffered_bytes > 0
+    cluster.shards["s2"].noop(106)
+    assert await read_until(cursor, 1) == [1]
+    assert registry.describe()[0].events == 1
+
+
+async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster: ScriptedCluster):
+    """The list that the opening has read is older; others have read the new one meanwhile."""
+    cluster.registry()
+    router = cluster.clusters[0]
+    shards = (await router.shards()).hosts
+    tell(cluster, 101, "delete", "s1")
+    await router.shards()
+    connections: dict[str, Connection] = {}
+    await connect_all(router, shards, PRIMARY, 2.0, connections)
+    assert connections.keys() == {"s0", "s1", "s2"}
+    give_back_all(router, connections)
+
+
+async def test_a_shard_that_is_removed_while_one_who_was_left_behind_gets_remotes_of_its_own(
+    cluster: ScriptedCluster,
+):
+    """The list is newer than the time it was asked at: the shard wrote in between."""
+    registry = cluster.registry(share_log_bytes=100)
+    slow, _ = await registry.open(stream(), OWNER)
+    fast, _ = await registry.open(stream(), OWNER)
+    gone = cluster.shards["s2"]
+    for second in (101, 102, 103):
+        cluster.shards["s1"].insert(second, second, filler="x" * BLOCK)
+        cluster.noop(second + 1)
+        assert await read_until(fast, 1) == [second]
+    cluster.config.slow["find"] = 0.1
+    asked = cluster.config.commands["find"]
+    reading = asyncio.ensure_future(read_until(slow, 4))
+    await until(lambda: cluster.config.commands["find"] > asked)
+    gone.insert(105, 5)
+    tell(cluster, 106, "delete", "s2")
+    cluster.noop(107)
+    assert await reading == [101, 102, 103, 5]
+    assert await read_until(fast, 1) == [5]

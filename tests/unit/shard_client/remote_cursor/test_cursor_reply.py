@@ -1,0 +1,313 @@
+from contextlib import suppress
+
+import bson
+import pytest
+from bson import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.remote_cursor import cursor_reply
+from shard_client.remote_cursor.cursor_reply import (
+    CursorBatch,
+    build_cursor_reply,
+    leaves_open,
+    slice_cursor_reply,
+    token_data,
+)
+from tests.recordings import recorded
+from tests.unit.shard_client.bson_values import documents
+
+CLUSTER_TIME = {"clusterTime": Timestamp(7, 8), "signature": {"hash": b"x" * 20, "keyId": 0}}
+
+tokens = st.text("0123456789ABCDEF", min_size=1, max_size=150)
+token_documents = st.builds(
+    lambda data, bits: {"_data": data, **({"_typeBits": bits} if bits else {})},
+    tokens,
+    st.binary(max_size=3),
+)
+events_in_front = st.builds(lambda token, rest: {"_id": token, **rest}, token_documents, documents)
+events_anywhere = st.builds(
+    lambda before, event: {"before": before, **event}, documents, events_in_front
+)
+
+
+def _reply(events, batch="nextBatch", **cursor):
+    return {"cursor": {batch: events, "id": 5, "ns": "d.c", **cursor}, "ok": 1.0}
+
+
+def _encode_in_order(document) -> bytes:
+    """As ``bson.encode``, which moves ``_id`` to the front at top level only."""
+    return bson.encode({"": document})[6:-1]
+
+
+def _slice(reply) -> CursorBatch:
+    return slice_cursor_reply(bson.encode(reply))
+
+
+def recorded_replies():
+    """Yield each reply as it was recorded and decoded; all of them together are large."""
+    for reply in recorded.replies():
+        yield reply, bson.decode(reply.raw)
+
+
+def test_whether_a_cursor_goes_on_is_seen_without_its_events():
+    seen = set()
+    for reply, document in recorded_replies():
+        goes_on = bool(document["ok"]) and document["cursor"]["id"] != 0
+        assert leaves_open(reply.raw) == goes_on
+        seen.add(goes_on)
+    assert seen == {True, False}
+    assert not leaves_open(bson.encode(_reply([], id=0)))
+    assert not leaves_open(bson.encode({"cursor": {"nextBatch": []}, "ok": 1.0}))
+    assert not leaves_open(reply.raw[:-5])
+
+
+def test_every_recorded_event_is_found_with_its_token():
+    count = 0
+    for reply, document in recorded_replies():
+        if not document["ok"]:
+            continue
+        batch = slice_cursor_reply(reply.raw)
+        keys = [bson.decode(event)["_id"]["_data"].encode() for event in reply.events]
+        assert batch.events == list(zip(keys, reply.events, strict=True))
+        assert batch.size == sum(map(len, reply.events))
+        assert batch.cursor_id == reply.cursor_id
+        assert batch.pbrt == (reply.pbrt or b"")
+        assert batch.invalidated == reply.invalidated
+        assert batch.operation_time == document["operationTime"]
+        assert bson.decode(batch.cluster_time) == document["$clusterTime"]
+        count += len(keys)
+    assert count > 5000
+
+
+def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
+    rebuilt = [
+        reply for reply, document in recorded_replies() if reply.via == "mongos" and document["ok"]
+    ]
+    for reply in rebuilt:
+        batch = slice_cursor_reply(reply.raw)
+        name = "firstBatch" if "aggregate" in reply.command else "nextBatch"
+        parts = build_cursor_reply(
+            name,
+            cursor_id=batch.cursor_id,
+            namespace=batch.namespace,
+            events=[event for _, event in batch.events],
+            pbrt=batch.pbrt,
+            size=batch.size,
+            cluster_time=batch.cluster_time,
+            operation_time=batch.operation_time,
+        )
+        assert b"".join(parts) == reply.raw
+    assert len(rebuilt) > 40
+
+
+def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
+    rebuilt = 0
+    for name, case in recorded.cases().items():
+        for step in case.get("steps", ()):
+            reply = step["reply"]
+            # What mongos passes on from a shard has the fields of a shard's reply.
+            if not reply.get("ok") or "cursor" not in reply or name == "passthrough":
+                continue
+            raw = bson.encode(reply)
+            batch = slice_cursor_reply(raw)
+            parts = build_cursor_reply(
+                "firstBatch" if "firstBatch" in reply["cursor"] else "nextBatch",
+                cursor_id=batch.cursor_id,
+                namespace=batch.namespace,
+                events=[event for _, event in batch.events],
+                pbrt=batch.pbrt,
+                cluster_time=batch.cluster_time,
+                operation_time=batch.operation_time,
+            )
+            assert b"".join(parts) == raw
+            rebuilt += 1
+    assert rebuilt > 80
+
+
+def test_recorded_errors_are_raised_as_they_are():
+    errors = [(reply, document) for reply, document in recorded_replies() if not document["ok"]]
+    for reply, document in errors:
+        with pytest.raises(CommandError) as caught:
+            slice_cursor_reply(reply.raw)
+        assert caught.value.code == document["code"]
+        assert caught.value.message == document["errmsg"]
+        assert caught.value.labels == set(document.get("errorLabels", ()))
+    assert errors
+
+
+@given(st.lists(events_in_front, max_size=12), st.sampled_from(["firstBatch", "nextBatch"]))
+def test_events_are_found_without_scanning(events, batch_name):
+    raw = [bson.encode(event) for event in events]
+    body = bson.encode(_reply(events, batch_name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cursor_reply, "_split_by_scanning", None)
+        batch = slice_cursor_reply(body)
+    assert [event for _, event in batch.events] == raw
+    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
+    assert batch.size == sum(map(len, raw))
+
+
+@given(st.lists(st.one_of(events_in_front, events_anywhere), max_size=5))
+def test_events_are_found_wherever_their_token_is(events):
+    batch = _slice(_reply(events))
+    assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
+    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
+    assert batch.size == sum(len(event) for _, event in batch.events)
+
+
+@given(st.lists(st.tuples(events_in_front, st.booleans()), min_size=1, max_size=12))
+def test_events_of_transactions_are_found_among_others_without_scanning(chosen):
+    front = {"txnNumber": bson.Int64(7), "lsid": {"id": b"x" * 16, "uid": b"y" * 32}}
+    events = [{**front, **event} if in_transaction else event for event, in_transaction in chosen]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cursor_reply, "_split_by_scanning", None)
+        patch.setattr(cursor_reply, "find", None)
+        batch = _slice(_reply(events))
+    assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
+    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
+    assert batch.size == sum(len(event) for _, event in batch.events)
+
+
+@pytest.mark.parametrize("cut", range(1, 140, 3))
+def test_a_transactions_event_that_is_cut_off_is_refused(cut):
+    session = {"id": b"x" * 16, "uid": b"y" * 32}
+    event = {"txnNumber": bson.Int64(7), "lsid": session, "_id": {"_data": "82AB"}}
+    short = bytearray(_encode_in_order(event))[:-cut]
+    if len(short) >= 5:
+        short[:4] = len(short).to_bytes(4, "little")
+    array = b"\x030\0" + bytes(short)
+    array = (len(array) + 5).to_bytes(4, "little") + array + b"\0"
+    cursor = b"\x04nextBatch\0" + array + b"\x12id\0" + bytes(8)
+    cursor = (len(cursor) + 5).to_bytes(4, "little") + cursor + b"\0"
+    body = b"\x03cursor\0" + cursor + b"\x10ok\0\x01\0\0\0"
+    with pytest.raises(ProtocolError):
+        slice_cursor_reply((len(body) + 5).to_bytes(4, "little") + body + b"\0")
+
+
+@given(
+    st.lists(documents.map(bson.encode), max_size=8),
+    st.sampled_from(["firstBatch", "nextBatch"]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.one_of(st.none(), token_documents),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_built_is_what_the_encoder_would_build(
+    events, batch_name, cursor_id, pbrt, gossips, knows_size
+):
+    parts = build_cursor_reply(
+        batch_name,
+        cursor_id=cursor_id,
+        namespace="d.grüße",
+        events=events,
+        pbrt=bson.encode(pbrt) if pbrt else b"",
+        size=sum(map(len, events)) if knows_size else None,
+        cluster_time=bson.encode(CLUSTER_TIME) if gossips else None,
+        operation_time=Timestamp(3, 4) if gossips else None,
+    )
+    batch = {batch_name: [bson.raw_bson.RawBSONDocument(event) for event in events]}
+    token = {"postBatchResumeToken": pbrt} if pbrt else {}
+    identity = {"id": bson.Int64(cursor_id), "ns": "d.grüße"}
+    first = batch_name == "firstBatch"
+    cursor = {**batch, **token, **identity} if first else {**identity, **batch, **token}
+    times = {"$clusterTime": CLUSTER_TIME, "operationTime": Timestamp(3, 4)} if gossips else {}
+    assert b"".join(parts) == bson.encode({"cursor": cursor, "ok": 1.0, **times})
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 99, 100, 101, 999, 1000, 1001, 10_001])
+def test_all_widths_of_array_indexes(count):
+    events = [bson.encode({"_id": {"_data": f"82{n:08X}"}, "n": n}) for n in range(count)]
+    parts = build_cursor_reply("nextBatch", cursor_id=1, namespace="d.c", events=events, pbrt=b"")
+    body = b"".join(parts)
+    assert len(body) == int.from_bytes(parts[0][:4], "little")
+    assert bson.decode(body)["cursor"]["nextBatch"] == [bson.decode(event) for event in events]
+    batch = slice_cursor_reply(body)
+    assert [event for _, event in batch.events] == events
+    assert batch.size == sum(map(len, events))
+
+
+def test_an_array_whose_indexes_are_not_the_usual_ones():
+    event = bson.encode({"_id": {"_data": "82AB"}})
+    array = b"\x03first\0" + event + b"\x03\0" + event
+    array = (len(array) + 5).to_bytes(4, "little") + array + b"\0"
+    cursor = b"\x04nextBatch\0" + array + b"\x12id\0" + bytes(8)
+    cursor = (len(cursor) + 5).to_bytes(4, "little") + cursor + b"\0"
+    body = b"\x03cursor\0" + cursor + b"\x10ok\0\x01\0\0\0"
+    batch = slice_cursor_reply((len(body) + 5).to_bytes(4, "little") + body + b"\0")
+    assert batch.events == [(b"82AB", event)] * 2
+    assert batch.size == 2 * len(event)
+
+
+@pytest.mark.parametrize("ok", [1, 1.0, True, bson.Int64(1)])
+def test_any_form_of_ok(ok):
+    assert _slice({**_reply([]), "ok": ok}).cursor_id == 5
+
+
+def test_what_a_shard_adds_is_skipped():
+    reply = _reply([], invalidated=True, partialResultsReturned=False)
+    batch = _slice({**reply, "lastCommittedOpTime": Timestamp(1, 2)})
+    assert batch == CursorBatch(5, [], b"", 0, invalidated=True, namespace="d.c")
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ({}, "whether it is ok"),
+        ({"ok": 1.0}, "no cursor"),
+        ({"ok": 0.0, "code": "a"}, "error reply is malformed"),
+        ({"ok": 0.0, "code": 1, "errmsg": 1}, "error reply is malformed"),
+        ({"ok": 0.0, "code": 1, "errorLabels": [1]}, "error reply is malformed"),
+        ({"ok": 1.0, "cursor": 1}, "no cursor"),
+        ({"ok": 1.0, "cursor": {"nextBatch": []}}, "no id"),
+        ({"ok": 1.0, "cursor": {"id": 0}}, "no batch"),
+        (_reply([1]), "else than documents"),
+        (_reply([{}]), "no resume token"),
+        (_reply([{"_id": 1}]), "no resume token"),
+        (_reply([{"_id": {}}]), "no _data"),
+        (_reply([{"_id": {"_data": 1}}]), "no _data"),
+        (_reply([{"_id": {"_data": ""}}]), "no _data"),
+    ],
+)
+def test_replies_that_make_no_sense(reply, why):
+    with pytest.raises(ProtocolError, match=why):
+        _slice(reply)
+
+
+def test_a_token_longer_than_its_event():
+    body = bytearray(
+        bson.encode(_reply([{"_id": {"_data": "82ABCDEF"}}, {"_id": {"_data": "83"}}]))
+    )
+    at = body.index(b"_data\0") + 6
+    body[at] += 50
+    body[body.index(b"_id\0") + 4] += 50
+    with pytest.raises(ProtocolError):
+        slice_cursor_reply(bytes(body))
+
+
+@given(token_documents, documents)
+def test_token_data(token, more):
+    assert token_data(bson.encode({**more, **token})) == token["_data"].encode()
+
+
+def test_a_token_without_data():
+    for token in ({}, {"_data": 1}, {"_data": ""}):
+        with pytest.raises(ProtocolError, match="no _data"):
+            token_data(bson.encode(token))
+
+
+@given(st.lists(events_in_front, min_size=1, max_size=5), st.data())
+def test_damaged_replies_raise_nothing_else_than_protocol_or_command_errors(events, data):
+    body = bytearray(bson.encode(_reply(events)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(ProtocolError, CommandError):
+        slice_cursor_reply(bytes(body))
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_else_than_protocol_error(data):
+    for function in (slice_cursor_reply, token_data):
+        with suppress(ProtocolError):
+            function(data)

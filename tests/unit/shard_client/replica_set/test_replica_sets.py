@@ -1,0 +1,248 @@
+"""Finding primaries: by asking, and through the driver's monitoring."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from random import Random
+
+import pytest
+
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.replica_set.motor_control import MotorReplicaSet
+from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from shard_client.replica_set.read_preference import Member, ReadPreference
+from shard_client.replica_set.replica_set import ReplicaSet, host_string, parse_hosts
+from shard_client.wire.connection import Address
+from tests.harness.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
+from tests.unit.router.conftest import until
+
+Factory = Callable[[str, Iterable[Address]], ReplicaSet]
+
+
+def motor(name: str, seeds: Iterable[Address]) -> ReplicaSet:
+    return MotorReplicaSet(name, seeds, heartbeat=0.5)
+
+
+@pytest.fixture
+async def member() -> AsyncIterator[ScriptedMember]:
+    member = await ScriptedMember("rs").start()
+    yield member
+    await member.stop()
+
+
+def seeds(member: ScriptedMember) -> tuple[Address, ...]:
+    return (("127.0.0.1", member.port),)
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
+    replica_set = make("rs", seeds(member))
+    try:
+        assert await replica_set.primary(5) == ("127.0.0.1", member.port)
+        assert replica_set.name == "rs"
+        assert replica_set.hosts == seeds(member)
+        preference = ReadPreference("secondaryPreferred")
+        assert await replica_set.select(preference, PATIENCE) == ("127.0.0.1", member.port)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: ScriptedMember):
+    member.primary = False
+    replica_set = make("rs", seeds(member))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(CommandError) as failure:
+                await replica_set.primary(0.3)
+        assert failure.value.code == 133
+        assert RESUMABLE_LABEL in failure.value.labels
+        assert "for set rs" in failure.value.message
+        preference = ReadPreference("secondary")
+        assert await replica_set.select(preference, PATIENCE) == ("127.0.0.1", member.port)
+    finally:
+        await replica_set.close()
+
+
+async def test_whoever_waits_learns_that_nobody_watches_any_more(member: ScriptedMember):
+    """A shard that has moved is looked for at its new place at once."""
+    member.primary = False
+    replica_set = motor("rs", seeds(member))
+    waiting = asyncio.create_task(replica_set.primary(60))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        await replica_set.close()
+        with pytest.raises(CommandError):
+            await waiting
+    with pytest.raises(CommandError):
+        await replica_set.primary(60)
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_another_sets_member_is_not_taken(make: Factory, member: ScriptedMember):
+    replica_set = make("other", seeds(member))
+    try:
+        with pytest.raises(CommandError):
+            await replica_set.primary(0.3)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_waiting_ends_when_there_is_a_primary(make: Factory, member: ScriptedMember):
+    member.primary = False
+    replica_set = make("rs", seeds(member))
+    try:
+        waiting = asyncio.create_task(replica_set.primary(PATIENCE))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        member.primary = True
+        async with asyncio.timeout(PATIENCE):
+            assert await waiting == ("127.0.0.1", member.port)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_a_suspect_is_asked_before_it_is_named_again(make: Factory, member: ScriptedMember):
+    replica_set = make("rs", seeds(member))
+    try:
+        address = await replica_set.primary(5)
+        before = member.commands["hello"] + member.commands["find"]
+        replica_set.invalidate(address)
+        assert await replica_set.primary(5) == address
+        assert member.commands["hello"] + member.commands["find"] > before
+    finally:
+        await replica_set.close()
+
+
+def test_host_strings():
+    assert parse_hosts("rs/a:1,b:2") == ("rs", (("a", 1), ("b", 2)))
+    assert host_string("rs", [("a", 1), ("::1", 2)]) == "rs/a:1,[::1]:2"
+    for bad in ("a:1", "rs/", "/a:1", "rs/a:x"):
+        with pytest.raises(ValueError, match="not "):
+            parse_hosts(bad)
+
+
+ONE, TWO, THREE = ("a", 1), ("b", 2), ("c", 3)
+
+
+def test_read_preferences():
+    members = {ONE: Member("secondary"), TWO: Member("primary")}
+    assert ReadPreference("primary").choose(members) == TWO
+    assert ReadPreference("secondary").choose(members) == ONE
+    assert ReadPreference("nearest").choose(members) in members
+    assert ReadPreference("secondaryPreferred").choose({TWO: Member("primary")}) == TWO
+    assert ReadPreference("secondary").choose({TWO: Member("primary")}) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "tags", "chosen"),
+    [
+        ("secondary", [{"dc": "east"}], ONE),
+        ("secondary", [{"dc": "west"}], THREE),
+        ("secondary", [{"dc": "west", "use": "reports"}], None),
+        ("secondary", [{"dc": "north"}, {"dc": "west"}], THREE),
+        ("secondary", [{"dc": "north"}, {}], ONE),
+        ("secondary", [{"dc": "north"}], None),
+        ("nearest", [{"use": "writes"}], TWO),
+        ("nearest", [{"dc": "west"}], THREE),
+        # Tags are no reason to leave the primary that is preferred, or the last resort.
+        ("primaryPreferred", [{"dc": "west"}], TWO),
+        ("secondaryPreferred", [{"dc": "north"}], TWO),
+    ],
+)
+def test_tags(mode, tags, chosen):
+    members = {
+        ONE: Member("secondary", {"dc": "east"}),
+        TWO: Member("primary", {"dc": "east", "use": "writes"}),
+        THREE: Member("secondary", {"dc": "west"}),
+    }
+    preference = ReadPreference.of({"mode": mode, "tags": tags})
+    assert preference.choose(members, draw=lambda near: near[0]) == chosen
+
+
+@pytest.mark.parametrize(
+    ("mode", "near"),
+    [
+        ("nearest", {ONE, TWO}),
+        ("secondary", {ONE}),
+        ("secondaryPreferred", {ONE}),
+        ("primaryPreferred", {TWO}),
+        ("primary", {TWO}),
+    ],
+)
+def test_any_member_within_the_latency_window_is_chosen(mode: str, near: set[Address]):
+    members = {
+        ONE: Member("secondary", round_trip=0.030),
+        TWO: Member("primary", round_trip=0.020),
+        THREE: Member("secondary", round_trip=0.046),
+    }
+    preference, chance = ReadPreference(mode), Random(1)
+    chosen = {preference.choose(members, draw=chance.choice) for _ in range(50)}
+    assert chosen == near
+    wide = {preference.choose(members, threshold=0.030, draw=chance.choice) for _ in range(50)}
+    assert wide == near | (
+        {THREE} if mode in ("nearest", "secondary", "secondaryPreferred") else set()
+    )
+
+
+def test_a_member_that_was_not_measured_yet_counts_as_near():
+    members = {ONE: Member("secondary"), TWO: Member("secondary", round_trip=0.5)}
+    chance = Random(2)
+    nearest = ReadPreference("nearest")
+    assert {nearest.choose(members, draw=chance.choice) for _ in range(20)} == {ONE, TWO}
+    members[THREE] = Member("secondary", round_trip=0.001)
+    assert {nearest.choose(members, draw=chance.choice) for _ in range(50)} == {ONE, THREE}
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_a_secondary_tells_who_is_primary(make: Factory, member: ScriptedMember):
+    """What was learnt over another connection counts at once: no driver's heartbeat is awaited."""
+    other = await ScriptedMember("rs", primary=False).start()
+    both = [("127.0.0.1", each.port) for each in (member, other)]
+    member.hosts = other.hosts = [f"{host}:{port}" for host, port in both]
+    replica_set = MotorReplicaSet("rs", both) if make is motor else make("rs", both)
+    try:
+        anything = ReadPreference("secondary")
+        assert await replica_set.primary(5) == both[0]
+        assert await replica_set.select(anything, 5) == both[1]
+        member.primary, other.primary = False, True
+        hello = {"setName": "rs", "secondary": True, "hosts": member.hosts}
+        replica_set.observe(both[0], {**hello, "primary": member.hosts[1]})
+        replica_set.observe(both[1], {**hello, "secondary": False, "isWritablePrimary": True})
+        async with asyncio.timeout(0.2):
+            assert await replica_set.primary(5) == both[1]
+            assert await replica_set.select(anything, 5) == both[0]
+    finally:
+        await replica_set.close()
+        await other.stop()
+
+
+async def test_the_driver_has_one_connection_to_each_member(member: ScriptedMember):
+    replica_set = motor("rs", seeds(member))
+    try:
+        assert await replica_set.primary(5) == ("127.0.0.1", member.port)
+        asked = member.commands["hello"]
+        await until(lambda: member.commands["hello"] > asked + 2, 10)
+        await until(lambda: len(member.writers) == 1, 10)
+    finally:
+        await replica_set.close()
+
+
+@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
+async def test_members_are_known_by_their_tags(make: Factory, member: ScriptedMember):
+    member.tags = {"dc": "east"}
+    replica_set = make("rs", seeds(member))
+    try:
+        here = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "east"}]})
+        assert await replica_set.select(here, 5) == ("127.0.0.1", member.port)
+        elsewhere = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "west"}]})
+        with pytest.raises(CommandError) as failure:
+            await replica_set.select(elsewhere, 0.3)
+        assert failure.value.message == (
+            'Could not find host matching read preference { mode: "nearest", '
+            'tags: [ { dc: "west" } ] } for set rs'
+        )
+    finally:
+        await replica_set.close()

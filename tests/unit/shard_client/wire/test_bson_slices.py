@@ -1,0 +1,97 @@
+import contextlib
+
+import bson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_client.errors import ProtocolError
+from shard_client.wire.bson_slices import MAX_DEPTH, find, iter_elements, string_value, validate
+from tests.unit.shard_client.bson_values import documents
+
+
+@given(documents)
+def test_the_fields_are_those_of_the_decoder_and_cover_the_document(document):
+    raw = bson.encode(document)
+    elements = list(iter_elements(raw))
+    assert [element.name.decode() for element in elements] == list(bson.decode(raw))
+    fields = [raw[e.start - len(e.name) - 2 : e.end] for e in elements]
+    assert b"".join(fields) == raw[4:-1]
+    validate(raw)
+
+
+@given(documents, st.binary(max_size=9), st.binary(max_size=9))
+def test_a_document_is_found_in_the_middle_of_a_buffer(document, before, after):
+    raw = bson.encode(document)
+    buffer = before + raw + after
+    start, end = len(before), len(before) + len(raw)
+    shifted = [element._replace(start=element.start - start, end=element.end - start)
+               for element in iter_elements(buffer, start, end)]  # fmt: skip
+    assert shifted == list(iter_elements(raw))
+
+
+def test_find_gives_the_first_field_of_the_name():
+    raw = bson.encode({"a": 1, "text": "grüße", "b": {"text": "inner"}})
+    element = find(raw, b"text")
+    assert element is not None
+    assert string_value(raw, element).decode() == "grüße"
+    assert find(raw, b"nothing") is None
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_else_than_protocol_error(data):
+    try:
+        validate(data)
+        list(iter_elements(data))
+    except ProtocolError:
+        pass
+
+
+@given(documents, st.data())
+def test_damaged_documents_raise_nothing_else_than_protocol_error(document, data):
+    raw = bytearray(bson.encode(document))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        validate(bytes(raw))
+
+
+@given(documents, st.integers(1, 30))
+def test_a_document_that_is_cut_off_is_refused(document, missing):
+    raw = bson.encode(document)
+    with pytest.raises(ProtocolError):
+        validate(raw[: max(0, len(raw) - missing)])
+
+
+def _nested(levels: int) -> bytes:
+    raw = b"\x05\0\0\0\0"
+    for _ in range(levels - 1):
+        raw = (len(raw) + 8).to_bytes(4, "little") + b"\x03a\0" + raw + b"\0"
+    return raw
+
+
+def test_documents_nest_as_deep_as_servers_allow_and_no_deeper():
+    validate(_nested(MAX_DEPTH))
+    with pytest.raises(ProtocolError, match="deeper"):
+        validate(_nested(MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        (b"\x02a\0\x05\0\0\0abc\0", "does not fit|wrong length"),
+        (b"\x02a\0\x00\0\0\0", "wrong length"),
+        (b"\x02a\0\x02\0\0\0ab", "wrong length"),
+        (b"\x05a\0\xff\xff\xff\xff\0", "negative"),
+        (b"\x05a\0\xff\0\0\0\0", "does not fit"),
+        (b"\x12a\0\0\0\0", "does not fit"),
+        (b"\x20a\0", "unknown BSON type"),
+        (b"\x0ba\0abc\0", "does not fit"),
+        (b"\x03a\0\x04\0\0\0", "cut off|claims"),
+        (b"\x10ab", "does not end"),
+    ],
+)
+def test_wrong_fields_are_named(field, why):
+    raw = (len(field) + 5).to_bytes(4, "little") + field + b"\0"
+    with pytest.raises(ProtocolError, match=why):
+        validate(raw)

@@ -1,0 +1,337 @@
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Connection, format_address, parse_address
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import (
+    CHECKSUM_PRESENT,
+    EXHAUST_ALLOWED,
+    MORE_TO_COME,
+    Message,
+    OpMsg,
+    build_msg,
+    compress_frame,
+    encode,
+    parse_message,
+)
+
+pytestmark = pytest.mark.timeout(20)
+
+Answer = Callable[[FrameStream, Message, dict[str, Any]], Awaitable[None]]
+
+
+def reply_to(message: Message, document: dict[str, Any], flags: int = 0) -> bytes:
+    frame = build_msg(encode(document), request_id=77, response_to=message.request_id, flags=flags)
+    return compress_frame(frame, message.compressor) if message.compressor else frame
+
+
+class Server:
+    """A server that answers hello, and everything else as the test says."""
+
+    def __init__(self, answer: Answer | None) -> None:
+        self.answer = answer
+        self.messages: list[Message] = []
+        self.compressors: list[str] = []
+        self.streams: list[FrameStream] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def connected(self, stream: FrameStream) -> None:
+        self.streams.append(stream)
+        self.tasks.add(asyncio.get_running_loop().create_task(self.serve(stream)))
+
+    async def serve(self, stream: FrameStream) -> None:
+        while (frame := await stream.receive(bytes)) is not None:
+            message = parse_message(frame)
+            assert isinstance(message.payload, OpMsg)
+            document = message.payload.document()
+            self.messages.append(message)
+            if "hello" in document:
+                offered = [name for name in document["compression"] if name in self.compressors]
+                answer = {"ok": 1.0, "setName": "rs", "compression": offered}
+                stream.write(reply_to(message, answer))
+            elif self.answer is not None and not message.payload.flags & MORE_TO_COME:
+                await self.answer(stream, message, document)
+
+
+@asynccontextmanager
+async def serving(
+    answer: Answer | None = None, **options: Any
+) -> AsyncIterator[tuple[Any, Server]]:
+    server = Server(answer)
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: FrameStream(server.connected), "127.0.0.1", 0, **options
+    )
+    try:
+        yield listener.sockets[0].getsockname()[:2], server
+    finally:
+        listener.close()
+        for stream in server.streams:
+            stream.abort()
+        await asyncio.gather(*server.tasks)
+
+
+async def echo(stream: FrameStream, message: Message, document: dict[str, Any]) -> None:
+    stream.write(reply_to(message, {"ok": 1.0, "echo": document}))
+
+
+async def silent(*_: Any) -> None:
+    pass
+
+
+async def test_hello_tells_who_we_are():
+    async with serving(echo) as (address, server):
+        connection = await Connection.open(address, timeout=5, app_name="test")
+        assert connection.hello["setName"] == "rs"
+        assert connection.address == address
+        client = server.messages[0].payload.document()["client"]
+        assert client["application"] == {"name": "test"}
+        assert client["driver"]["name"] == "mergerouter"
+        await connection.close()
+        assert connection.closed
+
+
+async def _commands_of_all_sizes() -> None:
+    async with serving(echo) as (address, _):
+        connection = await Connection.open(address, timeout=5)
+        for size in (1, 10_000, 300_000, 10_000, 5_000_000, 1):
+            reply = await connection.command("db", {"ping": "x" * size}, timeout=5)
+            assert reply["echo"] == {"ping": "x" * size, "$db": "db"}
+        await connection.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_commands_of_all_sizes_come_back_under_both_event_loops(run):
+    run(_commands_of_all_sizes())
+
+
+@pytest.mark.parametrize("compressor", ["snappy", "zlib", "zstd"])
+async def test_compression_is_negotiated_and_spares_secrets(compressor):
+    async with serving(echo) as (address, server):
+        server.compressors = [compressor]
+        connection = await Connection.open(
+            address, timeout=5, compressors=["zstd", "snappy", "zlib"]
+        )
+        for name in ("find", "saslStart"):
+            reply = await connection.command("db", {name: "x" * 1000}, timeout=5)
+            assert reply["echo"] == {name: "x" * 1000, "$db": "db"}
+        assert [bool(message.compressor) for message in server.messages] == [False, True, False]
+        await connection.close()
+
+
+async def test_a_checksum_on_the_reply_is_checked_and_stripped():
+    async def with_checksum(stream, message, document):
+        stream.write(reply_to(message, {"ok": 1.0, "n": 5}, CHECKSUM_PRESENT))
+
+    async with serving(with_checksum) as (address, _):
+        connection = await Connection.open(address, timeout=5)
+        body = await connection.command_raw(encode({"ping": 1, "$db": "db"}), timeout=5)
+        assert body == encode({"ok": 1.0, "n": 5})
+        connection.abort()
+
+
+async def test_a_command_that_fails_leaves_the_connection_usable():
+    async def fail(stream, message, document):
+        error = {"ok": 0.0, "errmsg": "no", "code": 43, "codeName": "CursorNotFound"}
+        stream.write(reply_to(message, error))
+
+    async with serving(fail) as (address, _):
+        connection = await Connection.open(address, timeout=5)
+        for _ in range(2):
+            with pytest.raises(CommandError) as caught:
+                await connection.command("db", {"getMore": 1}, timeout=5)
+            assert (caught.value.code, caught.value.message) == (43, "no")
+        assert not connection.closed
+        connection.abort()
+
+
+async def test_a_timeout_closes_the_connection():
+    async with serving(silent) as (address, server):
+        connection = await Connection.open(address, timeout=5)
+        with pytest.raises(NetworkError, match="did not answer"):
+            await connection.command("db", {"ping": 1}, timeout=0.01)
+        await server.streams[0].wait_closed()
+        with pytest.raises(NetworkError):
+            await connection.command("db", {"ping": 1}, timeout=5)
+
+
+async def test_a_cancelled_request_closes_the_connection():
+    asked = asyncio.Event()
+
+    async def note(*_: Any) -> None:
+        asked.set()
+
+    async with serving(note) as (address, server):
+        connection = await Connection.open(address, timeout=5)
+        request = asyncio.create_task(connection.command("db", {"ping": 1}, timeout=5))
+        await asked.wait()
+        with pytest.raises(RuntimeError, match="in flight"):
+            await connection.command("db", {"ping": 1}, timeout=5)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await server.streams[0].wait_closed()
+
+
+async def test_a_cut_connection_wakes_who_waits():
+    async def cut(stream, message, document):
+        stream.abort()
+
+    async with serving(cut) as (address, _):
+        connection = await Connection.open(address, timeout=5)
+        with pytest.raises(NetworkError, match="lost"):
+            await connection.command("db", {"ping": 1}, timeout=5)
+        assert connection.closed
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\xff" * 16,
+        b"\x10\0\0\0" + bytes(12),
+        build_msg(encode({"ok": 1.0}), request_id=1, response_to=12345),
+        build_msg(b"\x09\0\0\0\x02a\0\0\0", request_id=1, response_to=2),
+    ],
+)
+async def test_nonsense_for_an_answer_closes_the_connection(answer):
+    async def nonsense(stream, message, document):
+        stream.write(answer)
+
+    async with serving(nonsense) as (address, server):
+        connection = await Connection.open(address, timeout=5)
+        with pytest.raises(NetworkError, match="protocol"):
+            await connection.command("db", {"ping": 1}, timeout=5)
+        await server.streams[0].wait_closed()
+
+
+async def test_nobody_listens():
+    async with serving(silent) as (address, _):
+        pass
+    with pytest.raises(NetworkError, match="cannot connect"):
+        await Connection.open(address, timeout=5)
+
+
+async def test_a_server_that_never_says_hello():
+    async with serving(silent) as (address, server):
+        server.serve = silent
+        with pytest.raises(NetworkError, match="did not answer"):
+            await Connection.open(address, timeout=0.05)
+        await server.streams[0].wait_closed()
+
+
+async def test_a_tls_server_that_is_not_one():
+    async with serving(silent) as (address, _):
+        with pytest.raises(NetworkError):
+            await Connection.open(address, timeout=0.5, tls=ssl.create_default_context())
+
+
+async def test_what_cannot_be_a_host():
+    with pytest.raises(NetworkError, match="cannot connect"):
+        await Connection.open(("no..host", 1), timeout=2)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem "
+        "-out certificate.pem -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+async def _commands_over_tls(folder: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    trusting = ssl.create_default_context(cafile=folder / "certificate.pem")
+    async with serving(echo, ssl=context) as (address, _):
+        connection = await Connection.open(address, timeout=5, tls=trusting)
+        for size in (10, 1_000_000, 10):
+            reply = await connection.command("db", {"ping": "x" * size}, timeout=5)
+            assert len(reply["echo"]["ping"]) == size
+        await connection.close()
+        with pytest.raises(NetworkError, match="certificate"):
+            await Connection.open(address, timeout=5, tls=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_commands_over_tls_under_both_event_loops(run, certificate):
+    run(_commands_over_tls(certificate))
+
+
+async def test_exchange_forwards_and_yields_until_there_is_no_more():
+    async def exhaust(stream, message, document):
+        assert message.payload.flags == EXHAUST_ALLOWED
+        for n in range(3):
+            flags = MORE_TO_COME if n < 2 else 0
+            stream.write(reply_to(message, {"ok": 1.0, "n": n}, flags))
+
+    async with serving(exhaust) as (address, server):
+        connection = await Connection.open(address, timeout=5)
+        frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=999, flags=EXHAUST_ALLOWED)
+        for _ in range(2):
+            replies = [parse_message(reply) async for reply in connection.exchange(frame)]
+            assert [reply.payload.document()["n"] for reply in replies] == [0, 1, 2]
+        assert all(message.request_id != 999 for message in server.messages)
+        connection.abort()
+
+
+async def test_exchange_of_a_message_that_wants_no_reply():
+    async with serving(echo) as (address, server):
+        connection = await Connection.open(address, timeout=5)
+        frame = build_msg(encode({"insert": 1, "$db": "db"}), request_id=1, flags=MORE_TO_COME)
+        assert [reply async for reply in connection.exchange(frame)] == []
+        assert (await connection.command("db", {"ping": 1}, timeout=5))["ok"]
+        assert len(server.messages) == 3
+        connection.abort()
+
+
+async def test_exchange_that_is_left_early_closes_the_connection():
+    async def endless(stream, message, document):
+        for _ in range(2):
+            stream.write(reply_to(message, {"ok": 1.0}, MORE_TO_COME))
+
+    async with serving(endless) as (address, server):
+        connection = await Connection.open(address, timeout=5)
+        frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=1, flags=EXHAUST_ALLOWED)
+        replies = connection.exchange(frame)
+        await anext(replies)
+        await replies.aclose()
+        await server.streams[0].wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("a.example:27018", ("a.example", 27018)),
+        ("a.example", ("a.example", 27017)),
+        ("127.0.0.1:1", ("127.0.0.1", 1)),
+        ("[::1]:27020", ("::1", 27020)),
+        ("[::1]", ("::1", 27017)),
+        ("::1", ("::1", 27017)),
+    ],
+)
+def test_addresses(text, address):
+    assert parse_address(text) == address
+    assert parse_address(format_address(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1", "a:", "a:x", "a:0", "a:65536", "[::1", "[::1]1", "[]:1"]
+)
+def test_what_is_no_address(text):
+    with pytest.raises(ValueError, match="host and port"):
+        parse_address(text)

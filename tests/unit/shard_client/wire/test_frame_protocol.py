@@ -1,0 +1,244 @@
+import asyncio
+import os
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_client.errors import NetworkError, ProtocolError
+from shard_client.wire.frame_protocol import FrameStream
+from tests.harness.until import PATIENCE
+
+pytestmark = pytest.mark.timeout(20)
+
+
+class Transport(asyncio.Transport):
+    """Feeds a FrameStream as an event loop would, without one."""
+
+    def __init__(self, stream: FrameStream) -> None:
+        super().__init__()
+        self.stream = stream
+        self.paused = False
+        self.written: list[bytes] = []
+        self.aborted = False
+        stream.connection_made(self)
+
+    def feed(self, data: bytes) -> int:
+        """Deliver as much of ``data`` as the stream takes before it pauses; returns that."""
+        taken = 0
+        while taken < len(data) and not self.paused:
+            buffer = self.stream.get_buffer(-1)
+            piece = data[taken : taken + len(buffer)]
+            assert piece, "an event loop takes an empty buffer for an error"
+            buffer[: len(piece)] = piece
+            self.stream.buffer_updated(len(piece))
+            taken += len(piece)
+        return taken
+
+    def write(self, data):
+        self.written.append(bytes(data))
+
+    def pause_reading(self):
+        assert not self.paused
+        self.paused = True
+
+    def resume_reading(self):
+        assert self.paused
+        self.paused = False
+
+    def abort(self):
+        self.aborted = True
+
+
+def frame_of(content: bytes) -> bytes:
+    return (16 + len(content)).to_bytes(4, "little") + bytes(12) + content
+
+
+contents = st.one_of(
+    st.binary(max_size=50),
+    st.integers(0, 30_000).map(bytes),
+    st.just(os.urandom(300_000)),
+)
+
+
+async def receive_all(pieces: list[bytes], keep: int) -> list[bytes]:
+    stream = FrameStream(keep=keep)
+    transport = Transport(stream)
+    frames: list[bytes] = []
+
+    async def read() -> None:
+        while (frame := await stream.receive(bytes)) is not None:
+            frames.append(frame)
+
+    reader = asyncio.create_task(read())
+    for piece in pieces:
+        rest = piece
+        while rest:
+            rest = rest[transport.feed(rest) :]
+            await asyncio.sleep(0)
+    for _ in range(3):  # the reader takes what is left without waiting
+        await asyncio.sleep(0)
+    stream.connection_lost(None)
+    await reader
+    return frames
+
+
+@given(st.lists(contents, max_size=8), st.data())
+def test_any_cutting_of_the_stream_gives_the_same_frames(bodies, data):
+    frames = [frame_of(body) for body in bodies]
+    whole = b"".join(frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    keep = data.draw(st.sampled_from([0, 64 * 1024, 10_000_000]))
+    assert asyncio.run(receive_all(pieces, keep)) == frames
+
+
+@given(st.lists(st.binary(max_size=60), max_size=6))
+def test_random_bytes_give_frames_or_protocol_errors(pieces):
+    with suppress(ProtocolError):
+        asyncio.run(asyncio.wait_for(_receive_then_end(pieces), PATIENCE))
+
+
+async def _receive_then_end(pieces: list[bytes]) -> None:
+    stream = FrameStream()
+    transport = Transport(stream)
+    for piece in pieces:
+        transport.feed(piece)
+    asyncio.get_running_loop().call_soon(stream.connection_lost, None)
+    while await stream.receive(bytes) is not None:
+        pass
+
+
+async def test_a_peer_that_sends_on_is_left_waiting():
+    stream = FrameStream()
+    transport = Transport(stream)
+    data = frame_of(bytes(1000)) * 1000
+    taken = transport.feed(data)
+    assert transport.paused
+    assert taken < 20_000
+    for _ in range(1000):
+        reader = asyncio.create_task(stream.receive(bytes))
+        await asyncio.sleep(0)
+        taken += transport.feed(data[taken:])
+        assert await reader == frame_of(bytes(1000))
+    assert taken == len(data)
+
+
+async def test_memory_grows_with_what_arrives_not_with_what_a_header_claims():
+    stream = FrameStream()
+    transport = Transport(stream)
+    transport.feed((48_000_000).to_bytes(4, "little") + bytes(12) + bytes(8 * 1024))
+    assert len(stream._view) <= 256 * 1024
+    transport.feed(bytes(1_000_000))
+    assert len(stream._view) <= 3_000_000
+
+
+async def test_a_large_buffer_is_given_back_and_one_worth_keeping_is_kept():
+    for keep, kept in ((64 * 1024, False), (1_000_000, True)):
+        stream = FrameStream(keep=keep)
+        transport = Transport(stream)
+        transport.feed(frame_of(bytes(500_000)))
+        assert await stream.receive(len) == 500_016
+        assert (len(stream._view) > 500_000) == kept
+
+
+@pytest.mark.parametrize("length", [-1, 0, 15, 48_000_001, 2**31 - 1])
+async def test_a_length_out_of_bounds(length):
+    stream = FrameStream()
+    transport = Transport(stream)
+    reader = asyncio.create_task(stream.receive(bytes))
+    await asyncio.sleep(0)
+    transport.feed(length.to_bytes(4, "little", signed=True) + bytes(12))
+    with pytest.raises(ProtocolError, match=str(length)):
+        await reader
+
+
+async def test_a_smaller_limit_for_frames():
+    stream = FrameStream(max_frame=1000)
+    transport = Transport(stream)
+    transport.feed(frame_of(bytes(1000)))
+    with pytest.raises(ProtocolError, match="too long"):
+        await stream.receive(bytes)
+
+
+async def test_the_frame_is_gone_after_what_take_raises():
+    stream = FrameStream()
+    transport = Transport(stream)
+    transport.feed(frame_of(b"a") + frame_of(b"b"))
+
+    def refuse(_frame: memoryview) -> bytes:
+        raise ProtocolError("no")
+
+    with pytest.raises(ProtocolError):
+        await stream.receive(refuse)
+    assert await stream.receive(bytes) == frame_of(b"b")
+
+
+async def test_a_receiver_that_is_cancelled_loses_no_frame():
+    stream = FrameStream()
+    transport = Transport(stream)
+    reader = asyncio.create_task(stream.receive(bytes))
+    await asyncio.sleep(0)
+    transport.feed(frame_of(b"a"))
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert await stream.receive(bytes) == frame_of(b"a")
+
+
+async def test_what_came_before_the_end_is_still_received():
+    # As when a client sends a write that wants no answer, and goes.
+    stream = FrameStream()
+    transport = Transport(stream)
+    transport.feed(frame_of(b"a") + frame_of(b"b") + frame_of(b"cut off")[:-1])
+    stream.connection_lost(None)
+    await stream.drain()
+    assert await stream.receive(bytes) == frame_of(b"a")
+    assert await stream.receive(bytes) == frame_of(b"b")
+    assert await stream.receive(bytes) is None
+
+
+async def test_only_one_may_receive():
+    stream = FrameStream()
+    Transport(stream)
+    reader = asyncio.create_task(stream.receive(bytes))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="somebody else"):
+        await stream.receive(bytes)
+    stream.connection_lost(None)
+    assert await reader is None
+
+
+async def test_the_end_wakes_all_who_wait():
+    stream = FrameStream()
+    Transport(stream)
+    stream.pause_writing()
+    reader = asyncio.create_task(stream.receive(bytes))
+    writer = asyncio.create_task(stream.drain())
+    closing = asyncio.create_task(stream.wait_closed())
+    await asyncio.sleep(0)
+    error = OSError("cut")
+    stream.connection_lost(error)
+    assert await reader is None
+    await closing
+    with pytest.raises(NetworkError):
+        await writer
+    with pytest.raises(NetworkError):
+        stream.write(b"x")
+    assert stream.closed
+    assert stream.lost_error is error
+
+
+async def test_drain_waits_while_the_peer_does_not_read():
+    stream = FrameStream()
+    transport = Transport(stream)
+    await stream.drain()
+    stream.pause_writing()
+    stream.write(b"x")
+    writer = asyncio.create_task(stream.drain())
+    await asyncio.sleep(0)
+    assert not writer.done()
+    stream.resume_writing()
+    await writer
+    assert transport.written == [b"x"]

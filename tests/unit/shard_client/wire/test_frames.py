@@ -1,0 +1,251 @@
+import contextlib
+
+import bson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard_client.errors import ProtocolError
+from shard_client.wire import frames
+from shard_client.wire.compression import AVAILABLE, compressor_id
+from shard_client.wire.frames import (
+    BODY_OFFSET,
+    CHECKSUM_PRESENT,
+    EXHAUST_ALLOWED,
+    MORE_TO_COME,
+    OP_MSG,
+    OP_QUERY,
+    OP_REPLY,
+    OpMsg,
+    OpQuery,
+    OpReply,
+    build_msg,
+    build_op_query,
+    build_op_reply,
+    build_reply_parts,
+    compress_frame,
+    frame_length,
+    more_to_come,
+    parse_message,
+    reply_body,
+    with_ids,
+)
+from tests.unit.shard_client.bson_values import documents, names
+
+PING = bson.encode({"ping": 1, "$db": "admin"})
+ids = st.integers(-(2**31), 2**31 - 1)
+flag_bits = st.sampled_from(
+    [0, CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED, CHECKSUM_PRESENT | EXHAUST_ALLOWED]
+)
+sequences_of_documents = st.dictionaries(
+    names, st.lists(documents.map(bson.encode), max_size=3), max_size=2
+)
+
+
+def _frame(content: bytes, op_code: int = OP_MSG) -> bytes:
+    head = (16 + len(content), 1, 0, op_code)
+    return b"".join(number.to_bytes(4, "little") for number in head) + content
+
+
+def test_a_ping_as_drivers_send_it():
+    # Header, flags, kind, body, byte for byte.
+    frame = bytes.fromhex(
+        "33000000 07000000 00000000 dd070000 00000000 00"
+        "1e000000 1070696e67000100000002246462000600000061646d696e0000"
+    )
+    assert build_msg(PING, request_id=7) == frame
+    message = parse_message(frame)
+    assert (message.request_id, message.response_to, message.op_code) == (7, 0, OP_MSG)
+    assert message.payload == OpMsg(0, PING)
+    assert frame[BODY_OFFSET:] == PING
+
+
+def _crc32c(data: bytes) -> int:
+    """The definition, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_the_checksum_is_crc32c_of_all_before_it():
+    frame = build_msg(PING, request_id=7, flags=CHECKSUM_PRESENT)
+    assert _crc32c(b"123456789") == 0xE3069283
+    assert int.from_bytes(frame[-4:], "little") == _crc32c(frame[:-4])
+    damaged = bytearray(frame)
+    damaged[BODY_OFFSET + 9] ^= 1
+    with pytest.raises(ProtocolError, match="checksum"):
+        parse_message(bytes(damaged))
+
+
+@given(documents, sequences_of_documents, ids, ids, flag_bits)
+def test_op_msg_round_trip(document, sequences, request_id, response_to, flags):
+    body = bson.encode(document)
+    frame = build_msg(
+        body, request_id=request_id, response_to=response_to, flags=flags, sequences=sequences
+    )
+    message = parse_message(memoryview(frame))
+    assert (message.request_id, message.response_to) == (request_id, response_to)
+    assert message.payload == OpMsg(flags, body, sequences)
+    assert frame_length(frame) == len(frame)
+    assert more_to_come(frame) == bool(flags & MORE_TO_COME)
+    if not sequences:
+        assert reply_body(memoryview(frame)) == body
+
+
+@pytest.mark.parametrize("compressor", [0, *map(compressor_id, AVAILABLE)])
+@given(document=documents, request_id=ids)
+def test_compressed_round_trip(compressor, document, request_id):
+    body = bson.encode(document)
+    frame = compress_frame(build_msg(body, request_id=request_id, response_to=5), compressor)
+    message = parse_message(frame)
+    assert (message.request_id, message.response_to, message.compressor) == (
+        request_id,
+        5,
+        compressor,
+    )
+    assert message.payload == OpMsg(0, body)
+    assert reply_body(memoryview(frame)) == body
+
+
+def test_sequences_are_folded_into_the_command():
+    frame = build_msg(
+        bson.encode({"insert": "c", "$db": "d"}),
+        request_id=1,
+        sequences={"documents": [bson.encode({"_id": n}) for n in range(2)]},
+    )
+    payload = parse_message(frame).payload
+    assert payload.document() == {
+        "insert": "c",
+        "$db": "d",
+        "documents": [{"_id": 0}, {"_id": 1}],
+    }
+
+
+def test_a_field_both_in_body_and_sequence_is_refused():
+    body = bson.encode({"insert": "c", "documents": []})
+    payload = parse_message(build_msg(body, request_id=1, sequences={"documents": []})).payload
+    with pytest.raises(ProtocolError, match="documents"):
+        payload.document()
+
+
+def test_the_body_may_come_after_the_sequences():
+    documents_section = (
+        b"\x01" + (4 + 10 + 5).to_bytes(4, "little") + b"documents\0" + b"\x05\0\0\0\0"
+    )
+    payload = parse_message(_frame(bytes(4) + documents_section + b"\0" + PING)).payload
+    assert payload == OpMsg(0, PING, {"documents": [b"\x05\0\0\0\0"]})
+
+
+def test_parts_joined_are_the_message():
+    parts = [PING[:9], PING[9:20], PING[20:]]
+    for flags in (0, MORE_TO_COME, CHECKSUM_PRESENT):
+        joined = b"".join(build_reply_parts(parts, request_id=3, response_to=4, flags=flags))
+        assert joined == build_msg(PING, request_id=3, response_to=4, flags=flags)
+
+
+@pytest.mark.parametrize("flags", [0, CHECKSUM_PRESENT])
+def test_other_ids_keep_the_message_valid(flags):
+    frame = build_msg(PING, request_id=3, response_to=4, flags=flags)
+    assert with_ids(frame, request_id=9, response_to=8) == build_msg(
+        PING, request_id=9, response_to=8, flags=flags
+    )
+
+
+@given(documents, ids)
+def test_op_query_and_op_reply_round_trip(document, request_id):
+    raw = bson.encode(document)
+    query = parse_message(build_op_query("admin.$cmd", raw, request_id=request_id))
+    assert query.op_code == OP_QUERY
+    assert query.payload == OpQuery(0, "admin.$cmd", 0, -1, raw)
+    reply = parse_message(build_op_reply(raw, request_id=1, response_to=request_id))
+    assert (reply.op_code, reply.response_to) == (OP_REPLY, request_id)
+    assert reply.payload == OpReply(8, 0, 0, [raw])
+
+
+def test_an_op_query_may_choose_fields():
+    fields = bson.encode({"_id": 1})
+    frame = build_op_query("a.b", PING, request_id=1) + fields
+    frame = len(frame).to_bytes(4, "little") + frame[4:]
+    payload = parse_message(frame).payload
+    assert isinstance(payload, OpQuery)
+    assert payload.fields == fields
+
+
+EMPTY = b"\x05\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (_frame(bytes(4)), "cut off"),
+        (_frame(b"\x04\0\0\0\0" + PING), "flags 0x4"),
+        (_frame(b"\0\x80\0\0\0" + PING), "flags 0x8000"),
+        (_frame(bytes(5) + PING + b"\0" + PING), "two bodies"),
+        (_frame(bytes(4) + b"\x01\x0b\0\0\0a\0" + EMPTY), "no body"),
+        (_frame(bytes(4) + b"\x02" + PING), "section kind 2"),
+        (_frame(bytes(5) + PING + 2 * (b"\x01\x0b\0\0\0a\0" + EMPTY)), "two document sequences"),
+        (_frame(bytes(5) + PING + b"\x01\xff\0\0\0a\0" + EMPTY), "claims 255"),
+        (_frame(bytes(5) + PING + b"\x01\x05\0\0\0a" + EMPTY), "does not end"),
+        (_frame(bytes(5) + PING + b"\x01\x0a\0\0\0a\0" + EMPTY[:4]), "cut off"),
+        (_frame(bytes(5) + PING + b"\x01\x06\0\0\0\xff\0"), "not UTF-8"),
+        (_frame(bytes(5) + PING + b"\x01"), "cut off"),
+        (_frame(bytes(5) + b"\x06" + PING[1:]), "zero byte"),
+        (_frame(bytes(5) + b"\xff" + PING[1:]), "claims 255"),
+        (_frame(b"", 2010), "unknown opcode 2010"),
+        (_frame(b"", 2012), "cut off"),
+        (_frame(b"\xdc\x07\0\0\0\0\0\0\0", 2012), "holds an OP_COMPRESSED"),
+        (_frame(b"\xdd\x07\0\0\xff\xff\xff\xff\0", 2012), "claims to hold"),
+        (_frame(b"\xdd\x07\0\0\0\0\xff\x7f\0", 2012), "claims to hold"),
+        (_frame(b"\xdd\x07\0\0\x05\0\0\0\x09abcde", 2012), "unknown compressor"),
+        (_frame(b"", 2004), "cut off"),
+        (_frame(b"\0\0\0\0a.b\0", 2004), "cut off"),
+        (_frame(b"\0\0\0\0a.b\0" + bytes(8) + EMPTY + EMPTY + b"\0", 2004), "longer"),
+        (_frame(bytes(16) + b"\x02\0\0\0" + EMPTY, 1), "claims 2 documents"),
+        (_frame(b"", 1), "cut off"),
+        (b"\x10\0\0\0", "header is cut off"),
+        (b"\x11\0\0\0" + bytes(12), "claims 17 bytes"),
+    ],
+)
+def test_malformed_frames_are_named(frame, why):
+    with pytest.raises(ProtocolError, match=why):
+        parse_message(frame)
+
+
+@pytest.mark.parametrize("length", [-1, 0, 15, frames.MAX_MESSAGE_SIZE + 1, 2**31 - 1])
+def test_lengths_out_of_bounds(length):
+    with pytest.raises(ProtocolError, match=str(length)):
+        frame_length(length.to_bytes(4, "little", signed=True))
+
+
+@given(st.binary(max_size=100), st.sampled_from([1, 2004, 2012, 2013]), st.booleans())
+def test_random_contents_raise_nothing_else_than_protocol_error(content, op_code, zero_flags):
+    frame = _frame((bytes(4) if zero_flags else b"") + content, op_code)
+    for parse in (parse_message, reply_body):
+        with contextlib.suppress(ProtocolError):
+            parse(memoryview(frame))
+
+
+@given(documents, sequences_of_documents, flag_bits, st.data())
+def test_damaged_frames_raise_nothing_else_than_protocol_error(document, sequences, flags, data):
+    frame = bytearray(
+        build_msg(bson.encode(document), request_id=1, flags=flags, sequences=sequences)
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        payload = parse_message(bytes(frame)).payload
+        if not isinstance(payload, OpReply):
+            payload.document()
+    except ProtocolError:
+        pass
+
+
+def test_a_reply_must_be_one_body():
+    query = build_op_reply(PING, request_id=1, response_to=2)
+    with_sequence = build_msg(PING, request_id=1, sequences={"a": []})
+    for frame in (query, with_sequence):
+        with pytest.raises(ProtocolError, match="one body"):
+            reply_body(memoryview(frame))
