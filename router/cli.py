@@ -22,7 +22,7 @@ import yaml
 from router.config.log_lines import configure_logging
 from router.config.problems import describe_problems
 from router.config.settings import Settings, load_settings
-from router.service import run_until_signalled
+from router.process import run_until_signalled
 from router.workers.supervisor import WorkerFailedError
 from shard_client.allocation import collect_less_often, keep_freed_memory
 

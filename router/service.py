@@ -1,30 +1,29 @@
 """The router as a process: its parts put together, started, drained and ended."""
 
 import asyncio
-import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.cluster_version import ClusterVersion
-from router.commands.fail_points import FailPoints
+from router.commands.fail_point import FailPoints
 from router.commands.node import Node
+from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
 from router.config.settings import Settings
+from router.config.worker_budgets import settings_of_worker
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
+from router.peers.cursor_ids import CursorIds
+from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos, parse_upstream
-from router.workers.budgets import settings_of_worker
-from router.workers.runtime import WorkerRuntime
-from router.workers.supervisor import Supervisor
 
 log = structlog.get_logger()
 
@@ -57,7 +56,7 @@ async def serve(
         ValueError: there is no config server to ask.
         OSError: a port cannot be opened.
     """
-    async with _parts(settings, arguments, replica_set=replica_set, now=now) as parts:
+    async with assemble(settings, arguments, replica_set=replica_set, now=now) as parts:
         node, listener, feed = parts
         attributes: dict[str, object] = {
             "port": await listener.listen(settings.net.hosts, settings.net.port)
@@ -73,45 +72,75 @@ async def serve(
     log.info("Shut down", component="CONTROL")
 
 
-async def serve_as_worker(
-    settings: Settings, arguments: Sequence[str], place: WorkerRuntime
-) -> None:
-    """Run one of several workers until its parent ends it (docs/workers.md).
+class WorkerShare(Protocol):
+    """What a worker has in common with the other workers of its router (docs/workers.md)."""
 
-    Args:
-        settings: what the operator decided.
-        arguments: the router's command line, for getCmdLineOpts.
-        place: the worker's place among the others.
+    @property
+    def number(self) -> int:
+        """The worker's number, from 1."""
 
-    Raises:
-        ValueError: there is no config server to ask.
-    """
-    async with _parts(settings, arguments, place=place) as parts:
-        await place.serve(*parts)
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+
+    @property
+    def started(self) -> datetime:
+        """When the router was started."""
+
+    @property
+    def cursor_ids(self) -> CursorIds:
+        """Makes cursor ids that tell which worker has the cursor."""
+
+    @property
+    def topology(self) -> TopologyVersion:
+        """The topology version of all workers' hellos."""
+
+    @property
+    def peers(self) -> Peers:
+        """The other workers."""
+
+    def announce(self, identity: ServerIdentity) -> None:
+        """Tell all workers the version that the router speaks for."""
+
+    def announce_upstream(self, upstream: UpstreamMongos) -> None:
+        """Tell all workers which upstream mongos this one has moved on to."""
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
+    """What answers clients in one process."""
+
     node: Node
     listener: Listener
     feed: Feed | None
 
 
 @asynccontextmanager
-async def _parts(
+async def assemble(
     settings: Settings,
     arguments: Sequence[str],
     *,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
-    place: WorkerRuntime | None = None,
-) -> AsyncIterator[_Parts]:
-    """Put a process's parts together, none of them listening yet; end them after the block."""
+    worker: WorkerShare | None = None,
+) -> AsyncIterator[Parts]:
+    """Put a process's parts together, none of them listening yet; end them after the block.
+
+    Args:
+        settings: what the operator decided.
+        arguments: the command line, for getCmdLineOpts.
+        replica_set: what monitors a replica set, as for ``Cluster``.
+        now: the wall clock.
+        worker: what the process shares if it is one of several workers.
+
+    Raises:
+        ValueError: there is no config server to ask.
+    """
     if settings.sharding.config_db is None:
         raise ValueError("sharding.configDB is not set: no config server to ask")
     parameters = settings.parameters
     limits = stream_limits(parameters)
-    if place is not None:
-        limits = settings_of_worker(limits, place.start.count)
+    if worker is not None:
+        limits = settings_of_worker(limits, worker.count)
     async with AsyncExitStack() as owned:
         cluster = Cluster(
             settings.sharding.config_db,
@@ -120,11 +149,11 @@ async def _parts(
             wall=lambda: now().timestamp(),
         )
         owned.push_async_callback(cluster.close)
-        upstream = _upstream(settings, place)
+        upstream = _upstream(settings, worker)
         cursors = CursorRegistry(
             cluster,
             limits,
-            new_id=place.cursor_ids.new_id if place is not None else None,
+            new_id=worker.cursor_ids.new_id if worker is not None else None,
             mongos=None if upstream is None else upstream.connect,
         )
         owned.push_async_callback(cursors.close)
@@ -138,18 +167,18 @@ async def _parts(
             parameters=parameters,
             host=socket.gethostname(),
             now=now,
-            started=place.start.started if place is not None else now(),
-            topology=place.topology if place is not None else TopologyVersion(),
-            peers=place.peers if place is not None else None,
+            started=worker.started if worker is not None else now(),
+            topology=worker.topology if worker is not None else TopologyVersion(),
+            peers=worker.peers if worker is not None else None,
             fail_points=FailPoints() if parameters["enableTestCommands"] else None,
             max_connections=settings.net.max_incoming_connections,
             compressors=settings.net.compressors,
         )
-        learnt = place.announce if place is not None else node.become
+        learnt = worker.announce if worker is not None else node.become
         known = asyncio.Event()
         version = ClusterVersion(cluster, node.upstream, learnt)
         # The parent shares what one worker learns.
-        keep = place is None or place.start.number == 1
+        keep = worker is None or worker.number == 1
         learning = asyncio.create_task(_learn(version, known, keep=keep))
         owned.push_async_callback(_end, learning)
         listener = await owned.enter_async_context(Listener(node))
@@ -162,7 +191,7 @@ async def _parts(
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDENTITY_WAIT):
                 await known.wait()
-        yield _Parts(node, listener, feed)
+        yield Parts(node, listener, feed)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -170,10 +199,10 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-def _upstream(settings: Settings, place: WorkerRuntime | None) -> UpstreamMongos | None:
+def _upstream(settings: Settings, worker: WorkerShare | None) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
-    moved = place.announce_upstream if place is not None else None
+    moved = worker.announce_upstream if worker is not None else None
     return UpstreamMongos(parse_upstream(settings.upstream), moved=moved)
 
 
@@ -182,24 +211,3 @@ async def _learn(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -
     first.set()
     if keep:
         await version.keep_learning()
-
-
-async def run_until_signalled(settings: Settings) -> None:
-    """Run the router until SIGTERM or SIGINT; a second one ends it at once."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def signalled(number: int) -> None:
-        log.info("Got signal", component="CONTROL", signal=signal.Signals(number).name)
-        if stop.is_set():
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled, number)
-    if settings.workers == 1:
-        await serve(settings, sys.argv, stop)
-    else:
-        await Supervisor(settings, sys.argv).run(stop)

@@ -9,6 +9,7 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer, T
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
+from router.commands.fail_points import after_checkout
 from router.commands.fields import at_least_zero, check_known, required, text, wrong_type
 from router.cursors.registry import Owner
 from router.peers.peers import Peer, Peers
@@ -49,7 +50,7 @@ async def get_more(call: Call) -> AnyAnswer:
         check_same_api(node.api_parameters.get(cursor, "{}"), command)
         try:
             if node.fail_points is not None:
-                node.fail_points.after_checkout(call, cursor.namespace)
+                after_checkout(node.fail_points, call, cursor.namespace)
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
             node.cursors.kill((cursor_id,), Owner(call.lsid))  # it has failed for good

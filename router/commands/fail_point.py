@@ -6,11 +6,16 @@ from enum import Enum, auto
 from typing import Any
 
 from bson.decimal128 import Decimal128
+from bson.int64 import Int64
 
 from router.commands.fields import bson_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
+FAIL_COMMAND = "failCommand"
+FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
+CONFIGURE = "configureFailPoint"
+_TIMES_ENTERED = "timesEntered"
 _MOST = 2**31 - 1
 _MODE_FORMS = (
     "'mode' must be one of 'off', 'alwaysOn', '{times:n}', '{skip:n}' or "
@@ -157,6 +162,56 @@ def _probability(value: Any) -> float:
             f"activationProbability must be between 0.0 and 1.0; found {number:g}",
         )
     return number
+
+
+class FailPoints:
+    """The fail points that drivers' specification tests use, as a mongos has them."""
+
+    def __init__(self) -> None:
+        self._points = {FAIL_COMMAND: FailPoint(), FAIL_GET_MORE: FailPoint()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._points
+
+    def configure(self, name: str, command: Mapping[str, Any]) -> int:
+        """Set a fail point and return how often it has fired so far.
+
+        Args:
+            name: one of ours.
+            command: the whole configureFailPoint.
+
+        Raises:
+            CommandError: the mode or the data is wrong.
+        """
+        return self._points[name].configure(command)
+
+    def take_over(self, command: Mapping[str, Any]) -> None:
+        """Go on as the same fail point does on another worker, as ``changes`` gave it there."""
+        point = self._points[str(command[CONFIGURE])]
+        point.configure(command)
+        point.times_entered = int(command[_TIMES_ENTERED])
+        point.changed = False
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Return, once, what other workers have to know of fail points set or passed."""
+        changed = [(name, point) for name, point in self._points.items() if point.changed]
+        for _name, point in changed:
+            point.changed = False
+        return [
+            {
+                CONFIGURE: name,
+                "mode": point.mode(),
+                "data": point.data,
+                _TIMES_ENTERED: Int64(point.times_entered),
+            }
+            for name, point in changed
+        ]
+
+    def enter(
+        self, name: str, concerned: Callable[[Mapping[str, Any]], bool]
+    ) -> Mapping[str, Any] | None:
+        """Pass a fail point; return its data if it is on and ``concerned`` with them."""
+        return self._points[name].enter(concerned)
 
 
 def integer_field(document: Mapping[str, Any], name: str) -> int:

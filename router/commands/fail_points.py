@@ -12,17 +12,19 @@ from bson.int64 import Int64
 from router.change_stream.recognition import is_change_stream
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
-from router.commands.fail_point import FailPoint, integer_field
+from router.commands.fail_point import (
+    CONFIGURE,
+    FAIL_COMMAND,
+    FAIL_GET_MORE,
+    FailPoints,
+    integer_field,
+)
 from router.commands.fields import text
 from router.commands.node import Node
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.frames import encode
 
-FAIL_COMMAND = "failCommand"
-FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
-_CONFIGURE = "configureFailPoint"
-_TIMES_ENTERED = "timesEntered"
 _LABELS = "errorLabels"
 _WRITE_ERROR = "writeConcernError"
 _SECONDS_PER_MS = 0.001
@@ -38,109 +40,72 @@ _TRANSIENT_CODES = frozenset({24, 63, 112, 150, 246, 251, 267, 13388})
 _RETRIABLE_CODES = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 
 
-class FailPoints:
-    """The fail points that drivers' specification tests use, as a mongos has them."""
+async def before_command(points: FailPoints, call: Call, names: Sequence[str]) -> None:
+    """Block, fail or cut off the command if ``failCommand`` says so.
 
-    def __init__(self) -> None:
-        self._points = {FAIL_COMMAND: FailPoint(), FAIL_GET_MORE: FailPoint()}
+    Args:
+        points: the router's fail points.
+        call: the command.
+        names: all of its names.
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._points
+    Raises:
+        CommandError: the error asked for, with the labels asked for or else mongos's.
+        NetworkError: the connection is to be closed.
+    """
+    data = points.enter(
+        FAIL_COMMAND, lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
+    )
+    await share_with_workers(call.node)
+    if data is None:
+        return
+    if data.get("blockConnection") is True:
+        await _block(call, data)
+    if data.get("closeConnection") is True:
+        raise NetworkError(f"a fail point closes the connection in {call.name}")
+    if "errorCode" in data:
+        raise _failure(call, data)
 
-    def configure(self, name: str, command: Mapping[str, Any]) -> int:
-        """Set a fail point and return how often it has fired so far.
 
-        Args:
-            name: one of ours.
-            command: the whole configureFailPoint.
+def after_checkout(points: FailPoints, call: Call, namespace: str) -> None:
+    """Fail a getMore that holds its cursor if the fail point says so.
 
-        Raises:
-            CommandError: the mode or the data is wrong.
-        """
-        return self._points[name].configure(command)
+    Args:
+        points: the router's fail points.
+        call: the getMore.
+        namespace: its cursor's.
 
-    def take_over(self, command: Mapping[str, Any]) -> None:
-        """Go on as the same fail point does on another worker, as ``changes`` gave it there."""
-        point = self._points[str(command[_CONFIGURE])]
-        point.configure(command)
-        point.times_entered = int(command[_TIMES_ENTERED])
-        point.changed = False
+    Raises:
+        CommandError: the error asked for, InternalError by default; not yet labelled.
+    """
+    data = points.enter(
+        FAIL_GET_MORE,
+        lambda data: _concerns(
+            {**data, "failCommands": ["getMore"]}, call, ("getMore",), namespace
+        ),
+    )
+    if data is not None:
+        code = ErrorCode.InternalError
+        given = integer_field(data, "errorCode") if data.get("errorCode") else code
+        raise CommandError(given, f"Hit the '{FAIL_GET_MORE}' failpoint")
 
-    def changes(self) -> list[dict[str, Any]]:
-        """Return, once, what other workers have to know of fail points set or passed."""
-        changed = [(name, point) for name, point in self._points.items() if point.changed]
-        for _name, point in changed:
-            point.changed = False
-        return [
-            {
-                _CONFIGURE: name,
-                "mode": point.mode(),
-                "data": point.data,
-                _TIMES_ENTERED: Int64(point.times_entered),
-            }
-            for name, point in changed
-        ]
 
-    async def before_command(self, call: Call, names: Sequence[str]) -> None:
-        """Block, fail or cut off the command if ``failCommand`` says so.
+def added_to_reply(points: FailPoints, call: Call) -> Mapping[str, Any]:
+    """Return what ``failCommand`` adds to the reply of a write: a writeConcernError.
 
-        Args:
-            call: the command.
-            names: all of its names.
-
-        Raises:
-            CommandError: the error asked for, with the labels asked for or else mongos's.
-            NetworkError: the connection is to be closed.
-        """
-        data = self._points[FAIL_COMMAND].enter(
-            lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
-        )
-        await share_with_workers(call.node)
-        if data is None:
-            return
-        if data.get("blockConnection") is True:
-            await _block(call, data)
-        if data.get("closeConnection") is True:
-            raise NetworkError(f"a fail point closes the connection in {call.name}")
-        if "errorCode" in data:
-            raise _failure(call, data)
-
-    def after_checkout(self, call: Call, namespace: str) -> None:
-        """Fail a getMore that holds its cursor if the fail point says so.
-
-        Args:
-            call: the getMore.
-            namespace: its cursor's.
-
-        Raises:
-            CommandError: the error asked for, InternalError by default; not yet labelled.
-        """
-        data = self._points[FAIL_GET_MORE].enter(
-            lambda data: _concerns(
-                {**data, "failCommands": ["getMore"]}, call, ("getMore",), namespace
-            )
-        )
-        if data is not None:
-            code = ErrorCode.InternalError
-            given = integer_field(data, "errorCode") if data.get("errorCode") else code
-            raise CommandError(given, f"Hit the '{FAIL_GET_MORE}' failpoint")
-
-    def added_to_reply(self, call: Call) -> Mapping[str, Any]:
-        """Return what ``failCommand`` adds to the reply of a write: a writeConcernError.
-
-        A fail point that also has an error code, or closes the connection, has acted before.
-        """
-        data = self._points[FAIL_COMMAND].enter(
-            lambda data: (
-                call.name in _WRITES
-                and _WRITE_ERROR in data
-                and _concerns(data, call, (call.name,), _namespace(call))
-            )
-        )
-        if data is None:
-            return {}
-        labels = data.get(_LABELS)
-        return {_WRITE_ERROR: data[_WRITE_ERROR]} | ({_LABELS: labels} if labels else {})
+    A fail point that also has an error code, or closes the connection, has acted before.
+    """
+    data = points.enter(
+        FAIL_COMMAND,
+        lambda data: (
+            call.name in _WRITES
+            and _WRITE_ERROR in data
+            and _concerns(data, call, (call.name,), _namespace(call))
+        ),
+    )
+    if data is None:
+        return {}
+    labels = data.get(_LABELS)
+    return {_WRITE_ERROR: data[_WRITE_ERROR]} | ({_LABELS: labels} if labels else {})
 
 
 async def configure_fail_point(call: Call) -> AnyAnswer:
@@ -151,7 +116,7 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
     """
     points = call.node.fail_points
     assert points is not None  # the command is for tests only
-    name = text(call.command, _CONFIGURE, _CONFIGURE)
+    name = text(call.command, CONFIGURE, CONFIGURE)
     if call.client.is_worker:
         points.take_over(call.command)
         return Answer({})
@@ -180,7 +145,7 @@ def _fails(data: Mapping[str, Any]) -> bool:
 
 
 def _concerns(data: Mapping[str, Any], call: Call, names: Sequence[str], namespace: str) -> bool:
-    if call.name == _CONFIGURE:
+    if call.name == CONFIGURE:
         return False
     if "threadName" in data and data["threadName"] != f"conn{call.client.connection_id}":
         return False
@@ -249,6 +214,6 @@ def _transient(name: str, code: int) -> bool:
 
 COMMANDS = (
     Command(
-        (_CONFIGURE,), configure_fail_point, "set a fail point", admin_only=True, for_tests=True
+        (CONFIGURE,), configure_fail_point, "set a fail point", admin_only=True, for_tests=True
     ),
 )

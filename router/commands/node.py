@@ -13,7 +13,7 @@ from shard_client.wire.compression import AVAILABLE
 
 if TYPE_CHECKING:
     from router.catalog.cluster import Cluster
-    from router.commands.fail_points import FailPoints
+    from router.commands.fail_point import FailPoints
     from router.cursors.merged_cursor import MergedCursor
     from router.cursors.registry import CursorRegistry
     from router.peers.peers import Peers

@@ -20,7 +20,7 @@ from router.commands.answer import (
     reply_document,
 )
 from router.commands.call import Call, Client
-from router.commands.fail_points import share_with_workers
+from router.commands.fail_points import added_to_reply, before_command, share_with_workers
 from router.commands.local_only import LOCAL_ONLY, refused
 from router.commands.node import Counters, Node
 from router.commands.shutdown import interrupted, shutting_down
@@ -185,10 +185,10 @@ class ClientConnection:
             fail_points = None  # they have acted where the client is
         if fail_points is not None:
             names = command.names if command is not None else (request.name,)
-            await fail_points.before_command(call, names)
+            await before_command(fail_points, call, names)
         answer = await command.run(call) if command is not None else PASS_THROUGH
         if fail_points is not None and isinstance(answer, PassThrough):
-            return replace(answer, added=fail_points.added_to_reply(call))
+            return replace(answer, added=added_to_reply(fail_points, call))
         return answer
 
     async def _pass_through(self, request: Request, answer: PassThrough = PASS_THROUGH) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import time
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -46,6 +47,21 @@ class WorkerRuntime:
         self._arriving: set[int] = set()
         self._busy = _Busy()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def number(self) -> int:
+        """The worker's number, from 1."""
+        return self.start.number
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        return self.start.count
+
+    @property
+    def started(self) -> datetime:
+        """When the router was started."""
+        return self.start.started
 
     def announce(self, identity: ServerIdentity) -> None:
         """Tell the parent what the cluster is; it tells all workers at once."""

@@ -14,7 +14,7 @@ import uvloop
 
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings
-from router.service import serve_as_worker
+from router.service import assemble
 from router.workers.channel import Channel
 from router.workers.runtime import WorkerRuntime
 from router.workers.start import WorkerStart
@@ -43,7 +43,9 @@ async def _run(
 ) -> None:
     channel = await Channel.over(channel_end)
     try:
-        await serve_as_worker(settings, start.arguments, WorkerRuntime(start, channel, way))
+        runtime = WorkerRuntime(start, channel, way)
+        async with assemble(settings, start.arguments, worker=runtime) as parts:
+            await runtime.serve(*parts)
     finally:
         channel.close()
 

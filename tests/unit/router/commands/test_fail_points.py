@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bson import Int64
 
-from router.commands.fail_points import FailPoints
+from router.commands.fail_point import FailPoints
 from router.upstream_mongos import UpstreamMongos
 from tests.harness.facade import facade
 from tests.harness.scripted_server import Asked, scripted_server

@@ -2,8 +2,8 @@
 
 import pytest
 
+from router.config.worker_budgets import settings_of_worker
 from router.stream_settings import StreamSettings
-from router.workers.budgets import settings_of_worker
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 255])

@@ -1,0 +1,1 @@
+"""The endpoint of the embedded cluster that plays mongos: routing, DDL, migrations."""

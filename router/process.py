@@ -1,0 +1,34 @@
+"""The router's process: one that does everything, or the parent of several workers."""
+
+import asyncio
+import signal
+import sys
+
+import structlog
+
+from router.config.settings import Settings
+from router.service import serve
+from router.workers.supervisor import Supervisor
+
+log = structlog.get_logger()
+
+
+async def run_until_signalled(settings: Settings) -> None:
+    """Run the router until SIGTERM or SIGINT; a second one ends it at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled(number: int) -> None:
+        log.info("Got signal", component="CONTROL", signal=signal.Signals(number).name)
+        if stop.is_set():
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    if settings.workers == 1:
+        await serve(settings, sys.argv, stop)
+    else:
+        await Supervisor(settings, sys.argv).run(stop)
