@@ -14,8 +14,8 @@ from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.probe import probe_command
 from router.change_stream.request import StreamRequest
-from router.streams.departures import Departures
 from router.stream_settings import StreamSettings
+from router.streams.departures import Departures
 from router.streams.description import StreamDescription
 from router.streams.idle_members import IdleMembers
 from router.streams.memory import Memory
