@@ -35,9 +35,11 @@ from spark_sink.router_client import Shard, WatchedStream
 # Seconds that a call waits for a first event, and that it gathers events that keep coming.
 FIRST_EVENT_WAIT = 0.5
 GATHER_TIME = 0.25
-# Events that a call reads at most to tell how many there are. A batch of no more is read by one
-# task from the merged stream, which costs less than opening a stream on each shard.
+# Events that a call reads at most to tell how many there are.
 SAMPLE = 500
+# A batch of no more events is read by one task from the merged stream, which costs less than
+# starting a task and opening a stream for each shard.
+_FEW = 5000
 # Seconds in which an event must follow a supposed end, and how often an end is supposed. Where
 # none is found so many events are counted at most.
 _END_WAIT = 0.1
@@ -161,7 +163,7 @@ class BatchPlanner:
         if batch.quiet_until is not None and is_after(AtTime(batch.quiet_until), start):
             start = AtTime(batch.quiet_until)
         shards = None
-        few = batch.events is not None and batch.events <= SAMPLE
+        few = batch.events is not None and batch.events <= _FEW
         if not self._limits.in_total_order and not few:
             shards = self._cluster.shards()
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
