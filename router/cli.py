@@ -152,6 +152,13 @@ def serve(
         int | None,
         typer.Option("--maxConns", help="Client connections at a time [65536]."),
     ] = None,
+    local_threshold: Annotated[
+        int | None,
+        typer.Option(
+            "--localThreshold",
+            help="Milliseconds by which a member may be farther than the nearest one [15].",
+        ),
+    ] = None,
     network_message_compressors: Annotated[
         str | None,
         typer.Option("--networkMessageCompressors", help="The compressors that clients may use."),
@@ -173,6 +180,7 @@ def serve(
             "maxIncomingConnections": max_conns,
             "compression": {"compressors": network_message_compressors},
         },
+        "replication": {"localPingThresholdMs": local_threshold},
         "systemLog": {"verbosity": verbose or None, "quiet": quiet},
         "setParameter": _parameters(set_parameter or []),
         "upstream": upstream,

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
@@ -138,7 +139,8 @@ async def assemble(
     if settings.sharding.config_db is None:
         raise ValueError("sharding.configDB is not set: no config server to ask")
     parameters = settings.parameters
-    limits = stream_limits(parameters)
+    threshold = settings.replication.local_threshold
+    limits = replace(stream_limits(parameters), local_threshold=threshold)
     if worker is not None:
         limits = settings_of_worker(limits, worker.count)
     async with AsyncExitStack() as owned:

@@ -68,6 +68,17 @@ class Net(_Section):
         return tuple(name for name in names if name in AVAILABLE)
 
 
+class Replication(_Section):
+    """``replication``: which members of a replica set are near enough to be read from."""
+
+    local_ping_threshold_ms: int = Field(default=15, alias="localPingThresholdMs", ge=0)
+
+    @property
+    def local_threshold(self) -> float:
+        """The same in seconds."""
+        return self.local_ping_threshold_ms * 0.001
+
+
 class SystemLog(_Section):
     """``systemLog``: how much is said on stdout."""
 
@@ -100,6 +111,7 @@ class Settings(BaseSettings):
 
     sharding: Sharding = Sharding()
     net: Net = Net()
+    replication: Replication = Replication()
     system_log: SystemLog = Field(default=SystemLog(), alias="systemLog")
     set_parameter: dict[str, Any] = Field(default_factory=dict, alias="setParameter")
     upstream: str | None = None

@@ -60,6 +60,7 @@ def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
         "--configdb", "cfg/a:1,b:2", "--port", "5", "--bind_ip", "127.0.0.1,::1",
         "--setParameter", "maxCursors=7", "--setParameter", "cursorTimeoutMillis=1",
         "--upstream", "mongodb://m:9", "--feed-port", "6", "--maxConns", "8",
+        "--localThreshold", "30",
         "--networkMessageCompressors", "zlib", "-vv",
     )  # fmt: skip
     assert result.exit_code == 0
@@ -69,6 +70,7 @@ def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
     assert settings.parameters["maxCursors"] == 7
     assert (settings.net.port, settings.feed.port) == (5, 6)
     assert settings.net.max_incoming_connections == 8
+    assert settings.replication.local_threshold == 0.03
     assert settings.net.compressors == ("zlib",)
     assert settings.system_log.verbosity == 2
 
