@@ -154,11 +154,12 @@ class Remotes:
                     self._leave(known.opening.remote, first_key(one_tick_after(change.at)))
             elif known is None or known.removed_at is not None:
                 actions.append(self._join(change))
-            elif change.inserted:
+            elif change.inserted and known.opening.start_at <= change.at:
                 self._leave(known.opening.remote, first_key(change.at))
                 actions.append(self._join(change))
             else:
-                # The same shard, perhaps elsewhere: whoever follows replica sets finds it.
+                # The same shard, perhaps at other hosts: its replica set is followed elsewhere. An
+                # insert before the remote's start is the one that put the shard on the list.
                 known.opening = replace(known.opening, host=change.host)
         return actions
 

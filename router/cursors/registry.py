@@ -252,7 +252,8 @@ class CursorRegistry:
                 "the router with --upstream mongodb://host:port, or ask for 'whenAvailable' or "
                 "'required' on collections with changeStreamPreAndPostImages",
             )
-        completion = Completion(plan, self._reads)
+        older = self._cluster.token_version < 2
+        completion = Completion(plan, self._reads, same_collection=older)
         try:
             await completion.check()
             reader = await self._streams.open(plan.remote, client)

@@ -21,15 +21,21 @@ class Completion:
     Args:
         plan: what follows the merge.
         reads: the way to the upstream.
+        same_collection: whether the servers look documents up by the collection's UUID whatever
+            the request says, as servers older than 7.0 do.
     """
 
-    def __init__(self, plan: LookupPlan, reads: UpstreamReads) -> None:
+    def __init__(
+        self, plan: LookupPlan, reads: UpstreamReads, *, same_collection: bool = False
+    ) -> None:
         self._plan = plan
         self._reads = reads
         self._stages = UserStages(plan, reads) if plan.stages else None
         self._at_once = reads.settings.first_events
         options = plan.remote.change_stream_options
-        self._same_collection = bool(options.get("matchCollectionUUIDForUpdateLookup"))
+        self._same_collection = same_collection or bool(
+            options.get("matchCollectionUUIDForUpdateLookup")
+        )
         self._splitter = Splitter(plan.resume) if plan.splits else None
         self._failure: CommandError | None = None
         self._closed = False

@@ -79,6 +79,7 @@ class _Group:
     ) -> None:
         self._reads = reads
         self._first = first
+        self._collection = first.collection
         self._time = first.time
         self._same_collection = same_collection
         self._read_preference = read_preference
@@ -160,7 +161,7 @@ class _Group:
     async def _read(
         self, filter_: RawBSONDocument, count: int | None, *, by_bytes: bool = False
     ) -> Result:
-        command: dict[str, Any] = {"find": self._first.collection, "filter": filter_}
+        command: dict[str, Any] = {"find": self._collection, "filter": filter_}
         if by_bytes:
             command["collation"] = {"locale": "simple"}
         if count is not None:
@@ -174,6 +175,14 @@ class _Group:
         if self._read_preference is not None:
             command["$readPreference"] = self._read_preference
         most = self._reads.settings.target_bytes
-        result = await self._reads.read(self._first.database, command, most)
+        try:
+            result = await self._reads.read(self._first.database, command, most)
+        except CommandError as error:
+            renamed = error.extra.get("actualCollection")
+            if error.code != ErrorCode.CollectionUUIDMismatch or not isinstance(renamed, str):
+                raise
+            # A lookup by UUID finds the documents of a collection that has been renamed.
+            self._collection = command["find"] = renamed
+            result = await self._reads.read(self._first.database, command, most)
         self.size += sum(map(len, result.documents))
         return result
