@@ -112,6 +112,10 @@ class MergedStream:
             return self._broken(remote, "a batch came without a postBatchResumeToken")
         state.heard = True
         key = token_data(batch.pbrt)
+        try:
+            cluster_time_of(key)
+        except ValueError:
+            return self._broken(remote, "a postBatchResumeToken is malformed")
         events, size = batch.events, batch.size
         actions: list[Action] = []
         if batch.cursor_id == 0:

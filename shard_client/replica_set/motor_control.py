@@ -25,8 +25,8 @@ from shard_client.replica_set.read_preference import (
     Member,
     ReadPreference,
 )
-from shard_client.replica_set.replica_set import no_member
-from shard_client.wire.connection import MONITOR_NAME, Address, format_address, parse_address
+from shard_client.replica_set.replica_set import named_hosts, no_member
+from shard_client.wire.connection import MONITOR_NAME, Address, format_address
 
 log = structlog.get_logger()
 
@@ -126,10 +126,9 @@ class MotorReplicaSet:
             self._promote(address)
         elif hello.get("secondary"):
             self._members[address] = replace(known, role="secondary")
-            named = hello.get("primary")
-            primary = parse_address(named) if isinstance(named, str) else None
-            if primary is not None and primary != address and primary in self._hosts:
-                self._promote(primary)
+            for primary in named_hosts([hello.get("primary")]):
+                if primary != address and primary in self._hosts:
+                    self._promote(primary)
 
     def _promote(self, primary: Address) -> None:
         """Take this member for the primary, and no other."""

@@ -9,8 +9,8 @@ import structlog
 from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
 from shard_client.replica_set.read_preference import PRIMARY, Member, ReadPreference
-from shard_client.replica_set.replica_set import no_member
-from shard_client.wire.connection import MONITOR_NAME, Address, Connection, parse_address
+from shard_client.replica_set.replica_set import named_hosts, no_member
+from shard_client.wire.connection import MONITOR_NAME, Address, Connection
 
 log = structlog.get_logger()
 
@@ -101,4 +101,4 @@ class ProbedReplicaSet:
 
 
 def _hosts(hello: Mapping[str, Any]) -> tuple[Address, ...]:
-    return tuple(parse_address(host) for host in hello.get("hosts", ()))
+    return named_hosts(hello.get("hosts"))

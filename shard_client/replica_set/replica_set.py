@@ -1,6 +1,7 @@
 """What the router needs to know of a replica set: its name, its members, its primary."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from shard_client.error_codes import ErrorCode
@@ -51,6 +52,18 @@ class ReplicaSet(Protocol):
     async def close(self) -> None:
         """End the monitoring."""
         ...
+
+
+def named_hosts(names: Any) -> tuple[Address, ...]:
+    """Return the addresses in a hello's list of ``host:port``; what is malformed is left out.
+
+    A member that is only reachable under a malformed name cannot be reached.
+    """
+    found = []
+    for name in names if isinstance(names, (list, tuple)) else ():
+        with suppress(ValueError, AttributeError):
+            found.append(parse_address(name))
+    return tuple(found)
 
 
 def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:

@@ -144,7 +144,12 @@ async def drain(
     return events, reply, cursor_id
 
 
-@pytest.mark.parametrize("stream", [name for name in recorded.streams() if name not in FAILING])
+# The router looks documents up through an upstream, which no recording can play:
+# tests/integration/test_lookups.py compares lookups with a mongos.
+REPLAYED = [name for name in recorded.streams() if name not in {*FAILING, "coll-orders-lookup"}]
+
+
+@pytest.mark.parametrize("stream", REPLAYED)
 async def test_the_router_gives_what_mongos_gave(stage: Stage, stream: str) -> None:
     replies = recorded.of(stream, "mongos")
     expected = list(recorded.events(replies))

@@ -130,7 +130,7 @@ def _removed_too_early() -> Iterator[None]:
 @contextmanager
 def _removed_forgotten() -> Iterator[None]:
     """Give clients that were left behind no remotes on shards that have left since."""
-    with mock.patch.object(Remotes, "parts_beyond", return_value=frozenset()):
+    with mock.patch.object(Remotes, "spans_beyond", return_value=frozenset()):
         yield
 
 

@@ -51,7 +51,7 @@ def test_a_seed_replays_exactly_alone_and_after_others() -> None:
     ("rule", "seeds"),
     [
         ("gate", 20),
-        ("gate-config", 100),
+        ("gate-config", 300),
         ("resume", 20),
         ("resume-time", 40),
         ("new-shard", 20),
