@@ -212,7 +212,7 @@ class CommittedWrites:
         key = id_key(after["_id"])
         self._refuse_locked(collection, key, after)
         collection.check_unique(after, inserting=False)
-        entry = update_entry(collection, after, o)
+        entry = update_entry(collection, before, o)
         self._make(Operation(collection, key, before, after, entry), statement)
 
     def delete(self, collection: Collection, before: Document, statement: int) -> None:

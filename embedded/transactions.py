@@ -152,7 +152,7 @@ class Transaction:
         """Update; DuplicateKey or WriteConflict when it cannot be."""
         key = id_key(after["_id"])
         self._check(collection, key, after, inserting=False)
-        entry = update_entry(collection, after, o)
+        entry = update_entry(collection, before, o)
         self._add(Operation(collection, key, before, after, entry))
 
     def delete(self, collection: Collection, before: Document, _statement: int) -> None:

@@ -66,14 +66,17 @@ def insert_entry(collection: Collection, document: Document) -> dict[str, Any]:
     }
 
 
-def update_entry(collection: Collection, after: Document, o: Document) -> dict[str, Any]:
-    """Return the ``u`` entry's fields, without time and session."""
+def update_entry(collection: Collection, before: Document, o: Document) -> dict[str, Any]:
+    """Return the ``u`` entry's fields, without time and session.
+
+    ``o2`` is the document key before the update, also where it changes the shard key, as on 6.0.
+    """
     return {
         "op": "u",
         "ns": f"{collection.database}.{collection.logged_name}",
         "ui": collection.uuid,
         "o": o,
-        "o2": collection.document_key(after),
+        "o2": collection.document_key(before),
     }
 
 

@@ -179,9 +179,12 @@ class _Group:
             result = await self._reads.read(self._first.database, command, most)
         except CommandError as error:
             renamed = error.extra.get("actualCollection")
-            if error.code != ErrorCode.CollectionUUIDMismatch or not isinstance(renamed, str):
+            if error.code != ErrorCode.CollectionUUIDMismatch or self._first.token_version < 2:
                 raise
-            # A lookup by UUID finds the documents of a collection that has been renamed.
+            if not isinstance(renamed, str):
+                raise
+            # As tried on 6.0: a stream with version 2 tokens finds the documents of a renamed
+            # collection by its UUID, one with version 1 tokens does not.
             self._collection = command["find"] = renamed
             result = await self._reads.read(self._first.database, command, most)
         self.size += sum(map(len, result.documents))
