@@ -58,7 +58,7 @@ def main() -> None:
 def load_command(point: EntryPoint) -> Callable[..., Any]:
     """Return the function of a sub-command.
 
-    Where a package of its extras is not installed, return one that says how to install it.
+    If a package of its extras is not installed, return a function that prints how to install it.
     """
     missing = [name for name in packages_of(point.extras) if not _is_installed(name)]
     if not missing:
@@ -79,7 +79,7 @@ def load_command(point: EntryPoint) -> Callable[..., Any]:
 
 
 def packages_of(extras: Collection[str]) -> list[str]:
-    """Return the names of the packages that extras of mergerouter add."""
+    """Return the names of the packages that the given extras of mergerouter add."""
     found = []
     for requirement in requires("mergerouter") or ():
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)

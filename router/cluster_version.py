@@ -1,7 +1,7 @@
-"""The version that the router speaks for: the lowest of the servers that answer through it.
+"""The version that the router reports: the lowest among the servers behind it.
 
-Drivers choose what they send by the wire version of ``hello``. In a cluster that is being upgraded
-the servers differ; a mongos is upgraded last, so that the lowest is what clients may rely on.
+Drivers choose their messages by the wire version in ``hello``. During a cluster's upgrade the
+servers differ; a mongos is upgraded last, so clients can rely on the lowest version.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ _Failure = (CommandError, NetworkError, ProtocolError)
 
 
 class ClusterVersion:
-    """Asks the shards, the config server and the upstream for their versions, and keeps asking.
+    """Polls the versions of the shards, the config server and the upstream.
 
-    A server that does not answer counts with the version that it had, so that a restart does not
-    raise the version for a moment.
+    A server that does not answer counts with its last known version, so that a restart does not
+    briefly raise the version.
 
     Args:
-        cluster: shards and config server.
-        upstream: the mongos that commands are passed to, if there is one.
-        learnt: called with the lowest version whenever it is another one.
+        cluster: the shards and the config server.
+        upstream: the upstream, if there is one.
+        learnt: called with the lowest version whenever it changes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ClusterVersion:
                 return
 
     async def keep_learning(self) -> None:
-        """Ask again each minute, and at once when a new connection shows another version."""
+        """Ask again every minute, and at once when a new connection reports a changed version."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REFRESH_PAUSE):
@@ -78,7 +78,7 @@ class ClusterVersion:
                 log.debug("Cannot learn versions", component="SHARDING", error=str(error))
 
     async def _ask_all(self) -> None:
-        """Bring ``_known`` up to date; raises the last failure if nothing is known at all."""
+        """Update ``_known``; raises the last failure if no version is known."""
         shards = (await self._cluster.shards()).hosts
         targets = [*shards, CONFIG]
         if self._upstream is not None:

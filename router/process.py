@@ -1,4 +1,4 @@
-"""The router's process: one that does everything, or the parent of several workers."""
+"""The router's process: either the only process, or the parent of several workers."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 async def run_until_signalled(settings: Settings) -> None:
-    """Run the router until SIGTERM or SIGINT; a second one ends it at once."""
+    """Run the router until SIGTERM or SIGINT; a second signal ends it at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

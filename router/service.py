@@ -1,4 +1,4 @@
-"""The router as a process: its parts put together, started, drained and ended."""
+"""The router as a process: assembly of its parts, start, drain and end."""
 
 import asyncio
 import socket
@@ -44,18 +44,18 @@ async def serve(
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
 ) -> None:
-    """Run the router until ``stop`` is set, then drain it and end all that it owns.
+    """Run the router until ``stop`` is set, then drain it and end all its parts.
 
     Args:
-        settings: what the operator decided; ``sharding.configDB`` must be there.
+        settings: the operator's settings; ``sharding.configDB`` is required.
         arguments: the command line, for getCmdLineOpts.
-        stop: set to end.
-        replica_set: what monitors a replica set, as for ``Cluster``.
+        stop: the event that ends the router.
+        replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
 
     Raises:
-        ValueError: there is no config server to ask.
-        OSError: a port cannot be opened.
+        ValueError: if no config server is set.
+        OSError: if a port cannot be opened.
     """
     async with assemble(settings, arguments, replica_set=replica_set, now=now) as parts:
         node, listener, feed = parts
@@ -74,7 +74,7 @@ async def serve(
 
 
 class WorkerShare(Protocol):
-    """What a worker has in common with the other workers of its router (docs/workers.md)."""
+    """The state that a worker shares with the other workers of its router (docs/workers.md)."""
 
     @property
     def number(self) -> int:
@@ -82,33 +82,33 @@ class WorkerShare(Protocol):
 
     @property
     def count(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
 
     @property
     def started(self) -> datetime:
-        """When the router was started."""
+        """The time at which the router was started."""
 
     @property
     def cursor_ids(self) -> CursorIds:
-        """Makes cursor ids that tell which worker has the cursor."""
+        """Creates cursor ids that identify the worker that owns the cursor."""
 
     @property
     def topology(self) -> TopologyVersion:
-        """The topology version of all workers' hellos."""
+        """The topology version in the hello replies of all workers."""
 
     @property
     def peers(self) -> Peers:
         """The other workers."""
 
     def announce(self, identity: ServerIdentity) -> None:
-        """Tell all workers the version that the router speaks for."""
+        """Send all workers the identity, with the version, that the router reports."""
 
     def announce_upstream(self, upstream: UpstreamMongos) -> None:
-        """Tell all workers which upstream mongos this one has moved on to."""
+        """Send all workers the upstream mongos to which this worker has moved."""
 
 
 class Parts(NamedTuple):
-    """What answers clients in one process."""
+    """The parts of one process that answer clients."""
 
     node: Node
     listener: Listener
@@ -124,17 +124,17 @@ async def assemble(
     now: Callable[[], datetime] = _now,
     worker: WorkerShare | None = None,
 ) -> AsyncIterator[Parts]:
-    """Put a process's parts together, none of them listening yet; end them after the block.
+    """Assemble a process's parts, none of them listening yet; end them after the block.
 
     Args:
-        settings: what the operator decided.
+        settings: the operator's settings.
         arguments: the command line, for getCmdLineOpts.
-        replica_set: what monitors a replica set, as for ``Cluster``.
+        replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
-        worker: what the process shares if it is one of several workers.
+        worker: the shared state, if the process is one of several workers.
 
     Raises:
-        ValueError: there is no config server to ask.
+        ValueError: if no config server is set.
     """
     if settings.sharding.config_db is None:
         raise ValueError("sharding.configDB is not set: no config server to ask")
@@ -179,7 +179,7 @@ async def assemble(
         learnt = worker.announce if worker is not None else node.become
         known = asyncio.Event()
         version = ClusterVersion(cluster, node.upstream, learnt)
-        # The parent shares what one worker learns.
+        # Worker 1 keeps the version current; the parent passes it to the other workers.
         keep = worker is None or worker.number == 1
         learning = asyncio.create_task(_learn(version, known, keep=keep))
         owned.push_async_callback(_end, learning)

@@ -1,4 +1,4 @@
-"""The mongos behind ``--upstream``: one connection to it for each client, message for message."""
+"""The upstream (``--upstream``): one connection per client, messages relayed one to one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
     """Return the hosts of ``mongodb://host:port[,host:port][/]``.
 
     Raises:
-        ValueError: it is no such string, or carries credentials or options.
+        ValueError: the string is not of that form, or has credentials, a database or options.
     """
     if not uri.startswith(_SCHEME):
         raise ValueError(f"not of the form mongodb://host:port: {uri!r}")
@@ -31,18 +31,18 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
 
 
 class UpstreamMongos:
-    """Where commands go that the router does not answer (docs/design.md, section 11).
+    """Receives the commands that the router does not answer (docs/design.md, section 11).
 
-    All links lead to the same mongos until it cannot be connected to; then all go on to the next
-    that can. A driver's pool has several connections to the router: a cursor or a transaction that
-    one of them has opened must be there for the others.
+    All links use the same mongos until it cannot be reached; then all switch to the next one that
+    can. A driver's pool has several connections to the router, and a cursor or transaction opened
+    on one of them must be available on the others.
 
-    ``chosen`` is the index of the mongos in use, ``generation`` counts the changes.
+    ``chosen`` is the index of the mongos in use; ``generation`` counts the switches.
 
     Args:
         addresses: the mongoses, in order of preference.
         connect_timeout: seconds for one attempt to connect.
-        moved: called when this process has moved on, so that other workers follow.
+        moved: called when this process has switched, so that other workers follow.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class UpstreamMongos:
         self._moved = moved
 
     def link(self) -> "ServerLink":
-        """Return a client's own way to the upstream; it connects when first used."""
+        """Return a new link to the upstream for one client; it connects when first used."""
         return ServerLink(self)
 
     def serves(self, address: Address) -> bool:
-        """Tell whether a connection to that address leads to the mongos in use."""
+        """Return whether ``address`` is that of the mongos in use."""
         return address == self._addresses[self.chosen]
 
     def follow(self, chosen: int, generation: int) -> None:
-        """Use the mongos that all workers use, unless this one has moved on since."""
+        """Adopt the workers' common choice of mongos, unless this process has switched since."""
         if generation >= self.generation:
             self.chosen, self.generation = chosen % len(self._addresses), generation
 
@@ -77,7 +77,7 @@ class UpstreamMongos:
         """Open a connection to the mongos in use, or to the next one that answers.
 
         Raises:
-            CommandError: HostUnreachable, none of them does.
+            CommandError: HostUnreachable, none of them answers.
         """
         first, generation = self.chosen, self.generation
         failures = []
@@ -109,19 +109,19 @@ class UpstreamMongos:
 
 
 class Reachable(Protocol):
-    """Another server that commands go on to: the upstream, or a worker of the same router."""
+    """A server that commands are relayed to: the upstream, or a worker of the same router."""
 
     async def connect(self) -> Connection:
         """Open a connection; raises CommandError, NetworkError."""
         ...
 
     def serves(self, address: Address) -> bool:
-        """Tell whether a connection to that address may be used further."""
+        """Return whether a connection to ``address`` is still usable."""
         ...
 
 
 class ServerLink:
-    """One client's connection to another server, opened when first needed, a request at a time."""
+    """One client's connection to another server: opened on first use, one request at a time."""
 
     def __init__(self, upstream: Reachable) -> None:
         self._upstream = upstream
@@ -129,11 +129,11 @@ class ServerLink:
         self._in_use = asyncio.Lock()
 
     async def relay(self, frame: bytes) -> AsyncGenerator[bytes, None]:
-        """Send the client's whole uncompressed message on; yield the replies, whole as well.
+        """Relay the client's uncompressed frame; yield the reply frames.
 
         Raises:
             CommandError: HostUnreachable; nothing was sent.
-            NetworkError: the connection broke; nobody knows what became of the command.
+            NetworkError: the connection broke; the outcome of the command is unknown.
         """
         async with self._in_use:
             connection = await self._open()
@@ -142,19 +142,19 @@ class ServerLink:
                     yield reply
 
     async def command(self, database: str, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a command of our own making; raises CommandError, NetworkError."""
+        """Run a command of the router's own; raises CommandError, NetworkError."""
         async with self._in_use:
             connection = await self._open()
             sent = {name: value for name, value in command.items() if name != "$db"}
             return await connection.command(database, sent, timeout=None)
 
     async def connect(self) -> None:
-        """Have a connection ready; raises CommandError HostUnreachable if there can be none."""
+        """Connect unless already connected; raises CommandError HostUnreachable."""
         async with self._in_use:
             await self._open()
 
     async def is_local(self) -> bool:
-        """Tell whether the other server takes this connection for one from its own machine.
+        """Return whether the other server sees this connection as local to its machine.
 
         Raises:
             CommandError: HostUnreachable; nothing was sent.
@@ -163,7 +163,7 @@ class ServerLink:
             return (await self._open()).from_loopback
 
     def abort(self) -> None:
-        """Cut the connection at once, so that the upstream ends what still runs there."""
+        """Cut the connection at once, so that the other server ends the commands running on it."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None

@@ -1,9 +1,9 @@
-"""Process-wide memory settings for moving batches: what a router calls once when it starts.
+"""Process-wide memory settings for moving batches, applied once when a router starts.
 
-Batches of a MiB come and go many times a second. glibc's malloc gives each back to the kernel and
-takes the pages anew, at a page fault for each 4 KiB, and Python's collector looks through new
-events although they hold no cycles. On 2 KiB events that can be half the CPU of splitting and
-rebuilding (bench/micro_allocation.py), depending on what happens to lie at the heap's end.
+Batches of a MiB are allocated and freed many times a second. glibc's malloc returns each one to the
+kernel and maps the pages again, at the cost of a page fault per 4 KiB. Python's collector scans new
+events although they hold no cycles. With 2 KiB events this can take half the CPU time of splitting
+and rebuilding (bench/micro_allocation.py), depending on which block is at the end of the heap.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ _YOUNG_OBJECTS = 50_000
 
 
 def keep_freed_memory(limit: int = 64 * 1024 * 1024) -> bool:
-    """Have malloc keep up to ``limit`` freed bytes at the heap's top for the next batches.
+    """Make malloc keep up to ``limit`` freed bytes at the top of the heap for the next batches.
 
-    Returns False where malloc has no such setting (not glibc); nothing is changed then.
+    Returns False and changes nothing if malloc has no such setting (not glibc).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -32,9 +32,9 @@ def keep_freed_memory(limit: int = 64 * 1024 * 1024) -> bool:
 
 
 def collect_less_often(young_objects: int = _YOUNG_OBJECTS) -> None:
-    """Let the garbage collector run after so many new containers instead of 700.
+    """Run the garbage collector after ``young_objects`` new containers instead of 700.
 
-    To be called when all is imported: what is there by then is never looked through again.
+    Call this after all imports: objects that exist by then are never scanned again.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""How long to pause before trying again."""
+"""Exponential backoff with jitter."""
 
 import random
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from collections.abc import Callable
 class Backoff:
     """Pauses that grow exponentially, with full jitter (docs/design.md, section 6).
 
-    ``first`` and ``limit`` bound the longest pause, in seconds; ``chance`` draws from [0, 1). At
-    least a quarter of the bound is waited, so that retries never become a busy loop.
+    ``first`` is the upper bound of the first pause and ``limit`` that of any pause, in seconds;
+    ``chance`` draws from [0, 1). A pause is at least a quarter of its bound, so that retries never
+    become a busy loop.
     """
 
     __slots__ = ("_bound", "_chance", "_first", "_limit")
@@ -28,5 +29,5 @@ class Backoff:
         return bound * (0.25 + 0.75 * self._chance())
 
     def reset(self) -> None:
-        """Begin anew: what was tried has worked."""
+        """Return to the first bound after a success."""
         self._bound = self._first

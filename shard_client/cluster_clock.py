@@ -1,4 +1,4 @@
-"""The newest cluster time that servers have told (docs/protocol.md, section 8)."""
+"""The newest cluster time received from servers (docs/protocol.md, section 8)."""
 
 from collections.abc import Callable, Mapping
 from struct import Struct
@@ -16,12 +16,12 @@ _MOST_DRIFT = 365 * 24 * 60 * 60.0
 
 
 class ClusterClock:
-    """The newest ``$clusterTime`` that a server has sent, passed on as received, signature and all.
+    """The newest ``$clusterTime`` that a server has sent, kept unchanged with its signature.
 
-    Only servers' replies advance it: a client's time proves nothing, and would reach every other
-    client and every member. The clock does no I/O. A time that is more than a year ahead of the
-    wall clock ``wall`` (seconds since 1970), if given, is ignored: servers refuse a command that
-    carries such a time (MongoDB's maxAcceptableLogicalClockDriftSecs).
+    Only servers' replies advance the clock: a client's time is not trustworthy, and would reach
+    every other client and every member. The clock does no I/O. If the wall clock ``wall`` (seconds
+    since 1970) is given, a time more than a year ahead of it is ignored: servers refuse a command
+    that carries such a time (MongoDB's maxAcceptableLogicalClockDriftSecs).
     """
 
     __slots__ = ("_ordinal", "_raw", "_wall")
@@ -32,9 +32,9 @@ class ClusterClock:
         self._ordinal = 0
 
     def advance(self, cluster_time: bytes | memoryview | Mapping[str, Any] | None) -> None:
-        """Take note of a ``$clusterTime`` document, raw or decoded; an older one changes nothing.
+        """Advance to a ``$clusterTime`` document, raw or decoded; an older one changes nothing.
 
-        A document without a timestamp in ``clusterTime``, or one that is damaged, is ignored.
+        A damaged document, or one without a timestamp in ``clusterTime``, is ignored.
         """
         if cluster_time is None or cluster_time == self._raw:
             return
@@ -74,7 +74,7 @@ _FRONT_SIZE = 4 + len(_FRONT) + _ordinal.size
 
 
 def _seen_at_the_front(raw: bytes | memoryview) -> int:
-    """Return the time where it nearly always is; infinity if it may be elsewhere."""
+    """Return the time at its usual offset; a larger value than any time if it is not there."""
     if len(raw) < _FRONT_SIZE or raw[4 : _FRONT_SIZE - _ordinal.size] != _FRONT:
         return _ELSEWHERE
     ordinal: int = _ordinal.unpack_from(raw, _FRONT_SIZE - _ordinal.size)[0]

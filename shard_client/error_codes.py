@@ -1,10 +1,10 @@
-"""MongoDB's error codes that the router tells apart, by their official names."""
+"""The MongoDB error codes that the router distinguishes, by their official names."""
 
 from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Codes with a meaning to the router; the member's name is MongoDB's ``codeName``.
+    """Codes that the router handles or returns; the member's name is MongoDB's ``codeName``.
 
     Source: MongoDB's ``error_codes.yml``; docs/protocol.md, section 4.
     """
@@ -84,7 +84,7 @@ class ErrorCode(IntEnum):
 
 
 NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91})
-"""The member that answered is not, or soon not, a primary: find the primary again."""
+"""Codes of a member that is not a primary or is about to stop being one."""
 
 RESUMABLE_CODES = frozenset(
     {6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436}
@@ -99,5 +99,5 @@ _NAMES = {int(code): code.name for code in ErrorCode if not 40000 <= code < 5000
 
 
 def code_name(code: int) -> str:
-    """Return MongoDB's name for ``code``; ``Location<code>`` where it has none, as servers do."""
+    """Return MongoDB's name for ``code``, or ``Location<code>`` if it has none, as servers do."""
     return _NAMES.get(code, f"Location{code}")

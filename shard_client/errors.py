@@ -1,4 +1,4 @@
-"""What can go wrong between two parties that speak the MongoDB wire protocol."""
+"""Exceptions of the wire protocol: protocol, network and command errors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -15,10 +15,10 @@ RESUMABLE_LABEL = "ResumableChangeStreamError"
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 
 
-# Old drivers take these words for a change of whoever answers with them.
+# Old drivers take these words in a message for a state change of the server that sent it.
 _STATE_CHANGES = {"not master": "(NOT_PRIMARY)", "node is recovering": "(NODE_IS_RECOVERING)"}
 
-# What the error itself is made of, and what a member says of itself in any reply.
+# Fields of the error itself, and fields about the member's own state that any reply can have.
 _NOT_EXTRA = frozenset(
     {
         *("ok", "errmsg", "code", "codeName", "errorLabels"),
@@ -36,11 +36,11 @@ class NetworkError(ConnectionError):
 
 
 class CommandError(Exception):
-    """A command's ``ok: 0`` answer: one that a server gave, or one that we give.
+    """An ``ok: 0`` reply to a command, received from a server or sent by the router.
 
     ``code`` is MongoDB's error code, ``message`` its ``errmsg``; ``code_name`` defaults to
-    MongoDB's own name for the code, ``labels`` are the errorLabels, ``extra`` holds further
-    fields of the reply that belong to the error.
+    MongoDB's name for the code, ``labels`` are the errorLabels, ``extra`` holds further fields of
+    the reply that belong to the error.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CommandError(Exception):
     def from_reply(cls, reply: Mapping[str, Any]) -> Self:
         """Build the error from a decoded ``ok: 0`` reply.
 
-        Raises ProtocolError if its code, message or labels are not of the types they must be.
+        Raises ProtocolError if its code, message, code name or labels have the wrong type.
         """
         code, message = reply.get("code", 8), reply.get("errmsg", "the server gave no message")
         name, labels = reply.get("codeName"), reply.get("errorLabels", [])
@@ -91,7 +91,7 @@ class CommandError(Exception):
         )
 
     def to_reply(self) -> dict[str, Any]:
-        """Return the reply document, fields in the order that servers use."""
+        """Return the reply document, with the fields in the order that servers use."""
         reply: dict[str, Any] = {
             **self.extra,
             "ok": 0.0,
@@ -115,10 +115,11 @@ class CommandError(Exception):
         )
 
     def without_state_change(self) -> Self:
-        """Return the error as mongos hands it on (docs/protocol.md, section 4).
+        """Return the error as mongos passes it on (docs/protocol.md, section 4).
 
-        That a shard's member is no primary or shuts down becomes HostUnreachable: drivers would
-        take it for a change of the router, and leave it alone for a while.
+        An error of a shard member that is not a primary or is shutting down becomes
+        HostUnreachable. Otherwise drivers would take it for a state change of the router and avoid
+        the router for a while.
         """
         if self.code not in NOT_PRIMARY_CODES:
             return self

@@ -1,1 +1,1 @@
-"""The cluster as the router knows it: config server, shards, cluster time."""
+"""The router's view of the cluster: config server, shards, cluster time."""

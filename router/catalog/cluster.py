@@ -1,4 +1,4 @@
-"""The cluster: config server and shards as replica sets, one clock, connections to each."""
+"""The cluster: its config server and shards as replica sets, its clock, its connections."""
 
 import asyncio
 import time
@@ -36,27 +36,27 @@ _REFRESH_TIMEOUT = 1.0
 
 
 class ShardList(NamedTuple):
-    """Host strings by shard id, and the config server's times before and after they were read.
+    """Host strings by shard id, and the config server's times ``before`` and after the read.
 
-    No change is missed by a change stream that starts ``before``; all that the list shows, shards
-    that have left included, happened ``by`` the other one.
+    A change stream that starts at ``before`` misses no change of the list. All changes that the
+    list reflects, including departures of shards, happened at ``by`` or earlier.
     """
 
     hosts: Mapping[str, str]
     before: Timestamp
     by: Timestamp
     draining: frozenset[str] = frozenset()
-    """Those that are being removed."""
+    """Ids of the shards that are being removed."""
 
 
 class Cluster:
-    """A sharded cluster, known by its config server (``rsName/host:port[,host:port]``).
+    """A sharded cluster, identified by its config server (``rsName/host:port[,host:port]``).
 
-    ``replica_set`` makes the monitoring of one replica set from its name and seeds; the default is
-    the driver's (Motor). ``clock`` is the cluster time that servers' replies carried; a client's
-    time never reaches it. ``versions_changed`` is set when a member's hello tells another wire
-    version than the last one of its replica set. ``wall`` is the wall clock, in seconds since 1970.
-    Must be made in a running loop. Raises ValueError for a bad ``configdb``.
+    ``replica_set`` creates the monitor of one replica set from its name and seeds; the default is
+    the driver's (Motor). ``clock`` is the newest cluster time from servers' replies; it never
+    includes a client's time. ``versions_changed`` is set when a member's hello has a different wire
+    version from the last hello of its replica set. ``wall`` is the wall clock, in seconds since
+    1970. Must be created in a running loop. Raises ValueError for an invalid ``configdb``.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Cluster:
         self._follow(CONFIG, configdb)
 
     async def shards(self, timeout: float | None = None) -> ShardList:
-        """Return the shard list as it is after this was called, read once for all who ask at once.
+        """Return the shard list, read after this call; concurrent callers share one read.
 
-        Raises CommandError (labelled resumable) when the config server stays unreachable for
+        Raises CommandError (labelled resumable) if the config server stays unreachable for
         ``timeout`` seconds (default: ``open_timeout``).
         """
         try:
@@ -116,9 +116,9 @@ class Cluster:
     def dialer(
         self, target: str, host: str | None = None, *, preference: ReadPreference = PRIMARY
     ) -> MemberDialer:
-        """Return what connects to ``target``: a shard id or ``"config"``.
+        """Return a dialer for ``target``, a shard's id or ``"config"``.
 
-        ``host`` is the shard's host string where the caller knows it.
+        ``host`` is the shard's host string if the caller knows it.
         """
         return MemberDialer(
             self,
@@ -130,9 +130,9 @@ class Cluster:
         )
 
     async def connect(self, target: str, host: str | None = None) -> Connection:
-        """Return a connection to the primary of ``target``, trying for up to ``open_timeout``.
+        """Return a connection to the primary of ``target``; retry for up to ``open_timeout``.
 
-        It is to be given back by ``release``. Raises CommandError (labelled resumable).
+        Return it with ``release``. Raises CommandError (labelled resumable).
         """
         try:
             return await self.dialer(target, host).connect(self._limits.open_timeout)
@@ -140,14 +140,14 @@ class Cluster:
             raise _retriable(error) from error
 
     def release(self, connection: Connection) -> None:
-        """Give a connection back to the pool; one that is closed or busy is cut."""
+        """Return a connection to the pool, or cut it if it is closed or busy."""
         self.pool.give_back(connection)
 
     async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
-        """Return the replica set that serves ``target``, as the newest shard list read says.
+        """Return the replica set that serves ``target`` according to the newest shard list.
 
-        A ``host`` string that differs from it, or ``fresh``, has the list read again: an event of
-        the past may name hosts of the past. Raises CommandError (70 ShardNotFound).
+        The list is read again if ``host`` differs from it, since an old event may contain outdated
+        hosts, or if ``fresh`` is set. Raises CommandError (70 ShardNotFound).
         """
         if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
             try:
@@ -162,19 +162,19 @@ class Cluster:
         return self._sets[target]
 
     def replica_set(self, target: str) -> ReplicaSet | None:
-        """Return the replica set that ``target`` is now, as far as is known without asking.
+        """Return the replica set of ``target`` without reading the shard list; None if unknown.
 
-        It is another object after the shard has moved to other hosts.
+        It is a different object after the shard has moved to other hosts.
         """
         return self._sets.get(target)
 
     @property
     def targets(self) -> int:
-        """How many replica sets are known: shards and config server, one at least."""
+        """The number of known replica sets, shards and config server; at least one."""
         return len(self._hosts)
 
     def said_hello(self, target: str, connection: Connection) -> None:
-        """Take note of what a connection's hello has told: its cluster time and its version."""
+        """Record the cluster time and the wire version of a connection's hello."""
         self.clock.advance(connection.hello.get("$clusterTime"))
         version = int(connection.hello.get("maxWireVersion", 0))
         if self._wire_versions.setdefault(target, version) != version:
@@ -183,13 +183,13 @@ class Cluster:
 
     @property
     def token_version(self) -> int:
-        """The version of resume tokens that the members seen make (docs/protocol.md, section 3)."""
+        """The version of the resume tokens of the known members (docs/protocol.md, section 3)."""
         known = [version for target, version in self._wire_versions.items() if target != CONFIG]
         versions = known or list(self._wire_versions.values())
         return 2 if versions and min(versions) >= _WIRE_VERSION_OF_TOKEN_2 else 1
 
     async def close(self) -> None:
-        """Close all monitoring and connections of the cluster's own."""
+        """Close the cluster's monitors and connections."""
         await self._list.close()
         self.pool.close()
         for replica_set in self._sets.values():
@@ -216,7 +216,7 @@ class Cluster:
             self.clock.advance(reply.get("$clusterTime"))
             by = _time_of(reply)
         except (CommandError, NetworkError):
-            # The member may be no primary any more: look for it again.
+            # The member may no longer be primary: look up its role again.
             dialer.suspect(connection.address)
             raise
         finally:
@@ -237,7 +237,7 @@ class Cluster:
         return ShardList(shards, before, by, draining)
 
     def _follow(self, target: str, host: str) -> None:
-        """Watch the replica set of ``target``; at another place than before if ``host`` differs."""
+        """Monitor the replica set of ``target``; replace it if ``host`` has other members."""
         name, seeds = parse_hosts(host)
         followed = self._sets.get(target)
         self._hosts[target] = host
@@ -259,7 +259,7 @@ class Cluster:
 
 
 def _time_of(reply: Mapping[str, Any]) -> Timestamp:
-    """Return the member's time after it has answered."""
+    """Return the operation time of a member's reply; raise CommandError if it has none."""
     time = reply.get("operationTime")
     if not isinstance(time, Timestamp):
         raise CommandError(ErrorCode.IllegalOperation, "the config server tells no time")
@@ -267,7 +267,7 @@ def _time_of(reply: Mapping[str, Any]) -> Timestamp:
 
 
 def _retriable(failure: CommandError | NetworkError) -> CommandError:
-    """Return the failure as a client gets it: labelled, if it is worth trying again."""
+    """Return the failure as a CommandError for the client, labelled resumable if it is."""
     if isinstance(failure, NetworkError):
         failure = from_network(failure, "the config server")
     if not is_resumable(failure):

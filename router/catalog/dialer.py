@@ -1,4 +1,4 @@
-"""Connections to one replica set of the cluster: to the member to read from, or to a given one."""
+"""Connections to one replica set of the cluster: to the selected member, or to a given one."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -19,25 +19,25 @@ log = structlog.get_logger()
 
 
 class Directory(Protocol):
-    """Knows the replica sets behind targets."""
+    """The interface that maps targets to replica sets."""
 
     async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
         """Return the replica set that serves ``target`` now.
 
-        ``host`` is the host string that the caller believes in; ``fresh`` asks for the list to be
-        read again. Raises CommandError.
+        ``host`` is the host string that the caller has; with ``fresh`` the shard list is read
+        again. Raises CommandError.
         """
         ...
 
     def said_hello(self, target: str, connection: Connection) -> None:
-        """Take note of what a connection's hello has told."""
+        """Record the contents of a connection's hello."""
         ...
 
 
 class MemberDialer:
-    """Has connections of ``pool`` to the members of the replica set behind ``target``.
+    """Takes connections from ``pool`` to the members of the replica set that serves ``target``.
 
-    The target is located each time, so that a shard that has moved to other hosts is found there
+    ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
     (docs/design.md, section 6).
     """
 
@@ -60,9 +60,9 @@ class MemberDialer:
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
-        """Return a connection to the member to read from, trying for up to ``timeout`` seconds.
+        """Return a connection to the member to read from; retry for up to ``timeout`` seconds.
 
-        The member has just said what it is. Raises CommandError, the last one met.
+        The member has just answered a hello. Raises CommandError, the last failure.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -81,7 +81,7 @@ class MemberDialer:
             await asyncio.sleep(pause)
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
-        """Return a connection to this member, whatever its role.
+        """Return a connection to this member, regardless of its role.
 
         Raises CommandError, NetworkError.
         """
@@ -90,17 +90,17 @@ class MemberDialer:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Give a connection back; one that is closed, or has a request in flight, is cut."""
+        """Return a connection to the pool; cut it if it is closed or has a request in flight."""
         self._pool.give_back(connection)
 
     def borrow(
         self, address: Address, timeout: float, *, greet: bool = False
     ) -> AbstractAsyncContextManager[Connection]:
-        """Give a connection to this member for a block, as the pool's ``borrow``."""
+        """Borrow a connection to this member for a block, as with the pool's ``borrow``."""
         return self._pool.borrow(address, timeout, greet=greet)
 
     def suspect(self, address: Address) -> None:
-        """Have the member's role looked up again before it is chosen once more."""
+        """Require a new lookup of the member's role before it is selected again."""
         if self._replica_set is not None:
             self._replica_set.invalidate(address)
 

@@ -1,4 +1,4 @@
-"""One question for all who ask at the same time."""
+"""Sharing the result of one asynchronous call among concurrent callers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,10 +11,10 @@ _T = TypeVar("_T")
 
 
 class SharedAnswer(Generic[_T]):
-    """Calls ``ask`` once for all callers of ``get`` that come while it is being called.
+    """Shares one call of ``ask`` among all callers of ``get`` that arrive during the previous one.
 
-    Each caller gets an answer to a question that was asked after it came. ``name`` is the task's.
-    Must be made in a running loop; ``await close()`` ends it.
+    Each caller gets the result of a call that was started after its ``get``. ``name`` is the name
+    of the task. Must be created in a running loop; ``await close()`` ends the call in flight.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[_T]], name: str) -> None:
@@ -25,16 +25,16 @@ class SharedAnswer(Generic[_T]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being asked and nobody waits."""
+        """Whether no call is in flight and no caller waits."""
         return self._asking is None and not self._waiting
 
     async def get(self) -> _T:
-        """Return the answer; raises what ``ask`` raises, CommandError 91 after ``close``."""
+        """Return the result; raise what ``ask`` raises, or CommandError 91 after ``close``."""
         self._waiting += 1
         try:
             running = self._asking
             if running is not None:
-                # Its answer may be older than this call.
+                # The running call was started before this ``get``, so its result may be too old.
                 await asyncio.wait((running,))
             if self._asking is None or self._asking is running:
                 task = asyncio.get_running_loop().create_task(self._call(), name=self._name)
@@ -53,7 +53,7 @@ class SharedAnswer(Generic[_T]):
         finally:
             self._waiting -= 1
             if not self._waiting and self._asking is not None:
-                self._asking.cancel()  # nobody wants to know any more
+                self._asking.cancel()  # no caller waits any more
 
     async def close(self) -> None:
         """End the call in flight."""
@@ -68,4 +68,4 @@ class SharedAnswer(Generic[_T]):
         if self._asking is task:
             self._asking = None
         if not task.cancelled():
-            task.exception()  # the callers get it; they may all have left
+            task.exception()  # retrieve it, since all callers may have been cancelled

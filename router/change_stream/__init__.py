@@ -1,1 +1,1 @@
-"""What a change stream is: requests, tokens, what shards are asked, and the merged stream."""
+"""Change streams: requests, tokens, commands for the shards, and the merged stream."""

@@ -1,4 +1,4 @@
-"""What a merged stream asks its owner to do, and what it hands out."""
+"""Actions that a merged stream returns to its owner, and batches for clients."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 class OpenRemote:
     """Open a cursor on ``target`` (a shard's id, or "config") from ``start_at``, inclusive.
 
-    ``topology`` marks the cursor on ``config.shards``: open it with ``topology_command``.
+    ``topology`` marks the cursor on ``config.shards``; it is opened with ``topology_command``.
     """
 
     remote: int
@@ -21,7 +21,7 @@ class OpenRemote:
 
 @dataclass(frozen=True, slots=True)
 class ReopenRemote:
-    """Open the remote again with ``startAfter`` its invalidate's token (raw BSON)."""
+    """Reopen the remote with ``startAfter`` set to its invalidate's token (raw BSON)."""
 
     remote: int
     start_after: bytes
@@ -29,7 +29,7 @@ class ReopenRemote:
 
 @dataclass(frozen=True, slots=True)
 class CloseRemote:
-    """Kill the remote's cursor: nothing more is wanted from it."""
+    """Kill the remote's cursor, which is no longer needed."""
 
     remote: int
 
@@ -41,8 +41,8 @@ Action = OpenRemote | ReopenRemote | CloseRemote
 class Taken:
     """One batch for a client.
 
-    ``size`` is the events' bytes, ``pbrt`` the raw token document of the reply's
-    postBatchResumeToken; ``closed`` says that the stream has ended: cursor id 0.
+    ``size`` is the size of the events in bytes, ``pbrt`` the raw token document of the reply's
+    postBatchResumeToken. ``closed`` is True if the stream has ended: the reply has cursor id 0.
     """
 
     events: list[bytes]
@@ -53,10 +53,11 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A remote whose promise keeps buffered events back.
+    """A remote whose promise holds back buffered events.
 
     ``sort_key`` and ``cluster_time`` are those of the first buffered event, ``latest_key`` and
-    ``latest`` those of the last one: past it, nothing that is buffered now waits any more.
+    ``latest`` those of the last one. Once the promise passes the last one, the remote holds back
+    none of the currently buffered events.
     """
 
     remote: int

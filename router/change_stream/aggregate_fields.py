@@ -20,8 +20,8 @@ _INT64_MAX: Final = 2**63 - 1
 _NUMBERS: Final = (int, float)
 _NUMBER_NAMES: Final = ("long", "int", "decimal", "double")
 
-# What the router understands. Everything else that a server may know is not its to judge: the
-# command goes to the upstream where there is one.
+# The fields that the router understands. Servers may know others, which the router cannot check: a
+# command with such a field goes to the upstream, if there is one.
 _KNOWN: Final = frozenset(
     {
         "aggregate",
@@ -51,7 +51,7 @@ _KNOWN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AggregateFields:
-    """What an aggregate says besides its stages; ``max_time_ms`` in milliseconds."""
+    """The checked fields of an aggregate; ``max_time_ms`` in milliseconds."""
 
     collection: str | None
     pipeline: Sequence[Mapping[str, Any]]
@@ -61,7 +61,7 @@ class AggregateFields:
 
 
 def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateFields:
-    """Check the command's fields in the order in which they come, then what must be there."""
+    """Check the command's fields in their order, then the presence of the required fields."""
     if "$readPreference" in command:
         check_read_preference(command["$readPreference"])
     if database == "local":
@@ -109,9 +109,10 @@ def check_aggregate(database: str, command: Mapping[str, Any]) -> AggregateField
 
 
 def check_for_change_stream(command: Mapping[str, Any]) -> None:
-    """Check fields that other aggregates may have; raises mongos's CommandError.
+    """Check the fields that only other aggregates may use; raises mongos's CommandError.
 
-    A change stream is opened outside transactions, reads with majority, and names no UUID.
+    A change stream is opened outside transactions, with read concern majority and without a
+    collection UUID.
     """
     if command.get("autocommit") is False or command.get("startTransaction"):
         raise CommandError(

@@ -1,4 +1,4 @@
-"""BSON values as mongos writes them into its messages: type names and documents."""
+"""BSON values as text in mongos's messages: type names and documents."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -50,7 +50,7 @@ def type_name(value: Any) -> str:
 
 
 def render(value: Any) -> str:
-    """Write a value as aggregation messages do: ``{_data: "82", n: 5}``."""
+    """Return a value as text in the form of aggregation messages: ``{_data: "82", n: 5}``."""
     if isinstance(value, str):
         return '"' + value + '"'
     if isinstance(value, Mapping):

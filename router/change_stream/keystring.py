@@ -1,6 +1,7 @@
-"""Reading the KeyString inside a resume token (docs/protocol.md, section 3).
+"""Reader of the KeyString inside a resume token (docs/protocol.md, section 3).
 
-Only what a router needs: the simple values at the front, and where the values after them end.
+It decodes only what a router needs: the simple values at the front, and the ends of the values
+after them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ _MAX_DEPTH: Final = 100
 
 
 class Kind(IntEnum):
-    """The type bytes that values of an ascending KeyString begin with."""
+    """The first bytes of values in an ascending KeyString: their types."""
 
     NULL = 0x14
     STRING = 0x3C
@@ -34,9 +35,9 @@ class Kind(IntEnum):
 
 
 _ZERO: Final = 0x29
-# From 8 bytes to 1 of a negative integer, zero, from 1 byte to 8 of a positive one.
+# Negative integers of 8 bytes down to 1, zero, positive integers of 1 byte up to 8.
 _INTS: Final = frozenset({*range(0x20, 0x28), _ZERO, *range(0x2B, 0x33)})
-# How many bytes of content some types have: minKey, undefined, NaN, maxKey and others have none.
+# Content length in bytes of fixed-size types: minKey, undefined, NaN, maxKey and others have none.
 _FIXED: Final[Mapping[int, int]] = {
     **dict.fromkeys((0x0A, 0x0F, Kind.NULL, Kind.FALSE, Kind.TRUE, _ZERO, 0x1E, 0xF0), 0),
     Kind.OBJECT_ID: 12,
@@ -47,11 +48,11 @@ _TEXTS: Final[Mapping[int, int]] = {Kind.STRING: 1, Kind.CODE: 1, Kind.REGEX: 2}
 
 
 class OpaqueValueError(Exception):
-    """A value whose end cannot be told without decoding it (a number with a fraction)."""
+    """A value whose end is unknown without decoding it (a number with a fraction)."""
 
 
 class Value(NamedTuple):
-    """One value: its type byte and where it lies, the type byte included."""
+    """One value: its type byte, and its start and end offsets, including the type byte."""
 
     kind: int
     start: int
@@ -59,7 +60,7 @@ class Value(NamedTuple):
 
 
 class Reader:
-    """Walks the values of a KeyString. Raises the CommandError that mongos gives for bad bytes."""
+    """Iterates over the values of a KeyString. Raises mongos's CommandError for malformed bytes."""
 
     def __init__(self, data: bytes, position: int = 0) -> None:
         self.data = data
@@ -78,7 +79,7 @@ class Reader:
         return Value(kind, start, self.position)
 
     def fields(self, value: Value) -> dict[str, Value]:
-        """Return where the fields of an object lie (the first of each name)."""
+        """Return the fields of an object by name (the first field of each name)."""
         inner = Reader(self.data, value.start + 1)
         found: dict[str, Value] = {}
         while inner._take(1)[0] != 0:
@@ -104,7 +105,7 @@ class Reader:
         return self.data[start : self.position]
 
     def _take_text(self) -> bytes:
-        """Take a text up to its 00; a 00 inside is written 00 FF."""
+        """Consume a string up to its terminating 00; a 00 inside it is encoded as 00 FF."""
         start = self.position
         while True:
             end = self.data.find(0, self.position)
@@ -165,18 +166,18 @@ def _malformed(code: int, what: str, code_name: str | None = None) -> CommandErr
 
 
 def check(data: bytes) -> None:
-    """Check a KeyString as a whole, as a server does before it looks at single values."""
+    """Check a whole KeyString, as a server does before it reads single values."""
     reader = Reader(data)
     try:
         while reader.more:
             reader.next()
     except OpaqueValueError:
-        # What lies beyond a number with a fraction is not looked at.
+        # The values after a number with a fraction are not checked.
         return
 
 
 def integer(kind: int, content: bytes) -> int | None:
-    """Return an integer's value, None if the value is not an integer."""
+    """Return an integer's value, or None if the value is not an integer."""
     if kind == _ZERO:
         return 0
     if kind not in _INTS:

@@ -1,4 +1,4 @@
-"""One client's place in a merged stream: what it has been given, and what comes next."""
+"""Log readers: one client's reading of a merged stream."""
 
 from typing import Final, Protocol
 
@@ -14,48 +14,51 @@ MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 
 
 class ReadableStream(Protocol):
-    """A merged stream as its readers see it."""
+    """The interface of a merged stream that log readers use."""
 
     @property
     def log(self) -> MergedLog:
-        """What has been released."""
+        """The log of released events."""
 
     def release(self) -> bool:
-        """Append what is ready to the log, of which all has been read; False if nothing is."""
+        """Append the next block to the log, after a client has read the log to its end.
+
+        Return False if nothing is ready.
+        """
 
     @property
     def mark(self) -> tuple[bytes, bytes] | None:
-        """Sort key and token that may be the mark of who has read all; None if there is none."""
+        """Sort key and token of the mark for a client that has read everything, or None."""
 
     @property
     def gate(self) -> bytes | None:
-        """The sort key up to which everything has been released once nothing is ready."""
+        """The sort key up to which all events are released once nothing is ready."""
 
     @property
     def error(self) -> CommandError | None:
-        """What ended the stream after the log's end."""
+        """The error that ended the stream after the log's end."""
 
     @property
     def refused(self) -> bool:
-        """Whether the error was there at the opening."""
+        """Whether the error occurred at the opening."""
 
     @property
     def ended(self) -> bool:
-        """Whether an invalidate has ended the stream, nothing being left to release."""
+        """Whether an invalidate has ended the stream and nothing is left to release."""
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
-        """The shards, those that have left included, that may have events beyond a sort key."""
+        """Return the spans, removed shards included, that may have events beyond a sort key."""
 
     @property
     def swallowed(self) -> list[bytes]:
-        """Sort keys of the invalidates that were taken out of the stream."""
+        """Sort keys of the invalidates that the stream has swallowed."""
 
 
 class LogReader:
     """Reads a merged stream for one client (docs/design.md, section 10).
 
-    Many positions share one stream; each has its own high water mark. One that is ``lost`` has been
-    overtaken by the log's end: attach it to another stream that has what it needs.
+    Many log readers share one stream; each has its own high water mark. The log has dropped the
+    next events of a ``lost`` log reader: attach it to another stream that covers its ``needs``.
     """
 
     __slots__ = (
@@ -76,21 +79,21 @@ class LogReader:
         self._mark = point.mark
         self._mark_key = point.mark_key
         self._error: CommandError | None = None
-        # Taken out of the log, not handed out yet: what has a key or a time in common, no more.
+        # Events read from the log but not returned yet: only events that share a key or a time.
         self._held: list[bytes] = []
         self._resume = ResumePoint(point.resume) if point.resume is not None else None
         self.attach(source)
 
-    # Where it is.
+    # Location.
 
     @property
     def high_water_mark(self) -> bytes:
-        """The raw token document that the client may resume from, given what it has been given."""
+        """The raw token document from which the client may resume after the events received."""
         return self._mark
 
     @property
     def lost(self) -> bool:
-        """Whether what comes next has been let go by the log, or lies beyond the stream's end."""
+        """Whether the log has dropped the next events, or they lie beyond the stream's end."""
         if self._held or self._error is not None:
             return False
         source = self._source
@@ -98,33 +101,36 @@ class LogReader:
             return True
         if self._after is None or not source.ended:
             return False
-        # From the end's own time on, a stream of its own would come to the same end.
+        # From the end's own time on, a separate stream would end at the same event.
         return self._after[:TIME_DIGITS] > (source.gate or b"")[:TIME_DIGITS]
 
     @property
     def at_start(self) -> bool:
-        """Whether the client has not been told of any place beyond its starting point."""
+        """Whether the client has received no token beyond its starting point."""
         return self._resume is not None or self._mark is self._point.mark
 
     @property
     def needs(self) -> bytes:
-        """The sort key that everything beyond is needed of, from whatever stream comes next."""
+        """The sort key beyond which the log reader needs all events of its next stream."""
         return self._point.after if self.at_start else self._mark_key
 
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
-        """The shards of which these events are needed, those that have left included."""
+        """The spans, removed shards included, that the next stream must cover."""
         return self._source.spans_beyond(self.needs)
 
     def attach(self, source: ReadableStream) -> None:
-        """Go on with ``source``, which covers what this position ``needs``."""
+        """Continue on ``source``, a stream that covers all events beyond ``needs``."""
         if self._resume is not None and self._point.resume is not None:
-            # What was seen of its cluster time comes again.
+            # The events of its cluster time that were already seen come again.
             self._resume = ResumePoint(self._point.resume)
         self._go_on(source, self.needs)
 
     def join(self, source: ReadableStream) -> bool:
-        """Go over to ``source`` once it covers all that has not been handed out yet."""
+        """Move to the stream ``source`` if it covers all events that are not returned yet.
+
+        Return whether the log reader moved.
+        """
         own = self._source
         if source is own or self._resume is not None or self._fill() or self._over or self.lost:
             return False
@@ -145,7 +151,7 @@ class LogReader:
 
     @property
     def ready(self) -> bool:
-        """Whether ``take`` has something to say at once: events, the end, or an error."""
+        """Whether ``take`` has a result at once: events, the end, or an error."""
         return self._fill() or self._over
 
     def take(
@@ -154,14 +160,13 @@ class LogReader:
         max_bytes: int = MAX_BATCH_BYTES,
         enough: int | None = None,
     ) -> Taken:
-        """Hand out the next batch, without waiting; it may be empty.
+        """Return the next batch, possibly empty, without waiting.
 
         ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which has the
         starting point's token, and fails only if a cursor could not be opened). ``max_bytes``
-        bounds the batch, save that the first event always goes (docs/protocol.md, section 2); from
-        ``enough`` bytes on nothing further is looked for, where the batch may stop between blocks.
-        Raises CommandError as mongos would, labels included, once everything that was ready has
-        been handed out.
+        bounds the batch, but the first event is always included (docs/protocol.md, section 2). At
+        ``enough`` bytes the batch stops at the next boundary between blocks. Raises CommandError as
+        mongos does, labels included, once all ready events have been returned.
         """
         events: list[bytes] = []
         size = 0
@@ -195,14 +200,14 @@ class LogReader:
 
     @property
     def _over(self) -> bool:
-        """Whether, nothing being left to read, the stream has ended or failed."""
+        """Whether the stream has ended or failed, provided that nothing is left to read."""
         if self._error is not None:
             return True
         source = self._source
         return (source.error is not None or source.ended) and not self.lost
 
     def _fill(self) -> bool:
-        """Tell whether there is an event to read; have the stream release more if need be."""
+        """Return whether there is an event to read; make the stream release more if necessary."""
         if self._held:
             return True
         if self._error is not None:
@@ -221,7 +226,7 @@ class LogReader:
         return False
 
     def _skip(self, log: MergedLog) -> None:
-        """Go past what the client is not to get."""
+        """Skip the events that the client must not receive."""
         if self._after is not None:
             self._number = max(self._number, log.number_beyond(self._after))
             if self._number == log.end:
@@ -235,7 +240,7 @@ class LogReader:
         try:
             self._held = self._resume.drop_seen(events)
         except CommandError as error:
-            # Nothing beyond a point that was not found is ever handed out.
+            # No event beyond a resume point that was not found is ever returned.
             self._error = error
         self._number += len(events)
         if self._resume.passed:
@@ -251,13 +256,13 @@ class LogReader:
         return part, size
 
     def _hold_equals(self) -> None:
-        """Keep what has the last event's key: a token that stands for several cannot be resumed."""
+        """Hold the events with the last event's key: no stream can resume between equal tokens."""
         if not self._held and self._after is None:
             self._held = self._source.log.equal_from(self._number, self._mark_key)
             self._number += len(self._held)
 
     def _raise_mark(self) -> None:
-        """Take on the stream's mark, all that is ready having been handed out."""
+        """Advance to the stream's mark, after all ready events have been returned."""
         mark = self._source.mark
         if mark is not None and mark[0] > self._mark_key and mark[0] > self._point.floor:
             self._mark_key, self._mark = mark

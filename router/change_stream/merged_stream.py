@@ -45,13 +45,13 @@ class MergedStream:
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
     after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
-    token's cluster time). ``removed`` are shards that have left since, to be read to their ends;
-    ``draining`` are those that are about to leave.
+    token's cluster time). ``removed`` are shards that have left since; the stream reads them to
+    their ends. ``draining`` are the shards that are about to leave.
 
-    Feed it with ``batch_arrived`` and ``remote_failed``, execute the actions that it returns, and
-    read it through any number of positions. ``log`` keeps what has been released, up to
-    ``keep_bytes`` that all have read. Raises CommandError ShardNotFound when the request is for one
-    shard that does not exist.
+    Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
+    that it returns, and read it through any number of log readers. ``log`` keeps the latest
+    released events: up to ``keep_bytes`` of memory, and always the newest block. Raises
+    CommandError ShardNotFound if the request is for one shard that does not exist.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MergedStream:
         self.refused = False
         self.swallowed: list[bytes] = []
         self._merger = Merger()
-        # What the last release has brought of each remote, until somebody has read it all.
+        # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self._remotes = Remotes(self._merger, start_at)
         self._openings: list[Action] = []
@@ -81,7 +81,7 @@ class MergedStream:
             self._remotes.draining.update(draining)
         else:
             shards = only_shard(shards, only)
-        # The present shards come last: what the config server tells later is about them.
+        # The present shards come last: later events of the config server apply to them.
         openings = [self._remotes.open_removed(each, start_at) for each in removed]
         openings += [self._remotes.open(shard, host, start_at) for shard, host in shards.items()]
         for opening in openings:
@@ -89,21 +89,21 @@ class MergedStream:
         self._openings += openings
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
-        """The shards, those that have left included, that may have events beyond a sort key.
+        """Return the spans, removed shards included, that may have events beyond a sort key.
 
-        Whoever goes on elsewhere from there needs a stream that serves them all.
+        A client that continues from there on another stream needs one that covers all of them.
         """
         return self._remotes.spans_beyond(key)
 
     def start(self) -> list[Action]:
-        """Return the cursors to open: the config server's and one per shard."""
+        """Return the actions that open the cursors: the config server's and one per shard."""
         return list(self._openings)
 
     def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
-        """Take in one reply of a remote's cursor; the first reply of an opening included.
+        """Process one reply of a remote's cursor, including the first reply after an opening.
 
-        A batch for a remote that has been closed meanwhile is ignored. The batch's list of events
-        belongs to the stream from now on.
+        A batch for a remote that has been closed meanwhile is ignored. The stream takes ownership
+        of the batch's list of events.
         """
         state = self._remotes.get(remote)
         if state is None or self.error is not None:
@@ -136,32 +136,32 @@ class MergedStream:
             except (KeyError, InvalidBSON) as error:
                 return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
         try:
-            # A client cannot resume after an invalidate that it has not been given.
+            # A client cannot resume after an invalidate that it has not received.
             marks = key != state.swallowed
             self._merger.add_batch(remote, events, batch.pbrt, key, size, marks=marks)
         except MergeOrderError as error:
-            # Whoever resumes gets all of it, in order.
+            # A client that resumes gets all events, in order.
             return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
         return actions + self._remotes.close_removed()
 
     @property
     def draining(self) -> Set[str]:
-        """The shards that are about to leave, which a stream on config.shards need not tell."""
+        """The draining shards, whose removal a stream on config.shards does not always report."""
         return self._remotes.draining
 
     def shards_listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
-        """Take note of the shard list as of a time after it was read: who drained may have left.
+        """Process the shard list, read by the time ``by``: draining shards may have left.
 
         ``draining`` are those of ``shards`` that drain.
         """
         return self._remotes.listed(shards, draining, by) if self.error is None else []
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
-        """The remote has failed for good: ``take`` raises ``error`` after what is ready.
+        """Record a remote's permanent failure: ``take`` raises ``error`` after the ready events.
 
-        ``address`` is the "host:port" that failed, for the message that mongos gives (default: the
-        first of the host string). Errors at a cursor's opening keep the shard's message; those of a
-        later getMore say where they come from.
+        ``address`` is the "host:port" that failed, for mongos's error message (default: the first
+        in the host string). Errors at a cursor's opening keep the shard's message; the message of
+        an error from a later getMore names its remote shard.
         """
         state = self._remotes.get(remote)
         if state is None or self.error is not None:
@@ -180,11 +180,14 @@ class MergedStream:
         self.error = error
 
     def merge_ahead(self, size: int) -> None:
-        """Merge what is ready before anybody asks for it, up to ``size`` bytes."""
+        """Merge ready events before a client requests them, up to ``size`` bytes."""
         self._merger.merge_ahead(size)
 
     def release(self) -> bool:
-        """Append what is ready to the log, of which all has been read; False if nothing is."""
+        """Append the next block to the log, after a client has read the log to its end.
+
+        Return False if nothing is ready.
+        """
         block = self._merger.next_block()
         if block is None:
             self._unread = {}
@@ -196,7 +199,7 @@ class MergedStream:
 
     @property
     def mark(self) -> tuple[bytes, bytes] | None:
-        """Sort key and token that may be the mark of who has read all; None if there is none."""
+        """Sort key and token of the mark for a client that has read everything, or None."""
         return self._merger.mark
 
     @property
@@ -206,7 +209,7 @@ class MergedStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the gate stands at an invalidate, all being released: nothing more comes."""
+        """Whether the gate is at an invalidate and everything is released: no events follow."""
         gate = self._merger.gate
         return (
             gate is not None
@@ -216,7 +219,7 @@ class MergedStream:
 
     @property
     def waiting_for(self) -> Waiting | None:
-        """The gate holder, when events are buffered that it keeps back, and nothing is ready."""
+        """The gate holder, if it holds back buffered events and nothing is ready, or None."""
         holder = self._merger.gate_holder
         if holder is None or not self._may_move(holder):
             return None
@@ -224,10 +227,10 @@ class MergedStream:
 
     @property
     def lagging(self) -> Sequence[Waiting]:
-        """All remotes that keep back any of the buffered events, the gate holder first.
+        """All remotes that hold back any of the buffered events, the gate holder first.
 
-        Empty while something is ready. Remotes that have not answered yet, or never will because
-        their streams have ended, are not among them.
+        Empty while something is ready. Remotes that have not replied yet, and remotes whose
+        streams have ended, are left out.
         """
         tail = self._merger.tail
         if tail is None:
@@ -236,9 +239,9 @@ class MergedStream:
 
     @property
     def leaving(self) -> Sequence[Waiting]:
-        """Removed shards' remotes that have not promised past their removal.
+        """The removed shards' remotes whose promises have not passed the removal.
 
-        The sooner they do, the sooner they can be let go: a removed shard may soon be shut down.
+        Once a promise has, the remote can be closed. A removed shard may soon be shut down.
         """
         waits: list[Waiting] = []
         for number in sorted(self._remotes.leaving):
@@ -254,7 +257,7 @@ class MergedStream:
         return remote.heard and not remote.invalidated
 
     def _waits(self, numbers: Sequence[int]) -> list[Waiting]:
-        """Describe those of the remotes that keep back a buffered event, when nothing is ready."""
+        """Describe those of the remotes that hold back a buffered event, if nothing is ready."""
         head, tail = self._merger.head, self._merger.tail
         unread = self._unread or self._merger.ahead
         if head is None or tail is None or unread or self.error is not None:
@@ -262,7 +265,7 @@ class MergedStream:
         try:
             at, latest = cluster_time_of(head), cluster_time_of(tail)
         except ValueError:
-            return []  # a token that is damaged has no time that anybody could get past
+            return []  # a damaged token has no cluster time to pass
         return [
             Waiting(number, self._remotes[number].target, head, at, tail, latest)
             for number in numbers
@@ -270,19 +273,19 @@ class MergedStream:
         ]
 
     def buffered_bytes(self, remote: int) -> int:
-        """Bytes of events that came from ``remote`` and were not read by anybody yet."""
+        """Return the bytes of events from ``remote`` that no client has read yet."""
         if remote not in self._remotes:
             return 0
         return self._merger.buffered_bytes(remote) + self._unread.get(remote, 0)
 
     @property
     def all_buffered_bytes(self) -> int:
-        """The same over all remotes."""
+        """The same bytes, summed over all remotes."""
         return self._merger.buffered + sum(self._unread.values())
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that events take here, buffered or in the log."""
+        """Bytes of memory that the stream's events take, buffered or in the log."""
         return self._merger.buffered + weight(self.log.end - self.log.start, self.log.size)
 
     @property
@@ -292,15 +295,15 @@ class MergedStream:
 
     @property
     def gate_holder(self) -> int | None:
-        """The remote with the smallest promise; one that has not promised yet comes first."""
+        """The remote with the smallest promise; a remote without a promise precedes all others."""
         return self._merger.gate_holder
 
     def promise(self, remote: int) -> bytes | None:
-        """The remote's promised min sort key, None before its first batch."""
+        """Return the sort key of the remote's promise, or None before its first batch."""
         return self._merger.promise(remote) if remote in self._remotes else None
 
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
-        """Take the invalidate off the end of a batch; a user's $match may have done so before."""
+        """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""
         self.swallowed.append(key)
         if events and events[-1][0] == key:
             return events[:-1], size - len(events[-1][1])
@@ -320,7 +323,7 @@ class MergedStream:
 
 
 def only_shard(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:
-    """Return one shard out of ``shards``; raises CommandError when it is not there."""
+    """Return a mapping of one shard out of ``shards``; raises CommandError if it is absent."""
     if shard not in shards:
         raise CommandError(ErrorCode.ShardNotFound, f"Shard {shard} not found")
     return {shard: shards[shard]}

@@ -1,4 +1,4 @@
-"""The options of ``$changeStream`` and where a stream starts (docs/protocol.md, section 4)."""
+"""The options of ``$changeStream`` and a stream's start (docs/protocol.md, section 4)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from shard_client.errors import CommandError
 
 @dataclass(frozen=True, slots=True)
 class FromNow:
-    """Start one tick after the largest cluster time that the cluster is known to have reached."""
+    """Start one tick after the cluster's largest known cluster time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ _LOOKUPS: Final = ("default", "updateLookup", "whenAvailable", "required")
 
 
 def unknown_field(path: str) -> CommandError:
-    """Return the error for a field that does not belong where it is."""
+    """Return the error for an unknown field at ``path``."""
     return CommandError(
         ErrorCode.IDLUnknownField,
         f"BSON field '{path}' is an unknown field.",
@@ -50,7 +50,7 @@ def unknown_field(path: str) -> CommandError:
 
 
 def wrong_type(path: str, value: Any, *expected: str) -> CommandError:
-    """Return the error for a field of the wrong type; ``expected`` as MongoDB names types."""
+    """Return the error for a field of the wrong type; ``expected`` are MongoDB's type names."""
     # The server closes the quote before the bracket.
     types = f"types '[{', '.join(expected)}']" if len(expected) > 1 else f"type '{expected[0]}'"
     return CommandError(
@@ -115,18 +115,21 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
 
 
 def check_fields(spec: Mapping[str, Any]) -> None:
-    """Check each option by itself, in the order given; raises mongos's CommandError."""
+    """Check each option separately, in the order given; raises mongos's CommandError."""
     for name, value in spec.items():
         check = _CHECKS.get(name)
         if check is None:
             raise unknown_field(f"$changeStream.{name}")
-        # A null stands for an absent value, save for flags.
+        # A null counts as an absent value, except for flags.
         if value is not None or check is _boolean:
             check(name, value)
 
 
 def check_namespace(spec: Mapping[str, Any], database: str, collection: str | None) -> None:
-    """Check whether a stream with these options may watch what it is to watch."""
+    """Check that a stream with these options may watch its namespace.
+
+    Raises mongos's CommandError.
+    """
     namespace = f"{database}.{'$cmd.aggregate' if collection is None else collection}"
     if spec.get("allChangesForCluster") and not (database == "admin" and collection is None):
         raise CommandError(
@@ -153,7 +156,7 @@ def check_namespace(spec: Mapping[str, Any], database: str, collection: str | No
 
 
 def parse_start(spec: Mapping[str, Any], collection: str | None) -> Start:
-    """Return where the stream starts; raises mongos's CommandError."""
+    """Return the stream's start; raises mongos's CommandError."""
     resume_after, start_after = spec.get("resumeAfter"), spec.get("startAfter")
     if resume_after is not None and start_after is not None:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""What the shards and the config server are asked (docs/design.md, sections 7 and 8)."""
+"""Commands for the shards and the config server (docs/design.md, sections 7 and 8)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +22,11 @@ def shard_command(
     resume_after: TokenDocument | None = None,
     batch_size: int = 0,
 ) -> tuple[str, dict[str, Any]]:
-    """Return database and ``aggregate`` command that open ``request`` on one shard.
+    """Return the database and the ``aggregate`` command that open ``request`` on one shard.
 
-    Exactly one starting point: ``start_at`` at first opening, ``resume_after`` (a token document of
-    that shard's own, decoded or raw) when its cursor is reopened after a failure, ``start_after``
-    when it is reopened after a swallowed invalidate.
+    Exactly one starting point is given: ``start_at`` at the first opening, ``resume_after`` (that
+    shard's own token document, decoded or raw) when its cursor is reopened after a failure,
+    ``start_after`` when it is reopened after a swallowed invalidate.
     """
     options = {**request.change_stream_options, **_start(start_at, start_after, resume_after)}
     command = {
@@ -47,7 +47,7 @@ def topology_command(
     resume_after: TokenDocument | None = None,
     batch_size: int = 0,
 ) -> tuple[str, dict[str, Any]]:
-    """Return database and command that watch ``config.shards`` on the config server."""
+    """Return the database and the command that watch ``config.shards`` on the config server."""
     options = {"allowToRunOnConfigDB": True, **_start(start_at, None, resume_after)}
     return "config", {
         "aggregate": "shards",
@@ -64,7 +64,7 @@ def _start(
 ) -> dict[str, Any]:
     resume = _document(resume_after)
     if resume is not None and ResumeToken.parse(resume).from_invalidate:
-        # A cursor that was reopened after an invalidate and then failed before it got further.
+        # The cursor was reopened after an invalidate and failed before it advanced.
         start_after, resume = resume, None
     given = {
         "startAtOperationTime": start_at,

@@ -1,4 +1,4 @@
-"""The stream that tells how far a shard has got: what a progress cursor is opened with.
+"""The probe: the change stream of a progress cursor, which reports a shard's progress.
 
 docs/design.md, section 9.
 """
@@ -13,7 +13,7 @@ from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.cursor_reply import token_data
 
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
-"""The options that add what an event itself does not hold, and the values that add nothing."""
+"""The options that add documents which an event itself lacks, and the values that add none."""
 
 _LOGICAL: Final = frozenset({"$and", "$or", "$nor"})
 _OF_A_VALUE: Final = frozenset(
@@ -22,19 +22,19 @@ _OF_A_VALUE: Final = frozenset(
         "$regex", "$options", "$all", "$size",
     }
 )  # fmt: skip
-"""Operators of a ``$match`` whose result depends on the field and on nothing else."""
+"""Operators of a ``$match`` whose result depends only on the field."""
 
 
 def probe_command(
     database: str, command: Mapping[str, Any], after: bytes
 ) -> tuple[str, dict[str, Any]]:
-    """Return database and ``aggregate`` of the probe for a shard's cursor.
+    """Return the database and the ``aggregate`` command of the probe for a shard's cursor.
 
-    The probe lets through every event that the cursor opened by ``command`` lets through beyond
-    the resume token ``after`` (raw BSON), and perhaps others: it keeps those ``$match`` stages at
-    the front that depend on the event alone, and drops all other stages, lookups and images. Of
-    each event it is given ``_id`` alone. It starts at the token's cluster time, inclusive, so that
-    a token of a fragment or of an invalidate is nothing special.
+    Beyond the resume token ``after`` (raw BSON), the probe passes every event that the cursor
+    opened by ``command`` passes, and possibly others: it keeps the leading ``$match`` stages that
+    depend on the event alone, and drops all other stages, lookups and images. It returns only the
+    ``_id`` of each event. It starts at the token's cluster time, inclusive, so that tokens of
+    fragments and invalidates need no special case.
     """
     stream, *stages = command["pipeline"]
     given: Mapping[str, Any] = stream[CHANGE_STREAM]
@@ -52,7 +52,7 @@ def probe_command(
 def _start(after: bytes) -> Any:
     key = token_data(after)
     time = cluster_time_of(key)
-    # An invalidate closes every cursor that is given it once more; nothing else has its time.
+    # An invalidate closes every cursor that reads it again; no other event has its time.
     return next_tick(time) if ResumeToken.decode(key.decode("ascii")).from_invalidate else time
 
 
@@ -68,9 +68,9 @@ def _front_of_events_alone(
 
 
 def _of_event_alone(match: Any, images: set[str]) -> bool:
-    """Tell whether a ``$match`` gives the same for an event with and without its images.
+    """Return whether a ``$match`` gives the same result for an event with and without images.
 
-    Whatever is not known to, does not: expressions may use chance or the time of day.
+    Return False for unknown conditions: expressions may use random numbers or the time of day.
     """
     if not isinstance(match, Mapping):
         return False
@@ -91,7 +91,7 @@ def _of_value_alone(condition: Any) -> bool:
         return True
     operators = [name for name in condition if name.startswith("$")]
     if not operators:
-        return True  # a document to be equal to
+        return True  # equality with a document
     return all(
         _of_value_alone(condition[name]) if name == "$not" else name in _OF_A_VALUE
         for name in condition

@@ -16,8 +16,8 @@ def check_read_preference(value: Any) -> None:
     """Check the value of ``$readPreference``.
 
     Raises:
-        CommandError: it is no document, has no mode or one that there is not, or its other
-            fields do not go with the mode.
+        CommandError: if it is not a document, its mode is missing or unknown, or its other fields
+            are invalid or do not fit the mode.
     """
     if not isinstance(value, Mapping):
         raise CommandError(

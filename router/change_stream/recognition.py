@@ -1,4 +1,4 @@
-"""Which commands are about change streams, told from the raw command: nothing is decoded."""
+"""Recognition of change stream commands from raw BSON, without decoding."""
 
 from itertools import islice
 from typing import Final
@@ -7,27 +7,27 @@ from router.change_stream.stages import concerns_change_streams
 from shard_client.wire.bson_slices import ARRAY, DOCUMENT, Element, iter_elements
 
 _MOST_FIELDS: Final = 1000
-"""Fields of a command that are looked at; what has more is not the router's."""
+"""Maximum of inspected fields of a command; a pipeline beyond them is not recognized."""
 
 _MOST_STAGES: Final = 1000
-"""Servers refuse longer pipelines (internalPipelineLengthLimit)."""
+"""Maximum of inspected stages; servers reject longer pipelines (internalPipelineLengthLimit)."""
 
 _MOST_NAMES: Final = 2
-"""Fields of a stage that are looked at: it may have one only."""
+"""Maximum of inspected fields of a stage, which may have only one."""
 
 
 def is_change_stream(command: bytes) -> bool:
-    """Tell whether an ``aggregate`` is about a change stream, rightly or wrongly formed.
+    """Return whether an ``aggregate`` concerns a change stream, valid or not.
 
-    True for any pipeline that names a change stream's stages, also where they may not stand:
-    ``parse_request`` has the error for these. Raises ProtocolError if the command is malformed as
-    far as it is looked at.
+    True for any pipeline with a change stream's stages, even at positions that are not allowed:
+    ``parse_request`` raises the error for these. Raises ProtocolError if the inspected part of the
+    command is malformed.
     """
     return _is_change_stream(command, 0, len(command))
 
 
 def explains_change_stream(command: bytes) -> bool:
-    """Tell whether an ``explain`` is about a change stream; raises ProtocolError as above."""
+    """Return whether an ``explain`` concerns a change stream; raises ProtocolError as above."""
     inner = next(iter_elements(command), None)
     if inner is None or inner.type != DOCUMENT:
         return False

@@ -1,4 +1,4 @@
-"""The remotes of one merged stream: who is open, who joins, who leaves."""
+"""The remotes of one merged stream: opening, joining and leaving."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Set
@@ -19,16 +19,17 @@ from router.change_stream.topology import (
 from router.merge.merger import Event, Merger
 
 _MOST_REMOVED: Final = 100
-"""Shards whose leaving is remembered: for clients that lie that far behind."""
+"""Maximum of removed shards to remember, for clients that lag behind the removal."""
 
 
 @dataclass(slots=True)
 class Remote:
-    """A remote cursor as its stream sees it.
+    """State of one remote in its stream.
 
-    ``heard``: it has answered its opening. ``invalidated``: its stream has ended at its promise.
-    ``swallows``: its first invalidate is to be swallowed; ``swallowed`` is that one's sort key.
-    ``removed_at``: its shard is gone once its promise has reached this sort key.
+    ``heard``: the first reply has arrived. ``invalidated``: the remote's change stream has ended at
+    its promise. ``swallows``: the stream swallows the remote's first invalidate; ``swallowed`` is
+    the sort key of that invalidate. ``removed_at``: the shard is gone once the remote's promise has
+    reached this sort key.
     """
 
     opening: OpenRemote
@@ -47,7 +48,8 @@ class Remote:
 class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
-    ``until`` is the sort key that it had to reach when it left; None while it is not seen to leave.
+    ``until`` is the sort key that the shard's remote had to reach when the shard left, or None
+    while no removal has been seen.
     """
 
     shard: str
@@ -56,7 +58,7 @@ class ShardSpan(NamedTuple):
     until: bytes | None
 
     def serves(self, other: "ShardSpan", key: bytes) -> bool:
-        """Tell whether it gives all of ``other``'s events that lie beyond a sort key."""
+        """Return whether it covers all of ``other``'s events beyond the sort key ``key``."""
         return (
             self.shard == other.shard
             and first_key(self.since) <= max(key, first_key(other.since))
@@ -65,15 +67,15 @@ class ShardSpan(NamedTuple):
 
 
 def serve(parts: Set[ShardSpan], others: Set[ShardSpan], key: bytes) -> bool:
-    """Tell whether ``parts`` give all events of the ``others`` that lie beyond a sort key."""
+    """Return whether ``parts`` cover all events of ``others`` beyond the sort key ``key``."""
     return all(any(part.serves(other, key) for part in parts) for other in others)
 
 
 class Remotes:
-    """Numbers a stream's remotes and keeps the merger's in step (docs/design.md, section 8)."""
+    """A stream's remotes by number, kept in step with the merger (docs/design.md, section 8)."""
 
     def __init__(self, merger: Merger, start_at: Timestamp) -> None:
-        """``start_at``: no remote that joins later starts before the stream does."""
+        """``start_at`` is the stream's start: no remote that joins later starts before it."""
         self._merger = merger
         self._start_at = start_at
         self._open: dict[int, Remote] = {}
@@ -81,7 +83,7 @@ class Remotes:
         self._removed: deque[ShardSpan] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
         self.draining: set[str] = set()
-        """Shards that are about to leave."""
+        """Draining shards, which are about to leave."""
 
     def __contains__(self, number: int) -> bool:
         return number in self._open
@@ -93,7 +95,7 @@ class Remotes:
         return iter(self._open)
 
     def get(self, number: int) -> Remote | None:
-        """Return the remote, None if it is closed."""
+        """Return the remote, or None if it is closed."""
         return self._open.get(number)
 
     @property
@@ -110,7 +112,7 @@ class Remotes:
         topology: bool = False,
         promise: bytes | None = None,
     ) -> OpenRemote:
-        """Add a remote; ``promise`` is what it promises beforehand, as for Merger.add_remote."""
+        """Add a remote; ``promise`` is known beforehand, as for Merger.add_remote."""
         opening = OpenRemote(self._next, target, host, start_at, topology)
         self._next += 1
         self._open[opening.remote] = Remote(opening)
@@ -118,14 +120,17 @@ class Remotes:
         return opening
 
     def open_removed(self, part: ShardSpan, start_at: Timestamp) -> OpenRemote:
-        """Add a remote on a shard that is gone, for what it had to say from ``start_at`` on."""
+        """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert part.until is not None
         opening = self.open(part.shard, part.host, max(start_at, part.since))
         self._leave(opening.remote, part.until)
         return opening
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
-        """The shards, of the removed ones the latest, that may have events beyond a sort key."""
+        """Return the spans that may have events beyond a sort key.
+
+        Of the removed shards only the latest are remembered.
+        """
         removed = [each for each in self._removed if each.until is None or each.until > key]
         present = [
             ShardSpan(remote.target, remote.opening.host, remote.opening.start_at, None)
@@ -135,12 +140,12 @@ class Remotes:
         return frozenset(removed + present)
 
     def change(self, events: list[Event]) -> list[Action]:
-        """Follow the config server's events; shards that joined are opened one tick later.
+        """Apply the config server's events; open the shards that joined, one tick later.
 
-        They hold the gate at their start, and nothing else back. A shard that is back after it was
-        removed is a new one: what was written to it in between is none of the cluster's. If its
-        removal was not seen, it has left by the time it is back. Raises KeyError or InvalidBSON for
-        events that are not of config.shards.
+        A new remote holds the gate at its start. A shard that returns after its removal counts as
+        a new shard: writes to it in between do not belong to the cluster. If no removal was seen,
+        the shard has left by the time of its return. Raises KeyError or InvalidBSON for events
+        that are not of config.shards.
         """
         actions: list[Action] = []
         for change in topology_changes(events):
@@ -164,26 +169,26 @@ class Remotes:
         return actions
 
     def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
-        """Let those of the draining shards go that a list has no more, read ``by`` a time.
+        """Remove the draining shards that a shard list, read by the time ``by``, no longer has.
 
-        ``shards`` are all that it has, ``draining`` those of them that drain.
+        ``shards`` are all shards in the list, ``draining`` those of them that drain.
         """
         for shard in self.draining - shards:
             known = self._newest(shard)
             if known is None or known.removed_at is not None:
                 continue
-            if known.opening.start_at <= by:  # or else it came back after the list was read
+            if known.opening.start_at <= by:  # otherwise it returned after the list was read
                 self._leave(known.opening.remote, first_key(one_tick_after(by)))
         self.draining &= draining
         return self.close_removed()
 
     @property
     def leaving(self) -> Set[int]:
-        """The removed shards' remotes that have not promised past their removal."""
+        """The removed shards' remotes whose promises have not passed the removal."""
         return self._leaving
 
     def close_removed(self) -> list[Action]:
-        """Close the removed shards' remotes that have promised past their removal."""
+        """Close the removed shards' remotes whose promises have passed the removal."""
         gone: list[Action] = []
         for number in sorted(self._leaving):
             removed_at = self._open[number].removed_at

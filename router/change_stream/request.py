@@ -1,4 +1,4 @@
-"""What a client asks for with ``aggregate`` and ``$changeStream`` (docs/protocol.md, section 4)."""
+"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md, section 4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,12 +39,12 @@ __all__ = [
     "parse_request",
 ]
 
-# Fields of the client's aggregate that every shard gets as well.
+# Fields of the client's aggregate that are sent to every shard.
 _PASSED_ON: Final = ("collation", "comment", "let", "hint", "allowDiskUse")
 
 
 class Scope(Enum):
-    """What a change stream watches."""
+    """The scope of a change stream: a collection, a database or the cluster."""
 
     COLLECTION = "collection"
     DATABASE = "database"
@@ -57,8 +57,9 @@ class StreamRequest:
 
     ``namespace`` is the cursor's ``ns``; ``change_stream_options`` are the stage's options without
     the starting point; ``stages`` are the user's stages after it; ``extras`` are the aggregate's
-    fields that shards get too (collation, comment, let, hint, ...). ``batch_size`` is the client's
-    (None: as many as fit). ``passthrough_to_shard`` names the one shard to ask, unmerged.
+    fields that are also sent to the shards (collation, comment, let, hint, ...). ``batch_size`` is
+    the client's (None: as many as fit). ``passthrough_to_shard`` names the only shard to read,
+    without a merge.
     """
 
     scope: Scope
@@ -77,7 +78,7 @@ class StreamRequest:
 
     @property
     def start_time(self) -> Timestamp | None:
-        """The cluster time that every shard starts at; None for a stream that starts now."""
+        """The cluster time at which every shard starts; None for a stream that starts now."""
         match self.start:
             case AtTime(time):
                 return time
@@ -87,7 +88,7 @@ class StreamRequest:
 
     @property
     def starts_after_invalidate(self) -> bool:
-        """Whether the stream goes on after an invalidate: each shard's first one is swallowed."""
+        """Whether the stream continues after an invalidate: each shard's first one is swallowed."""
         start = self.start
         return isinstance(start, AfterToken) and start.start_after and start.token.from_invalidate
 
@@ -98,11 +99,10 @@ class StreamRequest:
 
 
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
-    """Turn a client's ``aggregate`` into a StreamRequest.
+    """Parse a client's ``aggregate`` into a StreamRequest.
 
-    Raises the CommandError that mongos gives, except for what only shards can tell: views (166),
-    and what is wrong inside $match, $project and the other stages. Source: docs/protocol.md,
-    section 4.
+    Raises mongos's CommandError, except for errors that only shards can detect: views (166), and
+    errors inside $match, $project and the other stages. Source: docs/protocol.md, section 4.
     """
     fields = check_aggregate(database, command)
     check_names(fields.pipeline, api_strict=bool(command.get("apiStrict")))

@@ -1,4 +1,4 @@
-"""Finding the event that a stream resumes after (docs/design.md, section 7)."""
+"""Search for the event after which a stream resumes (docs/design.md, section 7)."""
 
 from bisect import bisect_left, bisect_right
 
@@ -18,10 +18,11 @@ from shard_client.wire.frames import decode
 
 
 class ResumePoint:
-    """Drops a merged stream's events up to and including one token's, which must be among them.
+    """Drops a merged stream's events up to and including the token's event, which must occur.
 
-    Every shard starts at the token's cluster time, so only that time's events need looking at.
-    Once an event beyond the token has come the point is passed, and nothing is looked at any more.
+    Every shard starts at the token's cluster time, so only events of that time are compared with
+    the token. The point is passed once an event beyond the token has arrived; no later events are
+    compared.
     """
 
     def __init__(self, token: ResumeToken) -> None:
@@ -30,11 +31,11 @@ class ResumePoint:
         self.passed = False
 
     def swallowed(self, key: bytes) -> None:
-        """Note an invalidate that is swallowed at once: it may be the token's own event."""
+        """Record a swallowed invalidate, which may be the token's own event."""
         self._found = self._found or self._order(key) == 0
 
     def concerned(self, events: list[bytes]) -> list[bytes]:
-        """Return the front of ``events`` that decides: up to the first key of a later time."""
+        """Return the events to compare: those up to the first key of a later time, inclusive."""
         later = self._token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
         end = bisect_left(events, later, key=event_key)
         if end < len(events):
@@ -42,9 +43,9 @@ class ResumePoint:
         return events[:end]
 
     def drop_seen(self, events: list[bytes]) -> list[bytes]:
-        """Return the events that lie beyond the token; ``events`` are merged and in order.
+        """Return the events beyond the token; ``events`` are merged and in order.
 
-        Raises CommandError 280 when the stream goes on beyond the token without having had it.
+        Raises CommandError 280 if an event beyond the token arrives before the token's own event.
         """
         same_time = self._token.data[:TIME_DIGITS]
         end = bisect_left(events, same_time + AFTER_ANY_DIGIT, key=event_key)
@@ -66,7 +67,7 @@ class ResumePoint:
         return beyond
 
     def _order(self, key: bytes) -> int:
-        """Compare an event's key with the token: negative before, 0 the token's own, positive."""
+        """Compare an event's key with the token's: negative before it, 0 equal, positive beyond."""
         own = self._token.data
         version = version_of(key)
         if version is not None and version != self._token.version:

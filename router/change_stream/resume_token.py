@@ -1,4 +1,4 @@
-"""Resume tokens: decoding, comparing, making high water marks (docs/protocol.md, section 3)."""
+"""Resume tokens: decoding, comparison, high water marks (docs/protocol.md, section 3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ HIGH_WATER_MARK: Final = 0
 EVENT: Final = 128
 
 TIME_DIGITS: Final = 18
-"""How many characters of a sort key hold its cluster time."""
+"""Length of a sort key's prefix that holds its cluster time, in characters."""
 
 AFTER_ANY_DIGIT: Final = b"G"
 """Sorts after every hexadecimal digit."""
@@ -58,7 +58,7 @@ class ResumeToken:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
-        """Decode the document that a client sent; raises mongos's CommandError if it is bad."""
+        """Decode a token document from a client; raises mongos's CommandError if it is invalid."""
         return cls.decode(*checked_fields(document))
 
     @classmethod
@@ -80,7 +80,7 @@ class ResumeToken:
         txn_op_index = _txn_op_index(reader)
         from_invalidate = _from_invalidate(reader) if version >= 1 else False
         uuid, identifier, fragment, end = _event(reader, version, token_type)
-        # Bytes after the key's end do not count, as on a server that encodes the token anew.
+        # Bytes after the key's end are dropped, as by a server that re-encodes the token.
         data = key[: end + 1].hex().upper()
         fields: dict[str, Any] = {"_data": data}
         if type_bits is not None:
@@ -140,18 +140,18 @@ def cluster_time_of(key: bytes) -> Timestamp:
 
 
 def first_key(time: Timestamp) -> bytes:
-    """Return what every sort key of ``time`` begins with, and none of an earlier time exceeds."""
+    """Return the prefix of every sort key of ``time``, above all keys of earlier times."""
     return f"82{time.time:08X}{time.inc:08X}".encode("ascii")
 
 
 def version_of(key: bytes) -> int | None:
-    """Return the version of a sort key's token, None if it is one that nobody knows."""
+    """Return the version of a sort key's token, or None if it is unknown."""
     version = _VERSION_DIGITS.get(key[TIME_DIGITS : TIME_DIGITS + 4])
     return _VERSION_DIGITS.get(key[TIME_DIGITS : TIME_DIGITS + 2]) if version is None else version
 
 
 def token_of(event: bytes) -> bytes:
-    """Return the raw token document of a change event; normally at its front."""
+    """Return the raw token document of a change event, normally its first field."""
     if event[4:9] == b"\x03_id\x00":
         end = 9 + int.from_bytes(event[9:13], "little")
         return event[9:end]
@@ -169,9 +169,9 @@ def event_key(event: bytes) -> bytes:
 def as_version(key: bytes, version: int) -> bytes:
     """Return the sort key that the same event has in an older token version.
 
-    Version 2 adds the kind of operation to the event identifier and tells an absent UUID from a
-    null one; version 1 added tokenType and fromInvalidate. A key of that version, or one that
-    cannot be taken apart, is returned as it is.
+    Version 2 adds the operation type to the event identifier and distinguishes an absent UUID from
+    a null one; version 1 added tokenType and fromInvalidate. A key of version ``version`` or older,
+    or one that cannot be decoded, is returned unchanged.
     """
     own = version_of(key)
     if own is None or own <= version:
@@ -203,7 +203,7 @@ def as_version(key: bytes, version: int) -> bytes:
 
 
 def _older_identifier(reader: Reader, identifier: Value) -> bytes:
-    """Return an event identifier as version 1 has it: the document key, for classic operations."""
+    """Return version 1's event identifier: the document key, for classic operations."""
     whole = reader.data[identifier.start : identifier.end]
     fields = reader.fields(identifier)
     operation = fields.get("operationType")
@@ -217,7 +217,7 @@ def _older_identifier(reader: Reader, identifier: Value) -> bytes:
 
 
 def _next(reader: Reader) -> Value | None:
-    """Step over the next value, None if it is a number that belongs nowhere in a token."""
+    """Step over the next value; return None if it is a number that no token contains."""
     try:
         return reader.next()
     except OpaqueValueError:
@@ -299,7 +299,7 @@ def _uuid(reader: Reader) -> UUID | None:
 def _event(
     reader: Reader, version: int, token_type: int
 ) -> tuple[UUID | None, bytes, int | None, int]:
-    """Read what follows fromInvalidate: UUID, event identifier, fragment, and the key's end."""
+    """Read the values after fromInvalidate: UUID, event identifier, fragment, and the key's end."""
     if not reader.more:
         if version > 1:
             raise CommandError(6189500, "Expected UUID or null")
@@ -317,7 +317,7 @@ def _event(
     try:
         reader.next()
     except OpaqueValueError:
-        # A document key with a fraction in it: all that follows counts as the identifier.
+        # The document key contains a fraction: all remaining bytes count as the identifier.
         return uuid, reader.data[start:-1], None, len(reader.data) - 1
     identifier = reader.data[start : reader.position]
     fragment = None

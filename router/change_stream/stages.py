@@ -1,7 +1,7 @@
-"""Which stages a change stream's pipeline may have, and where (docs/protocol.md, section 4).
+"""The stages allowed in a change stream's pipeline, by position (docs/protocol.md, section 4).
 
-What is inside the allowed stages (expressions, match operators) is left to the shards: they parse
-it when their cursors are opened, and their error is the one that mongos gives.
+The shards check the contents of the allowed stages (expressions, match operators): they parse them
+when their cursors are opened, and their error is the same as mongos's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,12 +79,12 @@ _INTERNAL_PREFIX: Final = "$_internal"
 
 
 def stage_name(stage: Mapping[str, Any]) -> str:
-    """Return the name of a stage that is known to have one."""
+    """Return the name of a stage, a document with at least one field."""
     return next(iter(stage))
 
 
 def concerns_change_streams(name: str) -> bool:
-    """Tell whether the stage of that name is about change streams."""
+    """Return whether the stage named ``name`` concerns change streams."""
     return name in (CHANGE_STREAM, SPLIT) or name.startswith(_INTERNAL_PREFIX + "ChangeStream")
 
 
@@ -103,7 +103,7 @@ def check_shape(pipeline: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def check_names(pipeline: Sequence[Mapping[str, Any]], *, api_strict: bool) -> None:
-    """Check that every stage is one that clients may name; raises mongos's CommandError."""
+    """Check that clients may use every stage; raises mongos's CommandError."""
     for stage in pipeline:
         if len(stage) != 1:
             raise CommandError(
@@ -143,7 +143,7 @@ def _check_api_strict(stage: Mapping[str, Any]) -> None:
 
 
 def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
-    """Check what the router can judge of the stages' own arguments."""
+    """Check the stages' own arguments, as far as the router can."""
     for stage in pipeline:
         name = stage_name(stage)
         argument = stage[name]
@@ -164,7 +164,7 @@ def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_positions(pipeline: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the stages stand where they may; raises mongos's CommandError."""
+    """Check the positions of the stages; raises mongos's CommandError."""
     names = [stage_name(stage) for stage in pipeline]
     if CHANGE_STREAM in names[1:]:
         raise CommandError(
@@ -188,6 +188,6 @@ def check_positions(pipeline: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_document(name: str, value: Any) -> None:
-    """Check that an aggregate's field holds a document."""
+    """Check that an aggregate's field is a document."""
     if not isinstance(value, Mapping):
         raise wrong_type(f"aggregate.{name}", value, "object")

@@ -1,4 +1,4 @@
-"""Where a client's stream starts (docs/design.md, section 7)."""
+"""The starting point of a client's stream (docs/design.md, section 7)."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ from router.change_stream.resume_token import (
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """A client's first high water mark, and what of the merged events it gets.
+    """A client's first high water mark, and the start of the merged events that it receives.
 
     ``mark`` is the raw token document and ``mark_key`` its sort key; no promise up to ``floor``
     replaces it. Events up to and including the sort key ``after`` are left out. ``resume`` is the
-    event's token that must be among those that follow, and up to which they are left out too.
+    token of an event that must follow; events up to and including that event are left out too.
     """
 
     mark: bytes
@@ -33,21 +33,21 @@ class StartingPoint:
 def starting_point(
     request: StreamRequest, start_at: Timestamp, token_version: int
 ) -> StartingPoint:
-    """Return where ``request`` starts, which every shard reads from ``start_at`` on.
+    """Return the starting point of ``request``, which every shard reads from ``start_at`` on.
 
-    ``token_version`` is that of the tokens which the shards make.
+    ``token_version`` is the version of the shards' tokens.
     """
     version = 2 if request.splits_large_events else token_version
     if isinstance(request.start, AfterToken):
         token = request.start.token
         if token.is_high_water_mark and token.version == 1 and request.splits_large_events:
-            # mongos makes the mark anew in the version of fragments' tokens, version 0 excepted.
+            # mongos re-creates the mark in the version of fragments' tokens, except version 0.
             token = high_water_mark(token.cluster_time, version)
     else:
         token = high_water_mark(start_at, version)
     floor = token.data
     if token.version != version and not token.is_high_water_mark:
-        # Keys of different versions at one cluster time do not compare.
+        # Keys of different versions at one cluster time are not comparable.
         floor = token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
     resume = None if token.is_high_water_mark else token
     return StartingPoint(token.raw, token.data, floor, first_key(start_at), resume)

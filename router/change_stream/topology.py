@@ -1,4 +1,4 @@
-"""What the change stream on ``config.shards`` says (docs/design.md, section 8)."""
+"""Topology changes in the change stream on ``config.shards`` (docs/design.md, section 8)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _DRAINING = "draining"
 class ShardAdded:
     """Shard ``shard`` at ``host`` ("rs/h1:p,h2:p") belongs to the cluster from ``at`` on.
 
-    ``inserted``: its document was not there before, so a shard of that name has left by then.
+    ``inserted``: its document did not exist before, so any earlier shard of that name has left.
     """
 
     shard: str
@@ -27,7 +27,7 @@ class ShardAdded:
 
 @dataclass(frozen=True, slots=True)
 class ShardRemoved:
-    """Shard ``shard`` belongs to the cluster no more from ``at`` on."""
+    """Shard ``shard`` no longer belongs to the cluster from ``at`` on."""
 
     shard: str
     at: Timestamp
@@ -35,7 +35,7 @@ class ShardRemoved:
 
 @dataclass(frozen=True, slots=True)
 class ShardDraining:
-    """Whether shard ``shard`` is about to leave; on 6.0 the last that a stream tells of it."""
+    """Whether shard ``shard`` is about to leave; on 6.0 the last event that a stream has for it."""
 
     shard: str
     draining: bool
@@ -45,12 +45,12 @@ TopologyChange = ShardAdded | ShardRemoved | ShardDraining
 
 
 def topology_changes(events: Iterable[tuple[bytes, bytes]]) -> list[TopologyChange]:
-    """Read the config server's events, given as (sort key, BSON).
+    """Return the topology changes in the config server's events, given as (sort key, BSON).
 
-    Replacements count as additions: the shard may be at another host now. Updates in place
-    (states, members that come and go) change nothing for a stream: members and primaries are
-    followed elsewhere. Draining alone counts, since the removal that it leads to need not show: a
-    6.0 makes it with a plain applyOps command, which no change stream unwinds (docs/protocol.md,
+    Replacements count as additions, because the shard may have moved to another host. In-place
+    updates (states, members that join or leave) do not affect a stream, since members and primaries
+    are monitored elsewhere. The exception is draining, because the later removal may not produce an
+    event: on 6.0 it is a plain applyOps command, which no change stream unwinds (docs/protocol.md,
     section 6).
     """
     changes: list[TopologyChange] = []

@@ -1,4 +1,4 @@
-"""aggregate: a change stream is ours, everything else the upstream's."""
+"""aggregate and explain: the router answers change streams, the upstream all others."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ async def aggregate(call: Call) -> AnyAnswer:
     """Open a change stream (docs/protocol.md, sections 2 and 4).
 
     Raises:
-        CommandError: what mongos answers to the same request, labelled as on change streams.
+        CommandError: as mongos answers the same request, with the labels of change streams.
     """
     node = call.node
     request = _parsed(call, call.command)
@@ -44,7 +44,7 @@ async def aggregate(call: Call) -> AnyAnswer:
         ).with_change_stream_label() from None
     except CommandError as error:
         if error.code == ErrorCode.ShardNotFound and request.passthrough_to_shard is None:
-            # Without shards there is nothing to watch: mongos gives a cursor that has ended.
+            # Without shards there is nothing to watch: mongos returns an exhausted cursor.
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
         raise as_mongos_says(node, error) from error
@@ -59,17 +59,17 @@ async def aggregate(call: Call) -> AnyAnswer:
             size=batch.size,
             cluster_time=node.clock.raw,
             operation_time=node.clock.time,
-            # mongos hands on the one shard's own reply.
+            # mongos returns the reply of that one shard unchanged.
             identity_first=request.passthrough_to_shard is not None,
         )
     )
 
 
 async def explain(call: Call) -> AnyAnswer:
-    """Show how a change stream would be run.
+    """Return the plan of a change stream.
 
     Raises:
-        CommandError: what mongos answers to the same request.
+        CommandError: as mongos answers the same request.
     """
     inner = call.command[call.name]
     verbosity = call.command.get("verbosity", "allPlansExecution")
@@ -80,16 +80,18 @@ async def explain(call: Call) -> AnyAnswer:
 
 
 def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrough:
-    """Return the request, or that the upstream is to answer in the router's place.
+    """Return the parsed request, or PassThrough if the upstream answers in the router's place.
 
-    The upstream gets what the router refuses or would not hand on to the shards as the client wrote
-    it, such as a document with a field twice: it answers in the words of its own version, and what
-    is open to clients there works. It never gets a stream on a database of the cluster's own, which
-    a real mongos crashed on. An upstream without change streams, as the embedded cluster's, answers
-    that it does not know the command: then the refusal is the router's own.
+    The upstream receives a request that the router refuses or could not send to the shards exactly
+    as the client wrote it, such as a document with a duplicate field. It answers with the messages
+    of its own version, and requests that only its version allows succeed. It never receives a
+    stream on a database of the cluster's own, which crashed a real mongos. An upstream without
+    change streams, such as the embedded cluster's, does not know the command; then the client gets
+    the router's own refusal.
 
     Raises:
-        CommandError: the request is wrong, and there is no upstream.
+        CommandError: the request is invalid, and either there is no upstream or the database is the
+            cluster's own.
     """
     try:
         if not call.decoded_exactly():

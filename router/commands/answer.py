@@ -1,4 +1,4 @@
-"""What a command's function returns, and how an answer becomes a reply body."""
+"""The results of command functions, and their conversion to reply bodies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from shard_client.errors import CommandError
 if TYPE_CHECKING:
     from router.peers.peers import Peer
 
-# mongos refuses a read concern before it knows any time: that reply carries none.
+# mongos refuses a read concern before it knows any time, so that reply carries no times.
 _REFUSED_READ_CONCERN = "Command aggregate does not support { readConcern"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A decoded answer without ``ok`` and times, which are added when it is sent.
+    """A decoded answer; sending it adds the times, and ``ok`` if that is absent.
 
-    ``next_command`` asks for another run of the command as it is given here: its answer follows
-    this one without a request, as a streaming hello does (docs/protocol.md, section 1).
+    ``next_command`` is the document for another run of the command. The answer of that run follows
+    this one without a request, as for a streaming hello (docs/protocol.md, section 1).
     """
 
     fields: Mapping[str, Any]
@@ -27,17 +27,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """A whole reply body as slices to be joined: nothing in it was decoded."""
+    """A whole reply body as slices to join, without decoded parts."""
 
     parts: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """The command is not ours: the client's message goes to the upstream as it came.
+    """A request to relay the client's message unchanged to the upstream.
 
-    ``added`` are fields that a fail point puts into the upstream's reply. ``refusal`` is what the
-    client gets if the upstream does not know the command (59).
+    ``added`` holds the fields that a fail point adds to the upstream's reply. ``refusal`` is the
+    error that the client gets if the upstream does not know the command (59).
     """
 
     added: Mapping[str, Any] = field(default_factory=dict)
@@ -49,9 +49,9 @@ PASS_THROUGH = PassThrough()
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """The command is about a cursor of another worker, which gets the client's message.
+    """A request to relay the client's message to the worker that owns the cursor.
 
-    ``or_upstream`` tells that it goes to the upstream if that worker does not know the cursor.
+    With ``or_upstream`` the message goes to the upstream if that worker does not know the cursor.
     """
 
     peer: "Peer"
@@ -63,7 +63,7 @@ AnyAnswer = Answer | RawAnswer | PassThrough | ToWorker
 
 
 def reply_document(fields: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reply in mongos's order: the fields, ok, $clusterTime and operationTime."""
+    """Return a reply in mongos's order: fields, ok, $clusterTime and operationTime."""
     if "ok" in fields:
         return {**fields, **times}
     return {**fields, "ok": 1.0, **times}

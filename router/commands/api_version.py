@@ -1,4 +1,4 @@
-"""The versioned API: what a client may declare, and that its getMores declare the same."""
+"""The versioned API: check a command's API parameters and those of a cursor's getMores."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ API_FIELDS = ("apiVersion", "apiStrict", "apiDeprecationErrors")
 
 
 def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) -> None:
-    """Refuse an unknown API version, or a command that is not in the strict one.
+    """Refuse an unknown API version, or a command outside the API version declared as strict.
 
     Raises:
         CommandError: 322 APIVersionError, 323 APIStrictError, or a field of the wrong type.
@@ -56,7 +56,7 @@ def api_parameters(command: Mapping[str, Any]) -> str:
 
 
 def check_same_api(creating: str, command: Mapping[str, Any]) -> None:
-    """Refuse a getMore that declares another API than the command that made its cursor.
+    """Refuse a getMore whose API parameters differ from those that created its cursor.
 
     Raises:
         CommandError: 347 APIMismatchError.

@@ -1,4 +1,4 @@
-"""One command on its way: who asks, what, and what may be used to answer."""
+"""One command call: its client, its document and the state used to answer it."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ _MOST_CHECKED = 1024 * 1024
 class Client:
     """One client connection as the commands see it.
 
-    ``is_worker`` tells that it is another worker of this router, which asks for a client or for
-    itself: it is answered from what is here, and nothing is passed on. ``is_local`` tells that the
-    client connects from this machine, over a loopback address.
+    ``is_worker`` is true if the client is another worker of this router, which asks for one of its
+    clients or for itself; it is answered from this process alone, and nothing is passed on.
+    ``is_local`` is true if the client connects from this machine, over a loopback address.
     """
 
     connection_id: int
@@ -39,21 +39,21 @@ class Client:
 
     @property
     def host(self) -> str:
-        """The address that it comes from, without the port."""
+        """The client's address, without the port."""
         return self.peer.rpartition(":")[0] or self.peer
 
     def upstream_link(self, upstream: "UpstreamMongos") -> "ServerLink":
-        """Return this client's own connection to the upstream, not yet opened at first."""
+        """Return this client's own link to the upstream, which connects on first use."""
         if self.link is None:
             self.link = upstream.link()
         return self.link
 
     def worker_link(self, peer: "Peer") -> "ServerLink":
-        """Return this client's own connection to another worker, not yet opened at first."""
+        """Return this client's own link to another worker, which connects on first use."""
         return self.worker_links.setdefault(peer.number, peer.link())
 
     def cut_links(self) -> None:
-        """Cut all its connections to other servers, so that they end what still runs there."""
+        """Cut the client's connections to other servers, which then end its running commands."""
         for link in (self.link, *self.worker_links.values()):
             if link is not None:
                 link.abort()
@@ -63,8 +63,8 @@ class Client:
 class Call:
     """One command: its name as sent, its database, its decoded document, its client.
 
-    ``exhaust`` tells that the client takes further answers without asking again. ``raw`` is the
-    document as it came, None for one that no client sent.
+    ``exhaust`` is true if the client accepts further answers without asking again. ``raw`` is the
+    document as received, None if no client sent it.
     """
 
     name: str
@@ -76,21 +76,21 @@ class Call:
     raw: bytes | None = None
 
     def decoded_exactly(self) -> bool:
-        """Tell whether nothing was lost in decoding: a field given twice, a type out of use.
+        """Return whether decoding lost nothing, such as a duplicate field or a deprecated type.
 
-        Commands above a mebibyte are not checked, which would take long.
+        Commands above a mebibyte count as exact: checking them would take long.
         """
         raw = self.raw
         return raw is None or len(raw) > _MOST_CHECKED or encode(self.command) == raw
 
     @property
     def upstream(self) -> "UpstreamMongos | None":
-        """Where the command may go on to, if the client may have it passed on."""
+        """The upstream, None if there is none or the client is another worker."""
         return None if self.client.is_worker else self.node.upstream
 
     @property
     def peers(self) -> "Peers | None":
-        """The other workers, if there are any and the client is none of them."""
+        """The other workers, None if there are none or the client is one of them."""
         return None if self.client.is_worker else self.node.peers
 
     @property
@@ -109,9 +109,10 @@ Handler = Callable[[Call], Awaitable[AnyAnswer]]
 class Command:
     """One command of the registry: its names (the first is the official one) and its function.
 
-    ``while_quiescing`` tells that it is answered until the end, ``for_tests`` that it exists under
-    ``enableTestCommands`` only. ``is_ours``, if given, tells by the raw command whether the router
-    answers it, without decoding what goes on to the upstream.
+    A command with ``while_quiescing`` is also answered during shutdown. A command with
+    ``for_tests`` exists under ``enableTestCommands`` only. ``is_ours``, if given, takes the raw
+    command and returns whether the router answers it, so that commands for the upstream are not
+    decoded.
     """
 
     names: tuple[str, ...]
@@ -124,7 +125,7 @@ class Command:
     is_ours: Callable[[bytes], bool] | None = None
 
     def check(self, call: Call) -> None:
-        """Refuse what mongos refuses before it runs any command; raises CommandError."""
+        """Make the checks that mongos makes before it runs any command; raises CommandError."""
         check_api(self.names[0], call.command, self.api_versions)
         if self.admin_only and call.database != "admin":
             raise CommandError(

@@ -1,6 +1,6 @@
-"""What a driver says of itself in its first hello: checked and bounded as mongos does.
+"""Check the client metadata of a driver's first hello, with mongos's rules and limits.
 
-It is kept as long as the connection lasts. Source: MongoDB's handshake specification.
+The connection keeps the metadata until it ends. Source: MongoDB's handshake specification.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _REQUIRED = {"driver": ("name", "version"), "os": ("type",)}
 
 
 def check_client_metadata(metadata: object) -> Mapping[str, Any]:
-    """Return the ``client`` document of a hello.
+    """Check and return the ``client`` document of a hello.
 
     Raises:
-        CommandError: it is no document or has a field of the wrong type (14), is longer than 512
-            bytes (185), lacks a field (183), or names an application in more than 128 bytes (184).
+        CommandError: it is not a document or has a field of the wrong type (14), is longer than 512
+            bytes (185), lacks a field (183), or has an application name above 128 bytes (184).
     """
     if not isinstance(metadata, Mapping):
         raise CommandError(

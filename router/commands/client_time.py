@@ -1,7 +1,7 @@
-"""A client's ``$clusterTime``: checked as servers check it, in mongos's words.
+"""Check a client's ``$clusterTime`` as servers do, with mongos's error messages.
 
-Clients' times never reach the cluster's clock, which takes time from servers alone: without
-authentication nothing proves them (docs/design.md, section 11). A message that passes on to the
+Clients' times never advance the cluster clock, which takes time from servers alone: without
+authentication nothing proves a client's time (docs/design.md, section 11). A message relayed to the
 upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 """
 
@@ -18,7 +18,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 MOST_DRIFT = 365 * 24 * 60 * 60
-"""Seconds that a time may be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
+"""Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
 _HASH_SIZE = 20
 _INT64_END = 2**63
@@ -26,10 +26,10 @@ _INT64_END = 2**63
 
 @dataclass(frozen=True, slots=True)
 class ClientTime:
-    """A well-formed ``$clusterTime``: the time and the signature that came with it.
+    """A well-formed ``$clusterTime``: the time and its signature.
 
-    ``digest`` is the signature's 20 bytes, ``key_id`` names the key that made it. Whether the
-    signature is right is for whoever has the keys to tell.
+    ``digest`` is the signature's 20 bytes; ``key_id`` is the id of the signing key. The signature
+    is not verified here, since that requires the keys.
     """
 
     time: Timestamp
@@ -41,12 +41,12 @@ def check_client_time(value: object, now: float) -> ClientTime:
     """Return the parsed ``$clusterTime`` of a client's command.
 
     Args:
-        value: the field as decoded; fields that do not belong there are ignored, as servers do.
+        value: the decoded field; unknown subfields are ignored, as servers do.
         now: the wall clock, in seconds since 1970.
 
     Raises:
-        CommandError: what mongos answers to a malformed time (10065, 2, 4, 12, 14), or to one that
-            lies more than a year ahead (205).
+        CommandError: mongos's error for a malformed time (10065, 2, 4, 12, 14), or for one more
+            than a year ahead (205).
     """
     if not isinstance(value, Mapping | list):
         raise CommandError(10065, "invalid parameter: expected an object ($clusterTime)")

@@ -1,4 +1,4 @@
-"""getMore and killCursors: for merged cursors; those of the upstream go on there."""
+"""getMore and killCursors of merged cursors; those of other cursors go to the upstream."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ async def get_more(call: Call) -> AnyAnswer:
     """Return the next batch of a merged cursor (docs/protocol.md, section 2).
 
     Raises:
-        CommandError: bad fields, no such cursor, another's cursor, or the stream failed.
+        CommandError: invalid fields, an unknown cursor or another client's, or a failed stream.
     """
     command, node = call.command, call.node
     cursor_id = command["getMore"]
@@ -53,7 +53,7 @@ async def get_more(call: Call) -> AnyAnswer:
                 after_checkout(node.fail_points, call, cursor.namespace)
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
-            node.cursors.kill((cursor_id,), Owner(call.lsid))  # it has failed for good
+            node.cursors.kill((cursor_id,), Owner(call.lsid))  # the failure is permanent
             raise as_mongos_says(call.node, error) from error
     return RawAnswer(
         build_cursor_reply(
@@ -70,10 +70,10 @@ async def get_more(call: Call) -> AnyAnswer:
 
 
 async def kill_cursors(call: Call) -> AnyAnswer:
-    """Kill merged cursors; ask the upstream to kill the others (docs/protocol.md, section 2).
+    """Kill merged cursors and ask the upstream to kill the others (docs/protocol.md, section 2).
 
     Raises:
-        CommandError: bad fields, or the upstream refuses.
+        CommandError: invalid fields, or the upstream refuses.
     """
     command, node = call.command, call.node
     text(command, "killCursors", "killCursors")
@@ -105,7 +105,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 async def _kill_at_workers(
     call: Call, peers: Peers, cursor_ids: list[Int64], lists: _Lists
 ) -> list[Int64]:
-    """Have other workers kill their cursors, add to ``lists``; return the ids that nobody knows."""
+    """Kill other workers' cursors and extend ``lists``; return the ids that no worker knows."""
     unknown = [each for each in cursor_ids if peers.owner(each) is None]
     by_worker: dict[Peer, list[Int64]] = {}
     for cursor_id in cursor_ids:
@@ -116,7 +116,7 @@ async def _kill_at_workers(
         link = call.client.worker_link(peer)
         try:
             reply = await link.command(call.database, {**call.command, "cursors": named})
-        except NetworkError:  # it has died, and its cursors with it
+        except NetworkError:  # the worker and its cursors are gone
             unknown.extend(named)
             continue
         unknown.extend(reply.pop("cursorsNotFound"))

@@ -1,4 +1,4 @@
-"""Diagnostics: small commands with which shells, drivers and operators look at a server."""
+"""Diagnostics: small commands that shells, drivers and operators use to inspect a server."""
 
 import platform
 from typing import Any
@@ -13,17 +13,17 @@ LOG_NAMES = ("global", "startupWarnings")
 
 
 async def ping(call: Call) -> Answer:
-    """Answer, so that the client knows that we do."""
+    """Answer, to show that the router is reachable."""
     return Answer({})
 
 
 async def build_info(call: Call) -> Answer:
-    """The version of the cluster's servers, in the shape of a mongos."""
+    """Return the version of the cluster's servers in the form of mongos's buildInfo."""
     return Answer(call.node.identity.build_info)
 
 
 async def connection_status(call: Call) -> Answer:
-    """Who the client is; without authentication, nobody."""
+    """Return the authenticated users: none, since there is no authentication."""
     info: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
     if call.command.get("showPrivileges"):
         info["authenticatedUserPrivileges"] = []
@@ -31,20 +31,20 @@ async def connection_status(call: Call) -> Answer:
 
 
 async def get_cmd_line_opts(call: Call) -> Answer:
-    """The command line as given and as understood."""
+    """Return the command line as given and as parsed."""
     return Answer({"argv": call.node.arguments, "parsed": call.node.options})
 
 
 async def whats_my_uri(call: Call) -> Answer:
-    """The client's address as this server sees it."""
+    """Return the client's address as this server sees it."""
     return Answer({"you": call.client.peer})
 
 
 async def get_log(call: Call) -> Answer:
-    """The last lines of the log.
+    """Return the last lines of the log.
 
     Raises:
-        CommandError: there is no log of that name.
+        CommandError: no log has that name.
     """
     asked = call.command[call.name]
     if asked == "*":
@@ -63,7 +63,7 @@ async def get_log(call: Call) -> Answer:
 
 
 async def host_info(call: Call) -> Answer:
-    """The machine that we run on."""
+    """Describe the machine that the router runs on."""
     bits = 64
     system = {
         "currentTime": call.node.now(),
@@ -76,7 +76,7 @@ async def host_info(call: Call) -> Answer:
 
 
 async def repl_set_get_status(call: Call) -> Answer:
-    """Refuse as a mongos does, without a code."""
+    """Refuse as mongos does, without an error code."""
     return Answer(
         {
             "info": "mongos",
@@ -87,17 +87,17 @@ async def repl_set_get_status(call: Call) -> Answer:
 
 
 async def is_dbgrid(call: Call) -> Answer:
-    """Yes, we stand for a mongos."""
+    """Report that this server is a mongos."""
     return Answer({"isdbgrid": 1, "hostname": call.node.host})
 
 
 async def logout(call: Call) -> Answer:
-    """Nobody is logged in, so nobody needs to be logged out."""
+    """Do nothing: without authentication no user is logged in."""
     return Answer({})
 
 
 async def list_shards(call: Call) -> AnyAnswer:
-    """The shards, from config.shards; from the upstream when there is one."""
+    """Return the shards from config.shards; pass through if there is an upstream."""
     if call.node.upstream is not None:
         return PASS_THROUGH
     shards = (await call.node.cluster.shards()).hosts

@@ -1,4 +1,4 @@
-"""Fail points: switches by which tests make commands fail, with mongos's modes and counting."""
+"""Fail points: switches that make commands fail in tests, with mongos's modes and counting."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -40,13 +40,13 @@ _NUMBERED_MODES = {
 
 
 class FailPoint:
-    """One fail point: off until it is configured, then firing as its mode says.
+    """One fail point: off until configured, then firing according to its mode.
 
-    ``times_entered`` counts how often it has fired since the process began, ``changed`` is set by
-    whatever other workers have to know.
+    ``times_entered`` counts its firings since the process began. ``changed`` is set by each change
+    that the other workers need.
 
     Args:
-        chance: gives numbers from 0 to 1, for the mode ``{activationProbability: p}``.
+        chance: returns random numbers from 0 to 1, for the mode ``{activationProbability: p}``.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -59,16 +59,16 @@ class FailPoint:
 
     @property
     def active(self) -> bool:
-        """Whether it may still fire."""
+        """Whether the fail point can still fire."""
         return self._mode is not _Mode.OFF
 
     def configure(self, command: Mapping[str, Any]) -> int:
         """Set the mode and the data of a configureFailPoint command.
 
-        Returns how often the fail point had fired until then.
+        Returns the number of firings so far.
 
         Raises:
-            CommandError: the mode or the data is missing or wrong; nothing has changed.
+            CommandError: the mode is missing, or the mode or the data is invalid; nothing changes.
         """
         mode, number = _read_mode(command)
         data = command.get("data", {})
@@ -83,8 +83,8 @@ class FailPoint:
         """Return the data if the fail point fires, else None.
 
         Args:
-            concerned: tells by the data whether the caller is meant; a call that is not meant
-                does not count.
+            concerned: takes the data and returns whether the fail point applies to the caller;
+                a call to which it does not apply does not count.
         """
         if not self.active or not concerned(self._data) or not self._fires():
             return None
@@ -92,7 +92,7 @@ class FailPoint:
         return self._data
 
     def mode(self) -> object:
-        """Return the mode that would make another fail point go on as this one does."""
+        """Return the mode that makes another fail point continue as this one would."""
         if self._mode in _PLAIN_MODES:
             return _PLAIN_MODES[self._mode]
         number = self._number if self._mode is _Mode.RANDOM else int(self._number)
@@ -100,7 +100,7 @@ class FailPoint:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What was configured besides the mode."""
+        """The configured data."""
         return self._data
 
     def _fires(self) -> bool:
@@ -165,7 +165,7 @@ def _probability(value: Any) -> float:
 
 
 class FailPoints:
-    """The fail points that drivers' specification tests use, as a mongos has them."""
+    """The fail points that drivers' specification tests use, as mongos implements them."""
 
     def __init__(self) -> None:
         self._points = {FAIL_COMMAND: FailPoint(), FAIL_GET_MORE: FailPoint()}
@@ -174,26 +174,26 @@ class FailPoints:
         return name in self._points
 
     def configure(self, name: str, command: Mapping[str, Any]) -> int:
-        """Set a fail point and return how often it has fired so far.
+        """Set a fail point and return the number of its firings so far.
 
         Args:
-            name: one of ours.
-            command: the whole configureFailPoint.
+            name: the name of one of these fail points.
+            command: the whole configureFailPoint command.
 
         Raises:
-            CommandError: the mode or the data is wrong.
+            CommandError: the mode is missing, or the mode or the data is invalid.
         """
         return self._points[name].configure(command)
 
     def take_over(self, command: Mapping[str, Any]) -> None:
-        """Go on as the same fail point does on another worker, as ``changes`` gave it there."""
+        """Take over a fail point's state from another worker, as ``changes`` returned it there."""
         point = self._points[str(command[CONFIGURE])]
         point.configure(command)
         point.times_entered = int(command[_TIMES_ENTERED])
         point.changed = False
 
     def changes(self) -> list[dict[str, Any]]:
-        """Return, once, what other workers have to know of fail points set or passed."""
+        """Return, for the other workers, the fail points that changed since the last call."""
         changed = [(name, point) for name, point in self._points.items() if point.changed]
         for _name, point in changed:
             point.changed = False
@@ -210,7 +210,7 @@ class FailPoints:
     def enter(
         self, name: str, concerned: Callable[[Mapping[str, Any]], bool]
     ) -> Mapping[str, Any] | None:
-        """Pass a fail point; return its data if it is on and ``concerned`` with them."""
+        """Enter a fail point: return its data if it fires for this caller, else None."""
         return self._points[name].enter(concerned)
 
 
@@ -218,7 +218,7 @@ def integer_field(document: Mapping[str, Any], name: str) -> int:
     """Return a field that must hold a whole number of any numeric type.
 
     Raises:
-        CommandError: TypeMismatch, it is no number; BadValue, it is not whole.
+        CommandError: TypeMismatch, it is not a number; BadValue, it is not whole.
     """
     value = document[name]
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):

@@ -1,6 +1,6 @@
-"""Fail points for drivers' own tests, under ``enableTestCommands`` only.
+"""Fail points for drivers' tests, available under ``enableTestCommands`` only.
 
-They act here, also on commands that go on to the upstream, which fail before they go.
+They act in the router. A command for the upstream fails before it is relayed.
 """
 
 import asyncio
@@ -35,22 +35,23 @@ _WRITES = frozenset(
         "findAndModify", "findandmodify", "insert", "renameCollection", "update",
     }
 )  # fmt: skip
-# What lets a driver try a whole transaction again: the first always, the others before its end.
+# Codes that allow a driver to retry a whole transaction; the second set does not allow it at
+# commitTransaction and abortTransaction.
 _TRANSIENT_CODES = frozenset({24, 63, 112, 150, 246, 251, 267, 13388})
 _RETRIABLE_CODES = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 
 
 async def before_command(points: FailPoints, call: Call, names: Sequence[str]) -> None:
-    """Block, fail or cut off the command if ``failCommand`` says so.
+    """Apply ``failCommand``: block the command, fail it, or close the connection.
 
     Args:
         points: the router's fail points.
         call: the command.
-        names: all of its names.
+        names: all names of the command.
 
     Raises:
-        CommandError: the error asked for, with the labels asked for or else mongos's.
-        NetworkError: the connection is to be closed.
+        CommandError: the configured error, with the configured labels or else mongos's.
+        NetworkError: the fail point closes the connection.
     """
     data = points.enter(
         FAIL_COMMAND, lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
@@ -67,15 +68,15 @@ async def before_command(points: FailPoints, call: Call, names: Sequence[str]) -
 
 
 def after_checkout(points: FailPoints, call: Call, namespace: str) -> None:
-    """Fail a getMore that holds its cursor if the fail point says so.
+    """Apply ``failGetMoreAfterCursorCheckout`` to a getMore that holds its cursor.
 
     Args:
         points: the router's fail points.
         call: the getMore.
-        namespace: its cursor's.
+        namespace: the cursor's namespace.
 
     Raises:
-        CommandError: the error asked for, InternalError by default; not yet labelled.
+        CommandError: the configured error, InternalError by default; not yet labelled.
     """
     data = points.enter(
         FAIL_GET_MORE,
@@ -90,9 +91,9 @@ def after_checkout(points: FailPoints, call: Call, namespace: str) -> None:
 
 
 def added_to_reply(points: FailPoints, call: Call) -> Mapping[str, Any]:
-    """Return what ``failCommand`` adds to the reply of a write: a writeConcernError.
+    """Return the fields that ``failCommand`` adds to a write's reply: a writeConcernError.
 
-    A fail point that also has an error code, or closes the connection, has acted before.
+    A fail point that also has an error code, or closes the connection, has already acted.
     """
     data = points.enter(
         FAIL_COMMAND,
@@ -109,10 +110,10 @@ def added_to_reply(points: FailPoints, call: Call) -> Mapping[str, Any]:
 
 
 async def configure_fail_point(call: Call) -> AnyAnswer:
-    """Set one of the router's fail points; all others are the upstream's.
+    """Set one of the router's fail points; pass all others to the upstream.
 
     Raises:
-        CommandError: there is no such fail point, or no such mode.
+        CommandError: the fail point is unknown, or its mode or data is invalid.
     """
     points = call.node.fail_points
     assert points is not None  # the command is for tests only
@@ -128,7 +129,7 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
 
 
 async def share_with_workers(node: Node) -> None:
-    """Tell the other workers of fail points that were set, or passed with a count."""
+    """Send changed fail points to the other workers: newly configured ones and new counts."""
     if node.fail_points is not None and node.peers is not None:
         for command in node.fail_points.changes():
             await node.peers.ask_all("admin", command)
@@ -139,7 +140,7 @@ def _fails(data: Mapping[str, Any]) -> bool:
         return True
     try:
         integer_field(data, "errorCode")
-    except (KeyError, CommandError):  # no code: then it does not fail, says mongos
+    except (KeyError, CommandError):  # without a code mongos does not fail the command
         return False
     return True
 
@@ -160,7 +161,7 @@ def _concerns(data: Mapping[str, Any], call: Call, names: Sequence[str], namespa
 
 
 def _app_name(call: Call) -> object:
-    # A first hello brings the metadata along.
+    # The first hello carries the metadata itself.
     metadata = call.client.metadata or call.command.get("client")
     application = metadata.get("application") if isinstance(metadata, Mapping) else None
     return application.get("name") if isinstance(application, Mapping) else None
@@ -182,7 +183,7 @@ async def _block(call: Call, data: Mapping[str, Any]) -> None:
     if wait < 0:
         raise CommandError(ErrorCode.InvalidOptions, "'blockTimeMS' must be non-negative")
     limit = call.command.get("maxTimeMS")
-    # A getMore's maxTimeMS is how long it waits for events, not how long it may take.
+    # A getMore's maxTimeMS limits the wait for events, not the time of the command.
     if isinstance(limit, int) and 0 < limit < wait and call.name != "getMore":
         await asyncio.sleep(limit * _SECONDS_PER_MS)
         raise CommandError(ErrorCode.MaxTimeMSExpired, "operation exceeded time limit")
@@ -198,7 +199,7 @@ def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
         f"Failing command via '{FAIL_COMMAND}' failpoint",
         extra=extra if isinstance(extra, Mapping) else None,
     )
-    if isinstance(labels, list):  # in place of the server's own, also when it is empty
+    if isinstance(labels, list):  # replaces the server's own labels, even if empty
         error.labels = frozenset(str(label) for label in labels)
     elif call.command.get("autocommit") is False and _transient(call.name, code):
         error.labels = frozenset({"TransientTransactionError"})

@@ -1,4 +1,4 @@
-"""Checks of a command's fields, refused in the words of mongos's own parser."""
+"""Check a command's fields, with the error messages of mongos's parser."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
-# What any command may carry besides its own fields; mongos gives them no meaning of the command's.
+# Fields that any command can carry besides its own; mongos gives them no command-specific meaning.
 GENERIC_FIELDS = frozenset(
     {
         "$audit", "$client", "$clusterTime", "$configServerState", "$configTime", "$db",
@@ -65,7 +65,7 @@ def bson_type(value: Any) -> str:
 
 
 def wrong_type(path: str, value: Any, expected: str) -> CommandError:
-    """Return the error for a field of another type; ``expected`` as mongos words it."""
+    """Return the error for a field of the wrong type; ``expected`` is in mongos's wording."""
     return CommandError(
         ErrorCode.TypeMismatch,
         f"BSON field '{path}' is the wrong type '{bson_type(value)}', expected {expected}",
@@ -73,7 +73,7 @@ def wrong_type(path: str, value: Any, expected: str) -> CommandError:
 
 
 def check_known(command: Mapping[str, Any], name: str, known: frozenset[str]) -> None:
-    """Refuse fields that the command does not have; raises CommandError 40415."""
+    """Refuse unknown fields; raises CommandError 40415."""
     for field in command:
         if field != name and field not in known and field not in GENERIC_FIELDS:
             raise CommandError(
@@ -82,7 +82,7 @@ def check_known(command: Mapping[str, Any], name: str, known: frozenset[str]) ->
 
 
 def required(command: Mapping[str, Any], name: str, field: str) -> Any:
-    """Return a field that must be there; raises CommandError 40414."""
+    """Return a required field; raises CommandError 40414."""
     try:
         return command[field]
     except KeyError:
@@ -113,7 +113,7 @@ def whole_number(value: Any, path: str) -> int:
 
 
 def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | None:
-    """Return an optional number that is not negative; raises CommandError 51024 or 2."""
+    """Return an optional non-negative number; raises CommandError 51024, 2 or 14."""
     value = command.get(field)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""getParameter: the router's own start parameters; all others are a server's to tell."""
+"""getParameter: the router's own start parameters, and those of a server of the cluster."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,18 +15,18 @@ _NOTHING_FOUND = "no option found to get"
 _REPLY_FIELDS = frozenset({"ok", "operationTime", "$clusterTime", "lastCommittedOpTime"})
 _FLAGS = ("showDetails", "allParameters")
 
-# mongod has it and mongos has not.
+# Parameters that mongod has and mongos lacks.
 _MONGOD_ALONE = frozenset({"featureCompatibilityVersion"})
 
 
 async def get_parameter(call: Call) -> AnyAnswer:
-    """Return the parameters asked for by name, or all for ``*`` and ``allParameters``.
+    """Return the parameters named in the command, or all for ``*`` and ``allParameters``.
 
-    What is not the router's own is asked of the upstream; where there is none, of a server of the
-    cluster if it is asked for by name: feature flags are the same everywhere.
+    Other parameters than the router's own come from the upstream. Without an upstream, those named
+    come from a server of the cluster: feature flags are the same on all servers.
 
     Raises:
-        CommandError: 40415 or 14, the flags are wrong; or the server asked cannot answer.
+        CommandError: 40415 or 14, the flags are invalid; or the server cannot answer.
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
@@ -43,7 +43,7 @@ async def get_parameter(call: Call) -> AnyAnswer:
 
 
 def _flags(asked: object) -> tuple[bool, bool]:
-    """Return whether details are wanted, and whether all parameters are."""
+    """Return whether the client asks for details, and whether it asks for all parameters."""
     if not isinstance(asked, Mapping):
         return False, asked == "*"
     for name, value in asked.items():
@@ -72,7 +72,7 @@ def _is_others(call: Call, name: str) -> bool:
 
 
 async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
-    """Return what a server has of ``names``, or all that it has if there are none."""
+    """Return a server's values of ``names``, or all of the upstream's if ``names`` is empty."""
     command = {call.name: call.command[call.name], **dict.fromkeys(names, 1)}
     try:
         if call.upstream is not None:

@@ -1,4 +1,4 @@
-"""hello and its older names: what drivers ask first, and what their monitors wait on."""
+"""hello and its older names: the drivers' handshake and their monitors' awaitable check."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,10 @@ _LONGEST_WAIT = 24 * 60 * 60.0
 
 
 async def hello(call: Call) -> Answer:
-    """Answer as a mongos does; wait, or go on by itself, when asked (docs/protocol.md, section 1).
+    """Answer as mongos does, with waiting and streaming on request (docs/protocol.md, section 1).
 
     Raises:
-        CommandError: contradictory fields, metadata sent twice, or the router shuts down.
+        CommandError: invalid fields or metadata, metadata sent twice, or the router shuts down.
     """
     command, node, client = call.command, call.node, call.client
     _accept_metadata(client, command)

@@ -1,9 +1,9 @@
-"""Commands that a remote client may not have passed on to an upstream on this machine.
+"""Commands that the router does not relay from a remote client to an upstream on this machine.
 
-A mongos trusts clients that connect from its own machine: it lets them end the process and, while
-the cluster has no users, create the first one. An upstream that the router reaches over a loopback
-address takes every client of the router for such a client, so that the router has to tell them
-apart (docs/protocol.md, section 8).
+A mongos trusts clients that connect from its own machine: they can end the process and, while the
+cluster has no users, create the first one. An upstream that the router reaches over a loopback
+address treats every client of the router as such a client, so the router has to distinguish them
+(docs/protocol.md, section 8).
 """
 
 from router.commands.answer import AnyAnswer
@@ -11,10 +11,10 @@ from router.commands.call import Call, Command
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
-# The localhost exception, while authentication is on and there are no users.
+# The localhost exception, which applies while authentication is on and there are no users.
 _EXCEPTION = frozenset({"addShard", "addshard", "createRole", "createUser", "grantRolesToUser"})
 
-# What changes the process that runs it, or servers as a whole: meant for the server connected to.
+# Commands that change the process that runs them, or servers as a whole.
 _PROCESS = frozenset(
     {
         "_killOperations", "connPoolSync", "dropConnections", "flushRouterConfig", "fsync",
@@ -25,11 +25,11 @@ _PROCESS = frozenset(
 )  # fmt: skip
 
 LOCAL_ONLY = _EXCEPTION | _PROCESS
-"""Names of the commands that remote clients get refused, while the upstream is local."""
+"""Names of the commands refused to remote clients while the upstream is local."""
 
 
 def refused(name: str) -> CommandError:
-    """Return the refusal of a command of LOCAL_ONLY."""
+    """Return the error for a refused command of LOCAL_ONLY."""
     return CommandError(
         ErrorCode.Unauthorized,
         f"{name} must run from localhost: the router reaches the upstream mongos over a loopback "
@@ -39,10 +39,10 @@ def refused(name: str) -> CommandError:
 
 
 async def shutdown(call: Call) -> AnyAnswer:
-    """Refuse: passed on, it would end the upstream and leave the router.
+    """Refuse shutdown: if relayed, it would end the upstream but not the router.
 
     Raises:
-        CommandError: always; to a remote client in mongos's words.
+        CommandError: always; with mongos's message for a remote client.
     """
     if not call.client.is_local:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""What all commands share: the process's parts and what it knows of itself."""
+"""The state that all commands share: the parts of the process and its description."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class Counters:
-    """What serverStatus counts since the process began."""
+    """The counters of serverStatus since the process began."""
 
     connections: int = 0
     connections_created: int = 0
@@ -50,10 +50,10 @@ class Node:
     """The router as its commands see it.
 
     Args:
-        clock: the cluster's time, as servers have told it; replies carry it.
-        cursors: the merged cursors that clients have open.
-        cluster: shards and config server.
-        upstream: the mongos that takes what is not ours; None: such commands are unknown.
+        clock: the cluster's time as reported by servers; replies carry it.
+        cursors: the clients' open merged cursors.
+        cluster: the shards and the config server.
+        upstream: the upstream for all other commands; without one they are unknown.
         arguments: the command line, for getCmdLineOpts.
         options: the parsed options, nested and named as in mongos's file.
         parameters: the start parameters by name.
@@ -85,18 +85,18 @@ class Node:
     )
 
     def become(self, identity: ServerIdentity) -> None:
-        """Speak for servers of that version from now on; waiting hellos are told if it is new."""
+        """Report ``identity`` from now on; wake waiting hellos if it changed."""
         if identity != self.identity:
             self.identity = identity
             self.topology.advance()
 
     def times(self) -> dict[str, Any]:
-        """Return $clusterTime and operationTime for a reply; nothing before any is known."""
+        """Return $clusterTime and operationTime for a reply; empty until a time is known."""
         document = self.clock.document
         if document is None:
             return {}
         return {"$clusterTime": document, "operationTime": self.clock.time}
 
     def check_client_time(self, cluster_time: object) -> ClientTime:
-        """Check a client's ``$clusterTime``; it moves no clock. Raises CommandError."""
+        """Check a client's ``$clusterTime`` without advancing the clock; raises CommandError."""
         return check_client_time(cluster_time, self.now().timestamp())

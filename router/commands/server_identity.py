@@ -1,4 +1,4 @@
-"""What the router says about itself: the version of the cluster that it stands for."""
+"""The router's reported identity: the version of the cluster behind it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ def _mongos_build(version: str, version_array: list[int], git_version: str) -> d
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """The version that drivers see: the cluster's own, so that they use what it can do.
+    """The version that drivers see: the cluster's own, so that they use its features.
 
-    ``known`` is false until a server of the cluster was asked.
+    ``known`` is false until a server of the cluster has answered.
     """
 
     build_info: Mapping[str, Any] = field(
@@ -43,12 +43,12 @@ class ServerIdentity:
 
     @property
     def order(self) -> tuple[int, list[int]]:
-        """What versions are compared by: the wire version, then the version's numbers."""
+        """The sort key of versions: the wire version, then the version's numbers."""
         return self.max_wire_version, list(self.build_info["versionArray"])
 
     @classmethod
     def of_server(cls, hello: Mapping[str, Any], build_info: Mapping[str, Any]) -> "ServerIdentity":
-        """Take on the version of a server of the cluster, from its hello and buildInfo."""
+        """Return the identity of a server of the cluster, from its hello and buildInfo."""
         version = str(build_info.get("version", "6.0.0"))
         numbers = [int(part) for part in version.split("-")[0].split(".") if part.isdigit()]
         array = build_info.get("versionArray") or [*numbers, 0, 0, 0, 0][:4]

@@ -1,4 +1,4 @@
-"""serverStatus: what mongos counts, as far as it means something here."""
+"""serverStatus: mongos's counters, as far as they apply to the router."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
 async def server_status(call: Call) -> Answer:
-    """Report on the process: connections, traffic, cursors, memory; on all workers together."""
+    """Report connections, traffic, cursors and memory, summed over all workers."""
     reply = _own_status(call)
     if call.peers is not None:
         others = await call.peers.ask_all(call.database, call.command)
@@ -79,7 +79,7 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mergerouter(node: Node) -> dict[str, Any]:
-    """Return what no mongos has: the state of each merge (docs/design.md, section 5)."""
+    """Return the router's own section: the state of each merge (docs/design.md, section 5)."""
     streams = node.cursors.describe()
     whose = {} if node.peers is None else {"worker": node.peers.number}
     nudges = node.cursors.nudges

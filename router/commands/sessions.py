@@ -1,4 +1,4 @@
-"""Logical sessions: merged cursors die with theirs; the upstream is told as well."""
+"""Logical sessions: merged cursors end with theirs, and the upstream gets the commands too."""
 
 import uuid
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from router.commands.hello import SESSION_TIMEOUT_MINUTES
 
 
 async def start_session(call: Call) -> AnyAnswer:
-    """Make a session id; the upstream makes it where there is one."""
+    """Create a session id, or let the upstream create it if there is one."""
     if call.upstream is not None:
         return PASS_THROUGH
     session = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
@@ -21,7 +21,7 @@ async def start_session(call: Call) -> AnyAnswer:
 
 
 async def end_sessions(call: Call) -> AnyAnswer:
-    """Kill the merged cursors of the sessions named, here, then let the upstream end them.
+    """Kill the merged cursors of the named sessions, then pass the command to the upstream.
 
     Raises:
         CommandError: the sessions are not a list of documents with an id.
@@ -31,7 +31,7 @@ async def end_sessions(call: Call) -> AnyAnswer:
 
 
 async def refresh_sessions(call: Call) -> AnyAnswer:
-    """Start the idle time of the sessions anew, here and upstream.
+    """Restart the idle time of the named sessions, here and in the upstream.
 
     Raises:
         CommandError: the sessions are not a list of documents with an id.

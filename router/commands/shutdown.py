@@ -1,4 +1,4 @@
-"""What clients are told when the router's end refuses or cuts off their commands."""
+"""The errors for commands that the router's shutdown refuses or interrupts."""
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -7,14 +7,14 @@ _STREAM_COMMANDS = frozenset({"aggregate", "getMore"})
 
 
 def shutting_down(name: str) -> CommandError:
-    """Return the refusal of a new command: retriable, elsewhere or later."""
+    """Return the error for a new command; a client can retry it elsewhere or later."""
     return _labelled(
         name, CommandError(ErrorCode.ShutdownInProgress, "The server is shutting down")
     )
 
 
 def interrupted(name: str) -> CommandError:
-    """Return the end of a command that was in flight for too long."""
+    """Return the error for a command that was in flight for too long."""
     return _labelled(name, CommandError(ErrorCode.InterruptedAtShutdown, "interrupted at shutdown"))
 
 

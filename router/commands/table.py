@@ -1,4 +1,4 @@
-"""The registry: every command that the router answers, by each of its names."""
+"""The registry of the commands that the router answers, by each of their names."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,7 +18,7 @@ from router.commands.call import Call, Command
 
 
 async def list_commands(call: Call) -> AnyAnswer:
-    """List the commands answered here; with an upstream its own list holds them all."""
+    """List the commands answered here; pass through to an upstream, whose list holds them all."""
     if call.node.upstream is not None:
         return PASS_THROUGH
     listed = {
@@ -53,4 +53,4 @@ def _by_name(commands: Iterable[Command]) -> dict[str, Command]:
 
 
 COMMANDS: Mapping[str, Command] = _by_name(_ALL)
-"""The commands by name, former names included."""
+"""The commands by name, including former names."""

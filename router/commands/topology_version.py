@@ -1,4 +1,4 @@
-"""The topology version that hello carries, and waiting for it to change."""
+"""The topology version of hello replies, with waiting for a change."""
 
 import asyncio
 from typing import Any
@@ -15,11 +15,11 @@ QUIESCE_MESSAGE = "Mongos is in quiesce mode and will shut down"
 class TopologyVersion:
     """A counter that clients' monitors wait on (docs/protocol.md, section 1).
 
-    It moves when what hello says changes, and a last time when the router begins to shut down:
-    from then on every hello is refused with ShutdownInProgress.
+    It advances when the contents of hello change, and a last time when the router begins to shut
+    down: from then on every hello is refused with ShutdownInProgress.
 
     Args:
-        process_id: the process's; workers of one router share theirs, and its counter.
+        process_id: the id of the process; workers of one router share one id and its counter.
     """
 
     def __init__(self, process_id: ObjectId | None = None) -> None:
@@ -39,11 +39,11 @@ class TopologyVersion:
         return {"processId": self.process_id, "counter": Int64(self.counter)}
 
     def advance(self) -> None:
-        """Wake every waiting hello: what it says has changed."""
+        """Increment the counter and wake every waiting hello."""
         self.move_to(self.counter + 1)
 
     def move_to(self, counter: int) -> None:
-        """Take over the counter that all workers have from now on; wake every waiting hello."""
+        """Set the counter to the one shared by all workers and wake every waiting hello."""
         self.counter = counter
         self._changed.set()
         self._changed = asyncio.Event()
@@ -52,13 +52,13 @@ class TopologyVersion:
         """Refuse every hello from now on.
 
         Args:
-            until: the loop's time, in seconds, when the process will be gone.
+            until: the loop's time, in seconds, at which the process ends.
         """
         self._quiesce_until = until
         self.advance()
 
     def shutdown_error(self) -> CommandError:
-        """Return what hello answers while the router shuts down."""
+        """Return the error for a hello while the router shuts down."""
         assert self._quiesce_until is not None
         left = max(0.0, self._quiesce_until - asyncio.get_running_loop().time())
         return CommandError(
@@ -71,14 +71,14 @@ class TopologyVersion:
         )
 
     async def wait_beyond(self, known: dict[str, Any] | None, timeout: float) -> None:
-        """Return at once if ``known`` is not the present version, else when it changes.
+        """Wait until ``known`` is no longer the current version, or until the timeout.
 
         Args:
-            known: the client's ``topologyVersion``.
+            known: the client's ``topologyVersion``; None is never current.
             timeout: seconds to wait at most.
 
         Raises:
-            CommandError: the router shuts down, or ``known`` is ahead of us.
+            CommandError: the router shuts down, or ``known`` is ahead of the counter.
         """
         if self.quiescing:
             raise self.shutdown_error()
@@ -94,7 +94,7 @@ class TopologyVersion:
     def _is_present(self, known: dict[str, Any] | None) -> bool:
         if known is None or known.get("processId") != self.process_id:
             return False
-        # Of a change, one worker's client may know before another worker does.
+        # A client of one worker can learn of a change before another worker does.
         if known["counter"] > self.counter and not self._shared:
             raise CommandError(
                 51761,

@@ -1,9 +1,9 @@
-"""Error labels of a command that was not sent, as the upstream cannot be reached.
+"""Error labels of a command that was not sent because the upstream is unreachable.
 
-To an application the router stands for the mongos: that this one cannot be reached is what a driver
-calls a network error, on which it retries writes and transactions. A driver adds the labels to
-network errors of its own, and takes them from the answer here. Source: the drivers' specifications
-of retryable writes and of transactions.
+For an application the router takes the place of the mongos. A driver treats an unreachable mongos
+as a network error and retries writes and transactions. It adds the labels to its own network errors
+itself; from the router it takes them from the reply. Source: the drivers' specifications of
+retryable writes and of transactions.
 """
 
 from itertools import islice
@@ -16,13 +16,13 @@ _MOST_FIELDS = 1000
 
 
 def labelled_unsent(error: CommandError, name: str, body: bytes) -> CommandError:
-    """Return ``error`` with the labels that make a driver try again.
+    """Return ``error`` with the labels that make a driver retry.
 
     Args:
-        error: why the command was not sent.
-        name: the command's.
-        body: the raw command; of its fields the first thousand are looked at. Raises ProtocolError
-            if these are malformed.
+        error: the reason why the command was not sent.
+        name: the command's name.
+        body: the raw command, of which only the first thousand fields are inspected. Raises
+            ProtocolError if these are malformed.
     """
     in_transaction = has_number = False
     for element in islice(iter_elements(body), _MOST_FIELDS):

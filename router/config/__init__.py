@@ -1,1 +1,1 @@
-"""What the operator decides: settings, start parameters, the form of the log."""
+"""The operator's configuration: settings, start parameters, the form of the log."""

@@ -24,7 +24,7 @@ _SEVERITY = {
 def as_mongos(
     logger: object, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Order a structlog event as mongos orders a line: t, s, c, ctx, msg, attr."""
+    """Convert a structlog event to a mongos log line: t, s, c, ctx, msg, attr, in this order."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line: dict[str, Any] = {
         "t": {"$date": now},
@@ -39,18 +39,18 @@ def as_mongos(
 
 
 RECENT_LINES = 1024
-"""How many lines are kept for getLog."""
+"""Number of lines kept for getLog."""
 
 
 class RecentLines:
-    """The last lines logged, for getLog; ``total`` counts all."""
+    """The most recent log lines, for getLog; ``total`` counts all lines logged."""
 
     def __init__(self, most: int = RECENT_LINES) -> None:
         self.total = 0
         self.lines: deque[str] = deque(maxlen=most)
 
     def add(self, line: str) -> None:
-        """Keep ``line``, letting the oldest go."""
+        """Append ``line``; drop the oldest line if the buffer is full."""
         self.total += 1
         self.lines.append(line)
 
@@ -70,9 +70,9 @@ def configure_logging(
     """Send every log line of the process to ``stream`` (stdout) as JSON.
 
     Args:
-        verbosity: 0 hides debug lines, 1 and more shows them, as ``systemLog.verbosity``.
-        quiet: only warnings and errors, as ``systemLog.quiet``.
-        stream: where the lines go.
+        verbosity: 0 hides debug lines, 1 or more shows them, as ``systemLog.verbosity``.
+        quiet: log only warnings and errors, as ``systemLog.quiet``.
+        stream: the stream that receives the lines.
     """
     level = logging.WARNING if quiet else (logging.DEBUG if verbosity > 0 else logging.INFO)
     structlog.configure(

@@ -1,4 +1,4 @@
-"""Start parameters (``--setParameter``): names, types, defaults; mongos's own where it has them."""
+"""Start parameters (``--setParameter``): names, types, defaults; mongos's own where they exist."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _DEFAULTS = StreamSettings()
 _MS = 0.001
 _MINUTES = 60.0
 _LONGEST = 365 * 24 * 60 * _MINUTES
-"""The longest time that a parameter may set, in seconds."""
+"""The longest time that a parameter can set, in seconds."""
 
 
 def _boolean(value: Any) -> bool:
@@ -37,8 +37,9 @@ def _number(value: Any) -> float:
 class Parameter:
     """One start parameter.
 
-    ``limit`` is the field of StreamLimits that it sets, ``unit`` the parameter's unit in the
-    field's (seconds or bytes); ``least`` and ``most`` bound the parameter's own value.
+    ``limit`` is the field of StreamSettings that it sets. ``unit`` is the parameter's unit,
+    expressed in the field's unit (seconds or bytes). ``least`` and ``most`` bound the parameter's
+    own value.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Parameter:
     unit: float = 1
 
     def parse(self, given: Any) -> Any:
-        """Return ``given`` as this parameter's type; ValueError says what is wrong with it."""
+        """Return ``given`` as this parameter's type; raises ValueError, which names the fault."""
         try:
             value = self.read(given)
         except ValueError as error:
@@ -184,7 +185,7 @@ PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter i
 
 
 def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all parameters by name, those ``given`` parsed, the others at their defaults.
+    """Return all parameters by name: those ``given`` parsed, the others at their defaults.
 
     Raises:
         ValueError: an unknown name, or a bad value.
@@ -199,7 +200,7 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stream_limits(values: Mapping[str, Any]) -> StreamSettings:
-    """Return the limits that parsed parameters set."""
+    """Return the stream settings that the parsed parameters set."""
     chosen: dict[str, Any] = {}
     for name, parameter in PARAMETERS.items():
         if parameter.limit is not None:

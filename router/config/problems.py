@@ -1,4 +1,4 @@
-"""Messages about settings that are unknown or invalid: the name, the fault, the remedy."""
+"""Messages about unknown or invalid settings: the name, the fault, the remedy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -8,26 +8,26 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 _VALUE_ERROR = "Value error, "
-"""What pydantic writes before the message of a validator's ValueError."""
+"""The prefix that pydantic adds to the message of a validator's ValueError."""
 
 
 def describe_problems(error: ValidationError, settings: type[BaseModel]) -> str:
     """Return one sentence for each problem, separated by semicolons.
 
     Args:
-        error: what pydantic found.
-        settings: the model that was validated; it tells which names are known.
+        error: the validation error of pydantic.
+        settings: the validated model, which defines the known names.
     """
     return "; ".join(_describe(problem, settings) for problem in error.errors())
 
 
 def nearest(name: str, known: Iterable[str], *, required: int = 0) -> str:
-    """Return `` Did you mean X?`` for the known name closest to ``name``, or nothing.
+    """Return `` Did you mean X?`` for the known name closest to ``name``, or an empty string.
 
     Args:
-        name: what was written.
+        name: the name as written.
         known: the names to choose from.
-        required: how many characters at the front all names share; they do not count.
+        required: the length of the prefix that all names share; it is not compared.
     """
     by_folded = {each[required:].casefold(): each for each in known}
     close = get_close_matches(name[required:].casefold(), by_folded, n=1)
@@ -53,7 +53,7 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
 
 
 def _names(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the dotted names of all settings, as the file writes them."""
+    """Yield the dotted names of all settings, as in the file."""
     for field_name, field in model.model_fields.items():
         path = (*outer, field.alias or field_name)
         section = _section(field.annotation)
@@ -64,7 +64,7 @@ def _names(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a section, None for a single setting."""
+    """Return the model of a section, or None for a single setting."""
     candidates = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     for each in candidates:
         if isinstance(each, type) and issubclass(each, BaseModel):

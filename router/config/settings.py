@@ -1,4 +1,4 @@
-"""The router's settings: from flags, environment and a YAML file, named as mongos names them."""
+"""The router's settings, from flags, environment and a YAML file, with mongos's names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ class _Section(BaseModel):
 
 
 class Sharding(_Section):
-    """``sharding``: the cluster, by its config server."""
+    """``sharding``: the cluster, identified by its config server."""
 
     config_db: str | None = Field(default=None, alias="configDB")
 
@@ -40,13 +40,13 @@ class Sharding(_Section):
 
 
 class Compression(_Section):
-    """``net.compression``: what clients may use, ``disabled`` for none."""
+    """``net.compression``: the compressors that clients may use, ``disabled`` for none."""
 
     compressors: str = ",".join(AVAILABLE)
 
 
 class Net(_Section):
-    """``net``: where drivers connect."""
+    """``net``: the addresses and limits of client connections."""
 
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
@@ -69,18 +69,18 @@ class Net(_Section):
 
 
 class Replication(_Section):
-    """``replication``: which members of a replica set are near enough to be read from."""
+    """``replication``: the latency window in which members of a replica set are read from."""
 
     local_ping_threshold_ms: int = Field(default=15, alias="localPingThresholdMs", ge=0)
 
     @property
     def local_threshold(self) -> float:
-        """The same in seconds."""
+        """``localPingThresholdMs`` in seconds."""
         return self.local_ping_threshold_ms * 0.001
 
 
 class SystemLog(_Section):
-    """``systemLog``: how much is said on stdout."""
+    """``systemLog``: the amount of logging on stdout."""
 
     verbosity: int = Field(default=0, ge=0, le=5)
     quiet: bool = False
@@ -96,9 +96,9 @@ class Feed(_Section):
 
 
 class Settings(BaseSettings):
-    """All that an operator decides.
+    """All settings of the operator.
 
-    Flags win over environment variables (``MERGEROUTER_NET__PORT``), these over the file.
+    Flags override environment variables (``MERGEROUTER_NET__PORT``), which override the file.
     """
 
     model_config = SettingsConfigDict(
@@ -136,7 +136,7 @@ class Settings(BaseSettings):
         return parse_parameters(self.set_parameter)
 
     def given(self) -> dict[str, Any]:
-        """Return what was set, nested and named as in the file, as getCmdLineOpts shows it."""
+        """Return the explicit settings, nested and named as in the file, for getCmdLineOpts."""
         shown: dict[str, Any] = _sorted(self.model_dump(by_alias=True, exclude_unset=True))
         return shown
 
@@ -145,12 +145,12 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     """Read the settings from all their sources.
 
     Args:
-        flags: nested and named as in the file; what is None counts as not given.
+        flags: nested and named as in the file; None counts as not given.
         file: the YAML file.
 
     Raises:
-        ValueError: something is unknown or wrong; the message names it.
-        OSError: the file cannot be read.
+        ValueError: if a setting is unknown or invalid; the message names it.
+        OSError: if the file cannot be read.
     """
     from_file = _read_file(file) if file is not None else {}
 
@@ -180,7 +180,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
-    # mongos's file may write a setting as ``net.port: 27020`` too.
+    # A mongos configuration file may also contain dotted names, such as ``net.port: 27020``.
     result: dict[str, Any] = {}
     for key, value in content.items():
         *outer, last = str(key).split(".")

@@ -1,4 +1,4 @@
-"""A worker's part of what the router may take in all."""
+"""Each worker's share of the router's bounds."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ from router.stream_settings import StreamSettings
 
 
 def settings_of_worker(limits: StreamSettings, workers: int) -> StreamSettings:
-    """Return what one of ``workers`` may take, so that all together keep to the router's bounds.
+    """Return the settings of one of ``workers``, so that together they keep the router's bounds.
 
-    What bounds one stream or one remote stays as it is.
+    Bounds of a single stream or remote do not change.
     """
 
     def part(whole: int, least: int = 1) -> int:

@@ -1,1 +1,1 @@
-"""Merged cursors: what a client sees of a sharded change stream, and the remotes behind it."""
+"""Merged cursors: the cursors of clients on sharded change streams."""

@@ -1,4 +1,4 @@
-"""A client's cursor on a stream whose update events get their documents looked up."""
+"""A client's cursor on a stream with document lookups for update events."""
 
 import asyncio
 
@@ -14,16 +14,16 @@ from shard_client.errors import CommandError
 class LookupCursor(MergedCursor):
     """A merged cursor that completes its events when the client asks for them.
 
-    Events are taken out of the merge a few at a time and completed at once, in the client's own
-    getMore: a document is never looked up before somebody wants the event. What does not fit into
-    a reply any more is kept for the next one.
+    Events are taken from the merged stream a few at a time and completed immediately, in the
+    client's own getMore: no document is looked up before the client requests the event. Completed
+    events that do not fit into a reply are kept for the next one.
 
     Args:
         cursor_id: as for ``MergedCursor``.
-        namespace: the same.
+        namespace: as for ``MergedCursor``.
         reader: reads the stream without the lookup.
         completion: completes its events.
-        enough: bytes at which a reply goes to a client that has not said how many events it wants.
+        enough: size in bytes at which a reply is sent to a client that sets no batchSize.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LookupCursor(MergedCursor):
         self._work: asyncio.Task[None] | None = None
 
     def first_batch(self) -> Batch:
-        """Return the opening's batch: it never waits and holds no events, as mongos's.
+        """Return the opening's batch without waiting; like mongos's, it has no events.
 
         Raises CommandError.
         """
@@ -55,9 +55,9 @@ class LookupCursor(MergedCursor):
         return first._replace(pbrt=self._pbrt)
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
-        """Return what is ready, completed; as ``MergedCursor.next_batch`` otherwise.
+        """Return the events that are ready, completed; otherwise as ``MergedCursor.next_batch``.
 
-        ``max_time`` bounds the waiting for events, not the lookups.
+        ``max_time`` limits the wait for events, not the lookups.
         """
         deadline = self._loop.time() + max_time
         events: list[bytes] = []
@@ -85,20 +85,21 @@ class LookupCursor(MergedCursor):
         return self._reply(events, size)
 
     def kill(self, reason: CommandError | None = None) -> None:
-        """Have ``next_batch`` fail at once with ``reason`` (default: 237), now and ever after."""
+        """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""
         super().kill(reason)
         if self._work is not None:
             self._work.cancel()
 
     def close(self) -> None:
-        """Read no more, and let go of the upstream. May be repeated."""
+        """Stop reading and release the connections to the upstream; idempotent."""
         super().close()
         self._completion.close()
 
     async def _take(self, deadline: float, batch_size: int | None, events: list[bytes]) -> bool:
-        """Take what is to be completed next; return whether there is any.
+        """Take the next events to complete; return whether there is anything to process.
 
-        Waits for it until ``deadline`` if there are no ``events`` yet.
+        If there are no ``events`` yet, wait for them until ``deadline``. A failure or a kill also
+        counts as something to process.
         """
         reader = self.reader
         while not reader.ready and self._killed is None:
@@ -125,7 +126,7 @@ class LookupCursor(MergedCursor):
         return True
 
     async def _complete(self) -> None:
-        """Complete the first of the events that were taken; in a task that ``kill`` can end."""
+        """Complete the first of the taken events, in a task that ``kill`` can cancel."""
         work = self._work = self._loop.create_task(self._run(), name="complete events")
         try:
             await work
@@ -146,7 +147,7 @@ class LookupCursor(MergedCursor):
             self._raw = self._raw[consumed:]
 
     def _hand_out(self, events: list[bytes], batch_size: int | None, size: int) -> int:
-        """Move what still fits from the completed events to ``events``; return its bytes."""
+        """Move the completed events that still fit to ``events``; return their size in bytes."""
         if not self._completed:
             return 0
         wanted = None if batch_size is None else batch_size - len(events)

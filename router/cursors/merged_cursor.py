@@ -1,4 +1,4 @@
-"""What a client sees: one cursor id, many remote cursors behind it."""
+"""A client's cursor on a merged stream: one cursor id for many remote cursors."""
 
 import asyncio
 from typing import NamedTuple
@@ -10,10 +10,10 @@ from shard_client.errors import CommandError
 
 
 class Batch(NamedTuple):
-    """One reply's worth of a merged stream, in slices.
+    """The contents of one reply of a merged stream.
 
-    ``cursor_id`` is 0 once the stream has ended; ``events`` are raw BSON, ``size`` their bytes;
-    ``pbrt`` the raw postBatchResumeToken document.
+    ``cursor_id`` is 0 once the stream has ended; ``events`` are raw BSON slices, ``size`` is their
+    size in bytes; ``pbrt`` is the raw postBatchResumeToken document.
     """
 
     cursor_id: int
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 class MergedCursor:
     """A client's cursor on a merged stream (docs/design.md, section 5).
 
-    ``cursor_id`` and ``namespace`` are what replies carry. One ``next_batch`` at a time.
+    ``cursor_id`` and ``namespace`` are sent in replies. Only one ``next_batch`` may run at a time.
     """
 
     def __init__(self, cursor_id: int, namespace: str, reader: Reader) -> None:
@@ -38,22 +38,23 @@ class MergedCursor:
 
     @property
     def finished(self) -> bool:
-        """Whether the stream has ended, failed or been killed: nothing more comes."""
+        """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
         return self._finished or self._killed is not None
 
     def first_batch(self) -> Batch:
-        """Return the opening's batch: it never waits and holds no events, as mongos's.
+        """Return the opening's batch without waiting; like mongos's, it has no events.
 
         Raises CommandError.
         """
         return self._batch(self.reader.take(0))
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
-        """Return what is ready, at most ``batch_size`` events; else wait ``max_time`` seconds.
+        """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
 
-        ``batch_size`` None or 0: as many as fit. When nothing came: an empty batch, with a
-        postBatchResumeToken that may have moved. Raises CommandError when the stream has failed,
-        labelled as mongos would, or was killed. Cancelling loses nothing.
+        ``batch_size`` None or 0 means as many as fit. If no event arrives, the batch is empty, with
+        a postBatchResumeToken that may have advanced. Raises CommandError, labelled as mongos
+        labels it, if the stream has failed, or if the cursor was killed. Cancellation loses no
+        events.
         """
         deadline = self._loop.time() + max_time
         reader = self.reader
@@ -71,7 +72,7 @@ class MergedCursor:
             raise
 
     def kill(self, reason: CommandError | None = None) -> None:
-        """Have ``next_batch`` fail at once with ``reason`` (default: 237), now and ever after."""
+        """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""
         if self._killed is None:
             self._killed = reason or CommandError(
                 ErrorCode.CursorKilled, "operation was interrupted"
@@ -79,7 +80,7 @@ class MergedCursor:
             self.reader.wake()
 
     def close(self) -> None:
-        """Read no more: remotes that nobody else reads are closed soon. May be repeated."""
+        """Stop reading; remotes without other readers are closed soon. Idempotent."""
         self.kill()
         self.reader.close()
 

@@ -1,4 +1,4 @@
-"""All merged cursors of the process: opened, checked out, killed, timed out."""
+"""The registry of the process's merged cursors: opening, checkout, killing, timeouts."""
 
 import asyncio
 import secrets
@@ -35,9 +35,9 @@ log = structlog.get_logger()
 
 
 class Owner(NamedTuple):
-    """Whose a cursor is: the session's ``lsid.id`` as bytes and the user ``db.name``, if any.
+    """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``db.name``, if any.
 
-    ``client`` is the address that it is charged to; it may be read from any other.
+    ``client`` is the address to which the cursor is charged; other addresses may read it, too.
     """
 
     lsid: bytes | None = None
@@ -55,7 +55,7 @@ class KillResult(NamedTuple):
 
 
 class _Entry:
-    """A cursor, whose it is, and whether a getMore has it."""
+    """A cursor with its owner, and whether a getMore has checked it out."""
 
     __slots__ = ("busy", "cursor", "last_used", "owner", "ticket")
 
@@ -70,15 +70,14 @@ class _Entry:
 class CursorRegistry:
     """The merged cursors of a process. ``await close()`` ends them all.
 
-    Must be made in a running loop. Remotes that no client wants any more are taken down in the
-    background; ``close`` waits for that.
+    Must be created in a running loop. Remotes without clients are closed in the background;
+    ``close`` waits for that.
 
     Args:
-        cluster: where the shards are.
-        limits: what streams may take.
-        new_id: makes cursor ids, by chance alone if None.
-        mongos: connects to the upstream mongos, where documents are looked up; None if there is
-            none.
+        cluster: the cluster whose shards are read.
+        limits: the limits of streams.
+        new_id: returns a new cursor id; None for random ids.
+        mongos: connects to the upstream for document lookups; None without an upstream.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class CursorRegistry:
         self._cluster = cluster
         self._limits = limits or StreamSettings()
         self.loads = MemberLoads()
-        """What was sent to the cluster's members."""
+        """Counts of the commands sent to the cluster's members."""
         self._nudger = Nudger(cluster, self._limits, self.loads)
         self.admission = Admission(self._limits)
         self._streams = StreamPool(cluster, self._nudger, self._limits, self.admission)
@@ -111,10 +110,11 @@ class CursorRegistry:
         self._closed = False
 
     async def open(self, request: StreamRequest, owner: Owner) -> tuple[MergedCursor, Batch]:
-        """Open a merged cursor for ``request``; its first batch never waits for events.
+        """Open a merged cursor for ``request``; its first batch does not wait for events.
 
-        Raises CommandError: the shards' opening errors as mongos gives them, 133 (labelled
-        resumable) when shards or the config server stay unreachable, 365 when too much is open.
+        Raises CommandError: the shards' opening errors as mongos returns them, 133 (labelled
+        resumable) if shards or the config server stay unreachable, 365 if too many cursors or
+        streams are open.
         """
         if self._closed:
             raise _shutting_down()
@@ -139,15 +139,16 @@ class CursorRegistry:
         return cursor, first
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
-        """Return how ``request`` would be run; opens no cursor. Raises CommandError."""
+        """Return the plan of ``request`` without opening a cursor. Raises CommandError."""
         return await explain_stream(request, verbosity, self._cluster, self._limits)
 
     @asynccontextmanager
     async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[MergedCursor]:
-        """Hold the cursor for one getMore.
+        """Check the cursor out for one getMore.
 
-        Raises CommandError: 43 CursorNotFound, 143 CursorInUse, another's session or user. A cursor
-        that has ended or failed, or whose getMore is cancelled, is gone afterwards.
+        Raises CommandError: 43 CursorNotFound, 143 CursorInUse, or the error for a different
+        session or user. A cursor that has ended or failed, or whose getMore is cancelled, is
+        removed afterwards.
         """
         entry = self._entries.get(cursor_id)
         if entry is None:
@@ -169,7 +170,7 @@ class CursorRegistry:
                 self._remove(cursor_id)
 
     def __contains__(self, cursor_id: int) -> bool:
-        """Tell whether the cursor is one of ours."""
+        """Return whether the cursor is in this registry."""
         return cursor_id in self._entries
 
     def __len__(self) -> int:
@@ -177,7 +178,7 @@ class CursorRegistry:
         return len(self._entries)
 
     def describe(self) -> list[StreamDescription]:
-        """Describe the open streams, for whoever looks on from outside."""
+        """Return descriptions of the open streams, for monitoring."""
         readers: dict[StreamRunner, list[int]] = {}
         for cursor_id, entry in self._entries.items():
             source = entry.cursor.reader.source
@@ -198,8 +199,8 @@ class CursorRegistry:
     def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
         """Kill cursors by id; the shards' cursors are killed in the background.
 
-        A getMore in flight gets 237 CursorKilled. Raises CommandError (13 Unauthorized) for another
-        user's cursor.
+        A getMore in flight fails with 237 CursorKilled. Raises CommandError (13 Unauthorized) for
+        another user's cursor.
         """
         result = KillResult([], [], [], [])
         for cursor_id in cursor_ids:
@@ -220,7 +221,7 @@ class CursorRegistry:
                 self._remove(cursor_id)
 
     def refresh_sessions(self, lsids: Iterable[bytes]) -> None:
-        """Start the idle time of these sessions' cursors anew."""
+        """Restart the idle time of these sessions' cursors."""
         refreshed = set(lsids)
         now = self._loop.time()
         for entry in self._entries.values():
@@ -228,9 +229,9 @@ class CursorRegistry:
                 entry.last_used = now
 
     async def close(self) -> None:
-        """Kill all cursors and wait, bounded, until their remotes are gone.
+        """Kill all cursors and wait, for a bounded time, until their remotes are closed.
 
-        A getMore in flight gets 91 ShutdownInProgress, labelled resumable.
+        A getMore in flight fails with 91 ShutdownInProgress, labelled resumable.
         """
         self._closed = True
         if self._reaper is not None:
@@ -312,7 +313,7 @@ def _check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
 
 
 def _check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
-    """Refuse a getMore in another session, with the codes of mongos."""
+    """Raise CommandError for a getMore in a different session, with mongos's error codes."""
     created, used = cursor_owner.lsid, asking.lsid
     if created == used:
         return

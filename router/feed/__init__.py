@@ -1,1 +1,1 @@
-"""The feed: a plain socket that gives one line of extended JSON for each event."""
+"""The feed: a plain socket that sends one line of extended JSON for each event."""

@@ -1,4 +1,4 @@
-"""The feed's listening socket and what happens on each of its connections."""
+"""The feed: its listening socket and its client connections."""
 
 import asyncio
 import json
@@ -28,17 +28,17 @@ _CLOSE_TIMEOUT = 2.0
 
 
 class Feed:
-    """Gives each client of a socket the events it asks for, in order, one a line.
+    """Sends each client the events of its stream in order, one per line.
 
-    A client that reads slowly slows only itself. The end of the stream, an error (as a last line
-    ``{"error": …}``) and the router's end close the connection after a whole line
+    A slow reader delays only its own stream. The end of the stream, an error (as a last line
+    ``{"error": …}``) and the router's shutdown close the connection after a whole line
     (docs/design.md, section 12). Use it as an async context manager.
 
     Args:
-        cursors: where streams are opened.
-        request_wait: seconds in which a client may send its line.
-        default: what a client gets that sends none.
-        max_clients: connections at a time.
+        cursors: the registry in which streams are opened.
+        request_wait: seconds to wait for a client's request line.
+        default: the request of a client that sends no line.
+        max_clients: the most connections at a time.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Feed:
             server.close()
         for task in self._clients:
             task.cancel()
-        # The tasks are ended either way; an error of the block goes on as it is.
+        # The tasks end in any case; an exception of the block propagates unchanged.
         await self._tasks.__aexit__(None, None, None)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on ``port`` of all ``hosts``; 0 picks one for all. Return the port.
+        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
 
         Raises:
-            OSError: the port is taken or a host is none of ours.
+            OSError: the port is in use or a host is not an address of this machine.
         """
         for host in hosts:
             server = await asyncio.start_server(self._accept, host, port, limit=_LONGEST_LINE)
@@ -96,7 +96,7 @@ class Feed:
         )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopped:  # it came in with the last turn of the loop
+        if self._stopped:  # accepted in the same iteration of the loop as the stop
             writer.transport.abort()
             return
         if len(self._clients) >= self._max_clients:
@@ -110,7 +110,7 @@ class Feed:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         try:
-            # A client that only ended its own side looks like one that is gone: probes tell.
+            # Probes distinguish a half-closed connection from one whose client is gone.
             probe_peer(writer.transport, idle=10, interval=5, times=3)
             await self._answer(reader, writer)
         except ConnectionError as error:
@@ -130,7 +130,7 @@ class Feed:
             await _write_error(writer, error)
 
     async def _request(self, reader: asyncio.StreamReader) -> bytes:
-        """Return the client's line, empty if it sends none."""
+        """Return the client's request line, empty if it sends none in time."""
         try:
             async with asyncio.timeout(self._request_wait):
                 return (await reader.readline()).strip()
@@ -159,7 +159,7 @@ class Feed:
 
 
 async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
-    """Write a batch a few events at a time, so that nobody waits for its encoding."""
+    """Write a batch a few events at a time, so that encoding does not block the event loop."""
     if not batch.events:
         _check_peer(writer)
     for start in range(0, len(batch.events), _EVENTS_A_TURN):
@@ -174,7 +174,7 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
 
 
 async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
-    """Tell how far the stream has come, as a token that can be resumed after."""
+    """Write a ``resolved`` line with the stream's current resume token."""
     line = json_util.dumps({"resolved": decode(batch.pbrt)}, json_options=watch.form)
     writer.write(line.encode() + b"\n")
     await writer.drain()

@@ -1,4 +1,4 @@
-"""What a feed's client asks for in its one line of JSON."""
+"""Parse a feed client's request, one line of JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ _HEARTBEATS = range(10, 3_600_001)
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A feed's stream, and how it is written.
+    """A feed's change stream and its output format.
 
-    ``form`` is the form of JSON; ``heartbeat`` the seconds after which a line tells the place of a
-    stream without events, None for never.
+    ``form`` is the form of JSON. ``heartbeat`` is the number of seconds without events after which
+    a line gives the stream's resume token, None for never.
     """
 
     request: StreamRequest
@@ -36,16 +36,17 @@ class Watch:
 
 
 def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
-    """Understand a client's line, or the settings' default (docs/design.md, section 12).
+    """Parse a client's line, or the default from the settings (docs/design.md, section 12).
 
     Args:
         line: extended JSON with ``database`` and ``collection`` (neither: the whole cluster),
-            ``pipeline``, a starting point and further options named as ``$changeStream`` names
-            them, ``json``: ``relaxed`` (the default) or ``canonical``, and ``heartbeatMs``.
+            ``pipeline``, a starting point and further options under their names in
+            ``$changeStream``, ``json``: ``relaxed`` (the default) or ``canonical``, and
+            ``heartbeatMs``.
 
     Raises:
-        ValueError: it is no JSON, or has something that is not known.
-        CommandError: the stream is one that mongos refuses.
+        ValueError: the line is not extended JSON, or a field is unknown or invalid.
+        CommandError: mongos refuses such a stream.
     """
     wanted = _document(line) if isinstance(line, bytes | str) else dict(line)
     for name in wanted:
@@ -84,7 +85,7 @@ def _heartbeat(wanted: Mapping[str, Any]) -> float | None:
 def _document(line: bytes | str) -> dict[str, Any]:
     try:
         wanted = json_util.loads(line)
-    # The decoder lets out more than ValueError: of decimals, of codes, of too deep a nesting, …
+    # The decoder raises more than ValueError: for decimals, for code, for deep nesting, …
     except Exception as error:
         raise ValueError(f"not extended JSON: {error}") from error
     if not isinstance(wanted, dict):

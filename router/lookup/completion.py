@@ -1,4 +1,4 @@
-"""Making the events of one stream complete: the lookup, then the user's stages."""
+"""Completion of one stream's events: the lookup, then the user's stages."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ _GROWTH = 4
 
 
 class Completion:
-    """Completes the events of one client's stream, a few at a time, when the client asks.
+    """Completes the events of one client's stream, a few at a time, on the client's requests.
 
-    ``close`` it when the stream is closed.
+    Call ``close`` when the stream is closed.
 
     Args:
         plan: what follows the merge.
@@ -42,25 +42,25 @@ class Completion:
         reads.enter()
 
     def close(self) -> None:
-        """Let go of the connections to the upstream. May be repeated."""
+        """Release the connections to the upstream. May be called more than once."""
         if not self._closed:
             self._closed = True
             self._reads.leave()
 
     @property
     def at_once(self) -> int:
-        """How many events to complete at a time, so that their documents are not too large."""
+        """Number of events to complete at a time, so that their documents are not too large."""
         return self._at_once
 
     @property
     def resuming(self) -> bytes | None:
-        """The raw token of a fragment to resume after, until its event has come; else None."""
+        """The raw token of a fragment to resume after, or None once its event has arrived."""
         return None if self._splitter is None else self._splitter.resuming
 
     async def check(self) -> None:
-        """Find what is wrong with the user's stages, as mongos does when a stream is opened.
+        """Validate the user's stages, as mongos does when a stream is opened.
 
-        Raises CommandError.
+        Raises CommandError if they are invalid.
         """
         if self._stages is not None:
             await self._stages.check()
@@ -68,8 +68,8 @@ class Completion:
     async def complete(self, events: Sequence[bytes]) -> Transformed:
         """Complete the first of the ``events``, as many as is reasonable at once.
 
-        At least one, unless only the first fragments of an event are there. Raises CommandError if
-        the first one cannot be completed.
+        At least one is completed, unless ``events`` holds only the first fragments of an event.
+        Raises CommandError if the first event cannot be completed.
         """
         if self._failure is not None:
             raise self._failure
@@ -104,7 +104,7 @@ class Completion:
             found = await find_documents(
                 self._reads,
                 updates,
-                # Version 1 tokens are those of servers that always insist on it.
+                # Servers with version 1 tokens always require the same collection.
                 same_collection=self._same_collection or updates[0].token_version < 2,
                 read_preference=self._plan.remote.read_preference,
             )
@@ -138,7 +138,7 @@ class Completion:
 
 
 def _wants(events: Sequence[bytes]) -> tuple[list[Wanted | None], CommandError | None]:
-    """Return what the events look up, as far as they are well formed, and what ends that."""
+    """Return the lookups of the events before the first malformed one, and its error."""
     wants: list[Wanted | None] = []
     for event in events:
         try:

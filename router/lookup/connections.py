@@ -1,4 +1,4 @@
-"""The router's own connections to the upstream mongos: few, kept while there is use for them."""
+"""A pool of the router's own connections to the upstream mongos, kept while in use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,11 +17,11 @@ _T = TypeVar("_T")
 
 
 class UpstreamConnections:
-    """Connections that requests borrow one at a time. Must be made in a running loop.
+    """Connections that requests borrow one at a time. Create it in a running loop.
 
     Args:
-        connect: opens one.
-        most: how many are open at a time; further requests wait for one.
+        connect: opens a connection.
+        most: maximum number of open connections; further requests wait for one.
     """
 
     def __init__(self, connect: Connect, most: int) -> None:
@@ -33,21 +33,21 @@ class UpstreamConnections:
         self._users = 0
 
     def enter(self) -> None:
-        """Count one user more: idle connections are kept for a while as long as there are any."""
+        """Add a user: idle connections are kept for a while as long as there are users."""
         self._users += 1
 
     def leave(self) -> None:
-        """Count one user less; after the last one no connection stays open."""
+        """Remove a user; after the last one no connection stays open."""
         self._users -= 1
         if not self._users:
             self._drop_idle()
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Connection]:
-        """Lend a connection for the block; one that is closed or busy afterwards is not kept.
+        """Lend a connection for the block; a connection closed or busy afterwards is not kept.
 
         Raises:
-            CommandError: HostUnreachable, no mongos answers.
+            CommandError: HostUnreachable, if no mongos answers.
             NetworkError: the connection could not be opened.
         """
         async with self._places:
@@ -97,10 +97,10 @@ class UpstreamConnections:
 async def persist(
     attempt: Callable[[], Awaitable[_T]], backoff: Backoff, timeout: float, codes: frozenset[int]
 ) -> _T:
-    """Return what ``attempt`` returns, trying again after network errors for ``timeout`` seconds.
+    """Return the result of ``attempt``, retrying after network errors for ``timeout`` seconds.
 
-    ``codes`` are those of the command errors that are worth another attempt. Raises the last
-    attempt's CommandError or NetworkError.
+    ``codes`` are the codes of the command errors that are retried too. Raises the last attempt's
+    CommandError or NetworkError.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout

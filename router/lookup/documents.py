@@ -1,4 +1,4 @@
-"""Finding the documents of many events in few requests (docs/design.md, section 14)."""
+"""Lookup of the documents of many events in few requests (docs/design.md, section 14)."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ _NO_SUCH_COLLECTION: Final = frozenset(
 
 
 class Found(NamedTuple):
-    """The documents of the first events that were asked for, None where there is none.
+    """The documents of the first of the wanted events, None for each that has no document.
 
-    ``size`` is the bytes of all documents that came, those left out included.
+    ``size`` is the size in bytes of all documents received, including those left out.
     """
 
     documents: list[bytes | None]
@@ -38,11 +38,11 @@ async def find_documents(
     same_collection: bool,
     read_preference: Mapping[str, Any] | None,
 ) -> Found:
-    """Look the documents up, as they are now or later.
+    """Look up the documents in their current or a later state.
 
-    Fewer than were asked for, but at least one, if they are larger than one request should bring.
-    ``same_collection``: a collection that has been made anew under the old name does not count.
-    Raises CommandError as a lookup of mongos does.
+    Return fewer than wanted, but at least one, if they are larger than one request should return.
+    With ``same_collection``, a collection recreated under the old name does not count. Raises
+    CommandError as a lookup by mongos does.
     """
     groups: dict[tuple[str, str, bytes], _Group] = {}
     for want in wants:
@@ -68,7 +68,7 @@ async def find_documents(
 
 
 class _Group:
-    """The documents that are wanted of one collection."""
+    """The wanted documents of one collection."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Group:
         self._time = max(self._time, want.time)
 
     async def run(self, *, needed: bool) -> None:
-        """Find the documents, or the first of them. ``needed``: the first key's at any rate."""
+        """Find the documents, or the first of them; with ``needed``, always the first key's."""
         for keys in each_once(self._keys.values()):
             if not await self._find(keys):
                 break
@@ -102,7 +102,7 @@ class _Group:
             await self._find_one(self._keys[first])
 
     async def _find(self, keys: list[DocumentKey]) -> bool:
-        """Find the documents of different ``_id``; return False if they become too many."""
+        """Find documents with different ``_id``; return False if their size reaches the limit."""
         pending = keys
         while len(pending) > 1:
             try:
@@ -113,7 +113,7 @@ class _Group:
                     return True
                 if error.code in RESUMABLE_CODES:
                     raise
-                # One key's fault, perhaps: each has an answer or an error of its own.
+                # One key may be the cause, so look up each alone, with its own result or error.
                 return await self._find_each(pending)
             answer = match_up(pending, found.documents)
             self.results.update(answer.found)
@@ -136,15 +136,15 @@ class _Group:
         return True
 
     async def _find_one(self, key: DocumentKey) -> None:
-        """Look one document up as mongos does, by its whole document key."""
+        """Look up one document as mongos does, by its whole document key."""
         try:
             wanted = RawBSONDocument(key.raw)
-            # A shard key with a text is looked up by its bytes: the shard that owns them answers.
+            # A shard key with a string is looked up by its bytes, on the shard that owns them.
             by_bytes = key.has_text_besides_id
             documents = (await self._read(wanted, None, by_bytes=by_bytes)).documents
             if len(documents) > 1 and not by_bytes:
-                # The collection's own collation may take several keys for one. It has its indexes,
-                # so the simple one, which tells them apart, comes second.
+                # The collection's own collation may treat several keys as equal. It has indexes, so
+                # it is tried first. The simple collation, which distinguishes the keys, is second.
                 documents = (await self._read(wanted, None, by_bytes=True)).documents
         except CommandError as error:
             if error.code not in _NO_SUCH_COLLECTION:

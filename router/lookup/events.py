@@ -1,4 +1,4 @@
-"""What an event has to look up, and how the document gets into it. Raw BSON in and out."""
+"""The lookup that an event needs, and insertion of the document. Raw BSON in and out."""
 
 import re
 from functools import lru_cache
@@ -33,7 +33,7 @@ _USUAL_UPDATE: Final = re.compile(
     rb"\x03documentKey\0",
     re.DOTALL,
 )
-"""How servers begin an update event: what is searched for, at one go."""
+"""The beginning of an update event as servers write it: one match finds the values needed."""
 
 _UUID_IN_TOKEN: Final = re.compile(
     rb"82[0-9A-F]{16}2B0([24])2C0100(?:29|2B..|2C.{4}|2D.{6})6E5A1004([0-9A-F]{32})"
@@ -47,9 +47,9 @@ _NULL: Final = b"\x0a" + _FIELD
 class Wanted(NamedTuple):
     """The document that belongs to one update event.
 
-    ``document_key`` is the event's raw ``documentKey``, ``uuid`` the collection's in 16 bytes,
-    ``time`` the event's cluster time as (seconds, increment), ``token_version`` its token's, and
-    ``place`` the offset in the event where ``fullDocument`` goes.
+    ``document_key`` is the event's raw ``documentKey``, ``uuid`` the collection's UUID in 16 bytes,
+    ``time`` the event's cluster time as (seconds, increment), ``token_version`` the version of its
+    token, and ``place`` the offset in the event at which ``fullDocument`` is inserted.
     """
 
     database: str
@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(event: bytes) -> Wanted | None:
-    """Return what ``event`` has to look up; None if it is no update.
+    """Return the lookup that ``event`` needs, or None if it is not an update.
 
     Raises CommandError as a server does when an update has no namespace or document key.
     """
@@ -125,8 +125,8 @@ def with_document(
 ) -> bytes:
     """Return ``event`` with the looked-up document, or null, as its ``fullDocument``.
 
-    The field goes where servers have it, before ``ns``. Raises CommandError 10334 when the event
-    gets larger than a document may be, unless it may have ``any_size``.
+    The field comes before ``ns``, as on servers. Raises CommandError 10334 if the event becomes
+    larger than the maximum document size, unless ``any_size`` is set.
     """
     field = _NULL if document is None else b"\x03" + _FIELD + document
     size = len(event) + len(field)

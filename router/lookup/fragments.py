@@ -1,7 +1,7 @@
 """``$changeStreamSplitLargeEvent`` after the lookup: large events in, their fragments out.
 
-Source: MongoDB's manual on that stage; docs/protocol.md, sections 3 and 5. Shards split what is too
-large without the document already: such fragments are joined before the lookup.
+Source: MongoDB's manual on that stage; docs/protocol.md, sections 3 and 5. Shards split events that
+are too large even without the document. Such fragments are joined before the lookup.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from shard_client.wire.bson_slices import DOCUMENT, find, iter_elements, string_
 from shard_client.wire.frames import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
-"""The largest event, and fragment, that is not split."""
+"""The maximum size of an event that is not split, and of a fragment."""
 
 _END: Final = "04"
 _int32 = Struct("<i")
@@ -28,8 +28,8 @@ _int32 = Struct("<i")
 class Splitter:
     """Splits the large events of one stream.
 
-    ``resume`` is the client's token if it names a fragment: what comes before it, and the fragments
-    up to it, are left out.
+    ``resume`` is the client's token if it names a fragment. The events before it and the fragments
+    up to and including it are left out.
     """
 
     def __init__(self, resume: ResumeToken | None) -> None:
@@ -37,14 +37,15 @@ class Splitter:
 
     @property
     def resuming(self) -> bytes | None:
-        """The raw token to resume after, until its event has come; then None."""
+        """The raw token to resume after, or None once its event has arrived."""
         return None if self._resume is None else self._resume.raw
 
     def split(self, event: bytes) -> list[bytes]:
-        """Return what the client gets of ``event``, which comes in the stream's order.
+        """Return the documents that the client receives for ``event``.
 
-        Raises CommandError: 280 when the point to resume after is not there, or is there in another
-        form; 7182500 when one field alone is too large for a fragment.
+        Events must come in the stream's order. Raises CommandError: 280 if the point to resume
+        after is absent, or the event is no longer split in the same way; 7182500 if a single field
+        is too large for a fragment.
         """
         resume, skip = self._resume, 0
         if resume is not None:
@@ -76,10 +77,10 @@ class Splitter:
 
 
 def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-    """Join fragments of updates; return events, and of how many each was made.
+    """Join fragments of updates; return the events, and the number of fragments of each.
 
-    Fragments of other events stay as they are. What is left of ``events`` at the end is an update
-    whose last fragments have not come yet.
+    Fragments of other events stay as they are. If a rest of ``events`` is left over, it is an
+    update whose last fragments have not arrived yet.
     """
     whole: list[bytes] = []
     counts: list[int] = []
@@ -99,7 +100,7 @@ def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
 
 
 def _fragments_in(event: bytes) -> int:
-    """Return of how many fragments this is the first, 1 for a whole event or a later fragment."""
+    """Return the fragment count if this is a first fragment, 1 for any other event."""
     split = find(event, b"splitEvent")
     if split is None or split.type != DOCUMENT:
         return 1
@@ -112,7 +113,7 @@ def _is_update(fragments: Iterable[bytes]) -> bool:
         kind = find(fragment, b"operationType")
         if kind is not None:
             return string_value(fragment, kind) == b"update"
-    return True  # the smallest fields come first: it is among what has not come yet
+    return True  # the smallest fields come first, so operationType is in a later fragment
 
 
 def _joined(fragments: Sequence[bytes]) -> bytes:
@@ -127,7 +128,7 @@ def _joined(fragments: Sequence[bytes]) -> bytes:
 
 
 def _fragments(event: bytes) -> list[bytes]:
-    """Fill fragments with the event's fields, the small ones first."""
+    """Distribute the event's fields over fragments, the smallest fields first."""
     token = decode(token_of(event))
     fields = sorted((len(field), name, field) for name, field in _fields(event) if name != b"_id")
     limit = MAX_WHOLE_BYTES - len(token_of(event))
@@ -151,7 +152,7 @@ def _fragments(event: bytes) -> list[bytes]:
 
 
 def _head(token: dict[str, object], number: int, of: int) -> list[bytes]:
-    """Return the first fields of the fragment with this number, counted from 0."""
+    """Return the first fields of fragment ``number``, counted from 0."""
     fragment = "29" if not number else f"2B{number << 1:02X}"
     data = str(token["_data"])[: -len(_END)] + fragment + _END
     return [
@@ -161,7 +162,7 @@ def _head(token: dict[str, object], number: int, of: int) -> list[bytes]:
 
 
 def _whole_key(token: ResumeToken) -> bytes:
-    """Return the sort key of the whole event that a fragment's token belongs to."""
+    """Return the sort key of the whole event to which a fragment's token belongs."""
     if token.fragment_num is None:
         return token.data
     digits = 2 if not token.fragment_num else 4

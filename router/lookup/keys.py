@@ -1,7 +1,7 @@
-"""One request for many documents: its filter, and which document belongs to which key.
+"""One request for many documents: its filter, and the assignment of documents to keys.
 
-Servers compare by value (1 equals 1.0, and by a collection's collation "a" may equal "A"), this
-module by bytes. What bytes do not decide is asked for again, in a request of its own.
+Servers compare by value (1 equals 1.0, and under a collection's collation "a" may equal "A"); this
+module compares by bytes. Keys that bytes do not decide are looked up again, in separate requests.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ class DocumentKey(NamedTuple):
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
-        """Take a raw document key apart; raises ProtocolError if it is malformed."""
+        """Parse a raw document key; raises ProtocolError if it is malformed."""
         return cls(
             raw,
             tuple(
@@ -45,21 +45,21 @@ class DocumentKey(NamedTuple):
 
     @property
     def decided_by_bytes(self) -> bool:
-        """Whether no other bytes equal its ``_id``."""
+        """Whether its ``_id`` equals no value with other bytes."""
         return self.id[:1] in _BY_BYTES
 
     @property
     def has_text_besides_id(self) -> bool:
-        """Whether the shard key has a text in it, which a collection's collation may fold."""
+        """Whether the shard key contains a string, which a collection's collation may fold."""
         return any(name != _ID and value[:1] == b"\x02" for name, value in self.elements)
 
 
 class Answer(NamedTuple):
-    """What one request has brought.
+    """The result of one request.
 
-    ``found`` are documents by raw key. ``absent`` are the keys of which it is certain that no
-    document has them; ``alone`` those that are to be asked for one by one, and ``again`` those that
-    may be asked for together once more, without the others.
+    ``found`` are documents by raw key. ``absent`` are the keys that certainly belong to no
+    document. ``alone`` are the keys that must be looked up one by one. ``again`` are the keys that
+    can be looked up together once more, without the others.
     """
 
     found: dict[bytes, bytes]
@@ -69,7 +69,7 @@ class Answer(NamedTuple):
 
 
 def each_once(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
-    """Divide different document keys into requests in which no ``_id`` comes twice."""
+    """Divide distinct document keys into requests in which no ``_id`` occurs twice."""
     requests: list[dict[bytes, DocumentKey]] = []
     for key in keys:
         identifier = key.id
@@ -84,10 +84,10 @@ def each_once(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
 
 
 def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
-    """Return a raw filter for several document keys, which may let other documents through, too.
+    """Return a raw filter for several document keys, which may match other documents, too.
 
-    By ``_id``, so that each shard walks one index; by the shard key's first field as well, so that
-    a mongos asks only the shards that may have them.
+    It selects by ``_id``, so that each shard scans one index, and by the shard key's first field,
+    so that a mongos targets only the shards that may own the documents.
     """
     firsts = {key.elements[0][0] for key in keys if key.elements}
     names = [*firsts, _ID] if len(firsts) == 1 and _ID not in firsts else [_ID]
@@ -101,7 +101,7 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
 
 
 def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
-    """Decide which of the ``documents`` belongs to which of the ``keys``, all of them distinct."""
+    """Assign the ``documents`` to the ``keys``, which are distinct."""
     wanted = {key.elements: key for key in keys}
     shapes = {tuple(name for name, _ in elements) for elements in wanted}
     found: dict[bytes, bytes] = {}
@@ -114,7 +114,7 @@ def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
             key = wanted.get(elements) if elements is not None else None
             if key is not None:
                 stray = False
-                if key.raw in found:  # mongos has an error for it
+                if key.raw in found:  # mongos raises an error here
                     doubled.add(key.raw)
                 found[key.raw] = document
         if stray:
@@ -127,7 +127,7 @@ def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
     rest = [key for key in missing if key.raw not in doubled and key.raw not in suspects]
     if not found and not alone:
         return Answer(found, rest, alone, [])
-    # A document that was found may hide that it equals a second key, by other bytes.
+    # A document that was found may also equal a second key with other bytes.
     absent = [key for key in rest if key.decided_by_bytes]
     return Answer(found, absent, alone, [key for key in rest if not key.decided_by_bytes])
 
@@ -135,9 +135,9 @@ def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
 def _suspects(
     missing: Sequence[DocumentKey], keys: Sequence[DocumentKey], strays: Iterable[bytes]
 ) -> set[bytes]:
-    """Return the raw keys that documents which are nobody's by their bytes may belong to.
+    """Return the raw keys to which the ``strays``, documents that match no key's bytes, may belong.
 
-    Such a document's key has changed since, or equals a wanted one by other bytes.
+    Such a document's key has changed since, or equals a wanted key with other bytes.
     """
     suspects: set[bytes] = set()
     ids = {key.id for key in keys}
@@ -149,7 +149,7 @@ def _suspects(
 
 
 def _fields_of(document: bytes, shape: Sequence[bytes]) -> _Elements | None:
-    """Return a document's fields at these paths with dots, None if one of them is not there."""
+    """Return a document's fields at these dotted paths, or None if one of them is absent."""
     values: dict[bytes, bytes] = {}
     for kind, name, start, end in iter_elements(document):
         if name in shape:
@@ -182,7 +182,7 @@ def _named(document: bytes, name: bytes, start: int, end: int) -> Element | None
 
 
 def _one_of(values: Iterable[bytes]) -> bytes:
-    """Return a raw ``{$in: [...]}`` of values, each its type and its bytes."""
+    """Return a raw ``{$in: [...]}`` of values, each given as its type and its bytes."""
     items = [b"%b%d\0%b" % (value[:1], index, value[1:]) for index, value in enumerate(values)]
     return _document([b"\x04$in\0" + _document(items)])
 

@@ -1,4 +1,4 @@
-"""Which part of a request the shards run, and which follows the lookup."""
+"""Division of a request into the part that the shards run and the part after the lookup."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _UNTOUCHED: Final = frozenset(
         "wallTime",
     }
 )
-"""The fields of an event that a lookup leaves as they are."""
+"""The fields of an event that a lookup does not change."""
 
 _OPERATORS: Final = frozenset(
     {
@@ -50,7 +50,7 @@ _OPERATORS: Final = frozenset(
         "$type",
     }
 )
-"""Match operators that depend on the value at their path and on nothing else."""
+"""Match operators that depend only on the value at their path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class LookupPlan:
     """A request with ``updateLookup``, divided between the shards and the router.
 
     ``remote`` is the shards' part: no lookup, and of the user's stages only leading ``$match``
-    conditions on fields that a lookup leaves alone. ``stages`` are the rest, which follow the
-    lookup. ``user_stages`` are all of them, as the client sent them; both without
-    ``$changeStreamSplitLargeEvent``, of which ``splits`` tells. ``resume`` is the client's token if
-    it names a fragment.
+    conditions on fields that a lookup does not change. ``stages`` are the rest, which follow the
+    lookup. ``user_stages`` are all stages as the client sent them. Both exclude
+    ``$changeStreamSplitLargeEvent``; ``splits`` is True if the request has that stage. ``resume``
+    is the client's token if it names a fragment.
     """
 
     remote: StreamRequest
@@ -72,9 +72,9 @@ class LookupPlan:
 
     @classmethod
     def of(cls, request: StreamRequest) -> Self | None:
-        """Return the plan for ``request``; None if no document is to be looked up by the router.
+        """Return the plan for ``request``, or None if the router looks up no documents for it.
 
-        A stream that is passed through to one shard looks its documents up on that shard, as it
+        A stream that is passed through to one shard looks up its documents on that shard, as it
         does when mongos passes it through.
         """
         if request.change_stream_options.get("fullDocument") != UPDATE_LOOKUP:
@@ -84,13 +84,13 @@ class LookupPlan:
         own: Sequence[Mapping[str, Any]] = request.stages
         split: Sequence[Mapping[str, Any]] = ()
         if request.splits_large_events:
-            # Shards split as well: then they make the tokens of which a fragment can have one.
+            # Shards split as well, so that they create tokens of the version that fragments need.
             own, split = request.stages[:-1], request.stages[-1:]
         pushed, rest = divide(own)
         options = {k: v for k, v in request.change_stream_options.items() if k != "fullDocument"}
         start, resume = request.start, None
         if isinstance(start, AfterToken) and start.token.fragment_num is not None:
-            # Its event has to come once more, to be split once more.
+            # The fragment's event must be read again, to be split again.
             resume = start.token
             start = AtTime(resume.cluster_time)
         remote = replace(
@@ -102,10 +102,10 @@ class LookupPlan:
 def divide(
     stages: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
-    """Divide a pipeline into what may run before the lookup and what must run after it.
+    """Divide a pipeline into stages that can run before the lookup and stages that must follow it.
 
-    Both parts together select and transform events as the whole does. Conditions are moved only
-    where that is certain: a condition that is not understood stays behind.
+    Both parts together select and transform events as the whole pipeline does. A condition moves
+    before the lookup only if this is certainly safe; an unknown condition stays after it.
     """
     pushed: list[Mapping[str, Any]] = []
     rest: list[Mapping[str, Any]] = []
@@ -124,7 +124,7 @@ def divide(
 
 
 def _conjuncts(match: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield conditions of one field each, which together are the whole condition."""
+    """Yield conditions of one field each, whose conjunction is the whole condition."""
     for name, value in match.items():
         if name == "$and" and _are_documents(value):
             for each in value:
@@ -138,7 +138,7 @@ def _conjunction(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _is_untouched(condition: Mapping[str, Any]) -> bool:
-    """Tell whether a condition holds after the lookup exactly when it holds before it."""
+    """Return whether a condition has the same result before and after the lookup."""
     return all(_is_untouched_field(name, value) for name, value in condition.items())
 
 
@@ -149,7 +149,7 @@ def _is_untouched_field(name: str, value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell whether a condition on a path is a value, or consists of operators that are known."""
+    """Return whether a condition on a path is a value or consists of known operators."""
     if not isinstance(value, Mapping):
         return True
     if not any(name.startswith("$") for name in value):

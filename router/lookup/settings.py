@@ -1,4 +1,4 @@
-"""What lookups may take."""
+"""Settings of lookups: their bounds."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LookupSettings:
-    """Bounds of the lookups of a process. Times in seconds, sizes in bytes."""
+    """Bounds of a process's lookups. Times in seconds, sizes in bytes."""
 
     connections: int = 8
-    """Connections to the upstream, and so requests in flight, over all streams."""
+    """Maximum of connections to the upstream, and so of requests in flight, over all streams."""
     first_events: int = 100
-    """Events whose documents a stream's first request asks for; adapted to their sizes."""
+    """Events looked up by a stream's first request; later adapted to the documents' sizes."""
     most_events: int = 1000
-    """Bound of that."""
+    """Upper bound of the adapted number of events."""
     target_bytes: int = 4 * _MIB
-    """Size that the documents of one request should have together."""
+    """Target for the total size of the documents of one request."""
     timeout: float = 30.0
-    """How long a request may take, attempts after network errors included."""
+    """Time limit of a request, including attempts after network errors."""
     backoff_first: float = 0.01
-    """Longest first pause before another attempt; doubles with each."""
+    """Longest first pause before another attempt; doubles with each attempt."""
     backoff_max: float = 2.0
-    """Bound of that doubling."""
+    """Upper bound of the doubled pause."""

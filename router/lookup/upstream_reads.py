@@ -1,4 +1,4 @@
-"""Reads through the upstream mongos: whole results of a command, in slices, within bounds."""
+"""Reads through the upstream mongos: complete results of a command as raw BSON, within bounds."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,22 +18,22 @@ from shard_client.wire.frames import decode, encode
 
 _MS = 1000
 _GRACE = 5.0
-"""Seconds that the upstream may take beyond ``maxTimeMS`` to say that the time is over."""
+"""Seconds beyond ``maxTimeMS`` within which the upstream must report that the time is over."""
 
 
 class Result(NamedTuple):
-    """The documents of a cursor, raw; ``whole`` is False if there are more than were wanted."""
+    """The raw documents of a cursor; ``whole`` is False if the cursor has more documents."""
 
     documents: list[bytes]
     whole: bool
 
 
 class UpstreamReads:
-    """Runs reads on the upstream for all streams of the process. Must be made in a running loop.
+    """Runs reads on the upstream for all streams of the process. Create it in a running loop.
 
     Args:
         connect: opens a connection to the upstream.
-        clock: the cluster time that goes with each read.
+        clock: the cluster time sent with each read.
         settings: bounds.
     """
 
@@ -45,17 +45,17 @@ class UpstreamReads:
     async def read(
         self, database: str, command: Mapping[str, Any], most_bytes: int | None = None
     ) -> Result:
-        """Return the documents that ``command`` finds, of all batches of its cursor.
+        """Return the documents of all batches of the cursor that ``command`` opens.
 
         Args:
-            database: where it is run.
+            database: the database on which the command runs.
             command: a ``find`` or an ``aggregate``.
-            most_bytes: how many bytes of documents are enough; None for all. One batch, up to
-                16 MiB, may come on top.
+            most_bytes: stop after this many bytes of documents; None for all. The last batch, up to
+                16 MiB, may exceed it.
 
         Raises:
-            CommandError: the upstream's error; 89 when it takes too long; 6 when it cannot be
-                reached for a while.
+            CommandError: the upstream's error; 89 if it takes too long; 6 if it stays unreachable
+                until the time limit.
         """
         seconds = self.settings.timeout
         body: dict[str, Any] = {**command, "maxTimeMS": int(seconds * _MS), "$db": database}
@@ -83,11 +83,11 @@ class UpstreamReads:
             ) from error
 
     def enter(self) -> None:
-        """Count one stream more that may read."""
+        """Add a stream that may read."""
         self._connections.enter()
 
     def leave(self) -> None:
-        """Count one stream less; after the last one no connection stays open."""
+        """Remove a stream; after the last one no connection stays open."""
         self._connections.leave()
 
     async def _read(
@@ -122,7 +122,7 @@ class UpstreamReads:
 
 
 def _batch(body: bytes) -> tuple[int, str, list[bytes]]:
-    """Return cursor id, namespace and documents of a reply; raises CommandError, ProtocolError."""
+    """Return a reply's cursor id, namespace and documents; raises CommandError, ProtocolError."""
     cursor = find(body, b"cursor")
     if cursor is None or cursor.type != DOCUMENT:
         reply = decode(body)

@@ -1,4 +1,4 @@
-"""The user's stages that follow the lookup, run by the upstream mongos."""
+"""The user's stages that follow the lookup; the upstream mongos runs them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,7 @@ _FIELDS: Final = ("collation", "comment", "let", "allowDiskUse")
 
 
 class Transformed(NamedTuple):
-    """What came of the first ``consumed`` events; of each at most one, in their order."""
+    """The results of the first ``consumed`` events: at most one for each, in their order."""
 
     consumed: int
     events: list[bytes]
@@ -29,7 +29,8 @@ class Transformed(NamedTuple):
 class UserStages:
     """Runs the stages of one stream over its events.
 
-    The stages of change streams work event by event, so they may run over ``$documents`` anywhere.
+    A change stream's stages process each event by itself, so they can run over ``$documents``
+    on any server.
     """
 
     def __init__(self, plan: LookupPlan, reads: UpstreamReads) -> None:
@@ -39,13 +40,13 @@ class UserStages:
         self._fields = {name: extras[name] for name in _FIELDS if name in extras}
 
     async def check(self) -> None:
-        """Have mongos parse the stages; raises its CommandError."""
+        """Validate the stages on the upstream mongos; raises its CommandError."""
         await self._run(self._plan.user_stages, [])
 
     async def transform(self, events: Sequence[bytes]) -> Transformed:
-        """Run the stages over the events, or the first of them, at least one.
+        """Run the stages over the events, or over the first of them, at least one.
 
-        Raises CommandError: a stage fails for the first event, or gives it another ``_id`` (280).
+        Raises CommandError if a stage fails for the first event or changes its ``_id`` (280).
         """
         count, size = 0, 0
         if len(events[0]) > MAX_EVENT_BYTES:
@@ -62,7 +63,7 @@ class UserStages:
             except CommandError as error:
                 if count == 1 or error.code in RESUMABLE_CODES:
                     raise
-                # What comes before the event that fails is delivered.
+                # The events before the one that fails are delivered.
                 count //= 2
 
     async def _run(
@@ -79,7 +80,7 @@ class UserStages:
 
 
 def _in_order(events: Sequence[bytes], results: Sequence[bytes]) -> list[bytes]:
-    """Check that the results have the ``_id`` of the events they were made of, in their order.
+    """Check that the results have the ``_id`` of their input events, in order.
 
     Raises CommandError 280 as mongos does.
     """

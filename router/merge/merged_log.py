@@ -1,4 +1,4 @@
-"""What the merge has released, kept for all who read it: a ring of blocks, bounded in bytes."""
+"""Log of merged events, shared by all its readers: a ring of blocks, bounded in bytes."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -9,16 +9,17 @@ from typing import Final
 from router.merge.merger import weight
 
 ELEMENT_OVERHEAD: Final = 10
-"""Bytes that mongos reckons on top of each event in a batch: type, array index, terminator."""
+"""Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""
 
 JOIN_BYTES: Final = 64 * 1024
-"""Blocks are joined up to this size, so that a log of single events stays short."""
+"""Size up to which blocks are joined, so that a log of single events has few blocks."""
 
 
 class _Block:
-    """Events in order; ``first`` is the number of the first of them, counted from the log's start.
+    """Consecutive events in order.
 
-    ``last_key`` is the sort key of the last one.
+    ``first`` is the number of the first event, counted from the log's start. ``last_key`` is the
+    sort key of the last event.
     """
 
     __slots__ = ("events", "first", "last_key", "size")
@@ -35,12 +36,12 @@ _last_key: Final = attrgetter("last_key")
 
 
 class MergedLog:
-    """Merged events by number, oldest first; the oldest go when ``trim`` is called.
+    """Merged events by number, oldest first; ``trim`` drops the oldest.
 
-    Whoever reads holds the number of the next event; numbers from ``start`` up to ``end`` are here.
-    ``floor`` is a sort key: every event beyond it is here or still to come
-    (docs/design.md, section 10). ``key_of`` finds an event's sort key: that is seldom asked for,
-    so it is not kept.
+    Each reader keeps the number of its next event. The log holds the numbers from ``start`` up to
+    ``end``. ``floor`` is a sort key: every event beyond it is in the log or has not been released
+    yet (docs/design.md, section 10). ``key_of`` extracts an event's sort key; keys are rarely
+    needed, so the log does not store them.
     """
 
     def __init__(self, floor: bytes, key_of: Callable[[bytes], bytes]) -> None:
@@ -52,7 +53,7 @@ class MergedLog:
         self._blocks: list[_Block] = []
 
     def append(self, events: list[bytes], last_key: bytes, size: int) -> None:
-        """Add merged events, ``size`` bytes in all; the list belongs to the log from now on."""
+        """Append merged events, ``size`` bytes in all. The log takes ownership of the list."""
         last = self._blocks[-1] if self._blocks else None
         if last is not None and last.size + size <= JOIN_BYTES:
             last.events.extend(events)
@@ -64,7 +65,7 @@ class MergedLog:
         self.size += size
 
     def trim(self, keep: int) -> None:
-        """Let go of the oldest blocks beyond ``keep`` bytes of memory; the newest always stays."""
+        """Drop the oldest blocks beyond ``keep`` bytes of memory; the newest block always stays."""
         held = weight(self.end - self.start, self.size)
         if held <= keep:
             return
@@ -80,7 +81,7 @@ class MergedLog:
             del self._blocks[:gone]
 
     def number_beyond(self, key: bytes) -> int:
-        """Return the number of the first event here whose sort key is beyond ``key``."""
+        """Return the number of the first event in the log whose sort key is beyond ``key``."""
         index = bisect_right(self._blocks, key, key=_last_key)
         if index == len(self._blocks):
             return self.end
@@ -97,10 +98,10 @@ class MergedLog:
     def read(
         self, number: int, max_events: int | None, space: int, *, first: bool
     ) -> tuple[list[bytes], int]:
-        """Return events from ``number`` on, of one block, and their bytes.
+        """Return events of one block from ``number`` on, and their size in bytes.
 
-        At most ``max_events`` that fit into ``space``, as ``cut`` has it. The list may be the log's
-        own: not to be changed, nor kept.
+        At most ``max_events`` are returned, and only those that fit into ``space``, as for ``cut``.
+        The list may be the log's own: do not modify or keep it.
         """
         block, offset = self._at(number)
         if not offset:
@@ -129,12 +130,12 @@ def cut(
     first: bool,
     size: int | None = None,
 ) -> tuple[list[bytes], int]:
-    """Return the longest front of ``events`` that a batch has room for, and its bytes.
+    """Return the longest prefix of ``events`` that fits into a batch, and its size in bytes.
 
-    At most ``max_events`` that fit into ``space`` bytes: an event needs its size at the time it is
-    put; those before it their size and the array overhead. ``first``: the batch is empty so far, so
-    one event goes whatever its size. ``size``: the bytes of all, if known
-    (docs/protocol.md, section 2).
+    At most ``max_events`` that fit into ``space`` bytes. The event being added counts with its
+    size; each event before it counts with its size and the array overhead. With ``first`` the
+    batch is still empty, so one event is returned whatever its size. ``size`` is the size of all
+    ``events`` in bytes, if known (docs/protocol.md, section 2).
     """
     count = len(events)
     if max_events is not None and max_events < count:

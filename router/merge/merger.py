@@ -16,19 +16,19 @@ _KEY: Final = itemgetter(0)
 _BSON: Final = itemgetter(1)
 
 COALESCE_BYTES: Final = 256 * 1024
-"""Batches smaller than this are joined into one run, so that a backlog of crumbs stays cheap."""
+"""Size up to which batches are joined into one run, so that many tiny batches stay cheap."""
 
 BLOCK_EVENTS: Final = 2000
-"""About how many events a block has at most: few enough to stay in a core's own cache while they
-are merged, many enough that cutting them out of each remote's run costs little."""
+"""Approximate maximum of events per block: few enough to stay in a core's own cache during the
+merge, many enough that cutting them out of each remote's run costs little."""
 
 
 EVENT_OVERHEAD: Final = 300
-"""What an event takes in memory on top of its own bytes: its sort key, and Python's objects."""
+"""Bytes of memory that an event takes besides its BSON: its sort key, and Python's objects."""
 
 
 def weight(events: int, size: int) -> int:
-    """Return the bytes of memory that so many events of ``size`` bytes in all take."""
+    """Return the bytes of memory that ``events`` events of ``size`` bytes in all take."""
     return size + EVENT_OVERHEAD * events
 
 
@@ -41,9 +41,9 @@ class MergeOrderError(Exception):
 
 
 class Block(NamedTuple):
-    """Merged events in order, without their sort keys but for the last one's.
+    """Merged events in order, with only the last event's sort key.
 
-    ``size`` is their bytes, ``shares`` the memory that those of each remote take.
+    ``size`` is their size in bytes. ``shares`` maps each remote to the memory that its events take.
     """
 
     events: list[bytes]
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 class _Run:
-    """What is left of one or more batches of a remote; ``events`` before ``start`` are gone."""
+    """The rest of one or more batches of a remote; ``events`` before ``start`` are consumed."""
 
     __slots__ = ("events", "last", "size", "start")
 
@@ -78,7 +78,7 @@ class _Remote:
         self.eligible = not topology
 
     def bound(self, count: int, bound: bytes) -> bytes:
-        """Return ``bound``, or the sort key of its ``count``-th event where that is smaller."""
+        """Return the smaller of ``bound`` and the sort key of the remote's ``count``-th event."""
         for run in self.runs:
             left = len(run.events) - run.start
             if count <= left:
@@ -87,7 +87,10 @@ class _Remote:
         return bound
 
     def cut(self, bound: bytes, onto: list[Event]) -> tuple[list[Event], int]:
-        """Take the events up to and including ``bound``: ``onto`` and these, and their bytes."""
+        """Remove the events up to and including ``bound``.
+
+        Return ``onto`` extended by these events, and the size of these events in bytes.
+        """
         total = 0
         while self.runs and self.runs[0].last <= bound:
             run = self.runs.popleft()
@@ -113,14 +116,14 @@ class Merger:
     """Merges the batches of many remotes into blocks of events in sort key order.
 
     An event is released once every remote has promised to send nothing below it. Blocks are small
-    however many remotes there are, so that a merge works on what the processor's caches still hold.
+    regardless of the number of remotes, so that a merge works on data in the processor's caches.
 
     Rules: docs/design.md, section 5; docs/protocol.md, sections 2 and 6.
     """
 
     def __init__(self) -> None:
         self._remotes: dict[int, _Remote] = {}
-        # Those with events buffered: most remotes have none most of the time.
+        # Remotes with buffered events. Most remotes have none most of the time.
         self._full: dict[int, _Remote] = {}
         self._silent: set[int] = set()
         self._retired: set[int] = set()
@@ -128,16 +131,16 @@ class Merger:
         self._ahead: deque[Block] = deque()
         self._ahead_size = 0
         self.buffered = 0
-        """Bytes of memory that all remotes' events take which no block has released yet."""
+        """Bytes of memory that the unreleased events of all remotes take."""
 
     def add_remote(
         self, remote: int, *, promise: bytes | None = None, topology: bool = False
     ) -> None:
-        """Add a remote; nothing is released before it has promised.
+        """Add a remote; nothing is released before its first promise.
 
-        ``promise`` is a sort key that it cannot send anything below, known beforehand; it holds
-        the gate without being a promise of its own. ``topology`` marks the config server's remote,
-        whose promises become the high water mark only under its own rules.
+        ``promise`` is a sort key, known beforehand, below which the remote cannot send anything. It
+        holds the gate, although the remote did not send it. ``topology`` marks the config server's
+        remote, whose promises become the high water mark only under its own rules.
         """
         state = _Remote(topology=topology)
         self._remotes[remote] = state
@@ -149,9 +152,9 @@ class Merger:
             self._promises.add((promise, remote))
 
     def retire_remote(self, remote: int, *, before: bytes | None = None) -> None:
-        """Expect nothing more of a remote: it holds nothing back; what it has sent is released.
+        """Stop waiting for a remote: it no longer holds the gate, and its events are released.
 
-        With ``before``, only what sorts below that key.
+        With ``before``, only its events that sort below that key are released.
         """
         state = self._remotes[remote]
         if before is not None:
@@ -193,11 +196,11 @@ class Merger:
         *,
         marks: bool = True,
     ) -> None:
-        """Take in one batch: ``events`` in order, then the promise ``pbrt``, whose key is ``key``.
+        """Add one batch: ``events`` in order, then the promise ``pbrt``, whose key is ``key``.
 
-        ``size`` is the events' bytes, summed here when absent; the list belongs to the merger from
-        now on. Without ``marks`` the promise never becomes the high water mark. Raises
-        MergeOrderError, and takes in nothing, when the batch is out of order, goes below the
+        ``size`` is the size of the events in bytes, computed here if absent. The merger takes
+        ownership of the list. Without ``marks`` the promise never becomes the high water mark.
+        Raises MergeOrderError, and adds nothing, if the batch is out of order, goes below the
         remote's earlier promise or above its new one.
         """
         state = self._remotes[remote]
@@ -213,7 +216,7 @@ class Merger:
                 raise MergeOrderError(
                     remote, f"an event at {events[-1][0]!r} lies above its promise {key!r}"
                 )
-            # Sorting what is sorted already is the quickest way to see that it is.
+            # Sorting a sorted list is the fastest check that it is sorted.
             if sorted(events, key=_KEY) != events:
                 raise MergeOrderError(remote, "a batch is not in the order of its tokens")
         eligible = marks and self._is_eligible(state, key, has_events=bool(events))
@@ -230,7 +233,7 @@ class Merger:
             self._full[remote] = state
 
     def _is_eligible(self, state: _Remote, key: bytes, *, has_events: bool) -> bool:
-        """Whether this promise may become the high water mark (docs/protocol.md, section 6)."""
+        """Return whether a promise may become the high water mark (docs/protocol.md, section 6)."""
         if not state.topology:
             return True
         if has_events:
@@ -247,7 +250,7 @@ class Merger:
         self.buffered += held
         if state.runs:
             last = state.runs[-1]
-            # A run that is being used up must come to an end, so that its events are let go.
+            # Do not extend a run that is being consumed: its events are freed at its end.
             if not last.start and last.size + size <= COALESCE_BYTES:
                 last.events.extend(events)
                 last.size += size
@@ -265,7 +268,7 @@ class Merger:
 
     @property
     def gate_holder(self) -> int | None:
-        """The remote with the smallest promise; a silent one holds the gate before all others."""
+        """The remote with the smallest promise; a silent remote precedes all others."""
         if self._silent:
             return min(self._silent)
         if not self._promises:
@@ -277,7 +280,7 @@ class Merger:
     def mark(self) -> tuple[bytes, bytes] | None:
         """The smallest promise, as sort key and raw token, if it may become a high water mark.
 
-        That of a client that has been given all blocks, when nothing is ready.
+        It is the mark of a client that has received all blocks, when nothing is ready.
         """
         if self._silent or not self._promises:
             return None
@@ -287,7 +290,7 @@ class Merger:
 
     @property
     def ahead(self) -> bool:
-        """Whether ``next_block`` has a block at hand that was merged ahead."""
+        """Whether a block that was merged ahead is available to ``next_block``."""
         return bool(self._ahead)
 
     @property
@@ -301,41 +304,41 @@ class Merger:
 
     @property
     def head(self) -> bytes | None:
-        """The smallest buffered sort key that is not merged yet."""
+        """The smallest sort key among the buffered events that are not merged yet."""
         firsts = [remote.runs[0] for remote in self._full.values()]
         return min([run.events[run.start][0] for run in firsts], default=None)
 
     @property
     def tail(self) -> bytes | None:
-        """The largest buffered sort key that is not merged yet."""
+        """The largest sort key among the buffered events that are not merged yet."""
         return max([remote.runs[-1].last for remote in self._full.values()], default=None)
 
     def promise(self, remote: int) -> bytes | None:
-        """The remote's promised min sort key, None while it is silent."""
+        """Return the sort key of the remote's promise, or None while it is silent."""
         return self._remotes[remote].promise
 
     def behind(self, key: bytes) -> Sequence[int]:
-        """The remotes whose promises lie below ``key``, the lowest first; silent ones left out."""
+        """Return the remotes with promises below ``key``, lowest first, without silent ones."""
         return [remote for _, remote in self._promises.irange(maximum=(key, -1))]
 
     def holding(self, key: bytes) -> Sequence[int]:
-        """The remotes whose promise is exactly ``key``."""
+        """Return the remotes whose promise is exactly ``key``."""
         return [remote for _, remote in self._promises.irange((key, -1), (key, sys.maxsize))]
 
     def buffered_bytes(self, remote: int) -> int:
-        """Memory that the remote's events take which no block has released yet."""
+        """Return the bytes of memory that the remote's unreleased events take."""
         return self._remotes[remote].buffered
 
     def merge_ahead(self, size: int) -> None:
-        """Merge what is ready, so that ``next_block`` need not, until ``size`` bytes lie there."""
+        """Merge ready events before ``next_block`` needs them, up to ``size`` bytes ahead."""
         while self._ahead_size < size and (block := self._merge()) is not None:
             self._ahead.append(block)
             self._ahead_size += block.size
 
     def next_block(self) -> Block | None:
-        """Release the next block, or None when nothing is ready.
+        """Release the next block, or return None when nothing is ready.
 
-        Equal keys keep the order of the remotes' numbers.
+        Events with equal keys come in the order of their remotes' numbers.
         """
         if self._ahead:
             self._ahead_size -= self._ahead[0].size
@@ -372,7 +375,7 @@ class Merger:
                     self._retired.discard(remote)
                     del self._remotes[remote]
         if len(shares) > 1:
-            # Timsort finds the presorted runs and merges them; it is stable, which settles ties.
+            # Timsort finds the presorted runs and merges them. It is stable: ties keep their order.
             merged.sort(key=_KEY)
-        # The keys have done their work: let go of while the caches hold them.
+        # Free the keys, which are no longer needed, while they are in the caches.
         return Block(list(map(_BSON, merged)), merged[-1][0], total, shares)

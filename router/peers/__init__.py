@@ -1,1 +1,1 @@
-"""The other workers of the same router, as one worker reaches them."""
+"""Access of one worker to the other workers of the same router."""

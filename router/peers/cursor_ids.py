@@ -1,4 +1,4 @@
-"""Cursor ids that name the worker whose cursor it is, so that any worker finds it."""
+"""Cursor ids that contain the number of the owning worker, so that any worker can find it."""
 
 import secrets
 from collections.abc import Callable
@@ -12,21 +12,21 @@ _MARK_SHIFT = _RANDOM_BITS + _WORKER_BITS
 
 
 def new_mark() -> int:
-    """Return the mark that all cursor ids of one router carry."""
+    """Return a random mark for all cursor ids of one router."""
     return secrets.randbits(_MARK_BITS)
 
 
 class CursorIds:
-    """Makes one worker's cursor ids and reads those of all workers.
+    """Creates one worker's cursor ids and parses those of all workers.
 
-    An id is, from its highest bit: a zero (ids are positive), the router's mark, the worker's
-    number, and chance. An id that was made elsewhere, by the upstream, carries the mark in one of
-    32,768 cases: what ``owner`` says is a claim that the owner has to confirm.
+    From its highest bit, an id consists of a zero (ids are positive), the router's mark, the
+    worker's number, and random bits. An id created by the upstream has the same mark with a
+    probability of 1 in 32,768, so the owner has to confirm the result of ``owner``.
 
     Args:
         worker: this worker's number, from 1.
-        mark: what ``new_mark`` gave, the same for all workers.
-        chance: gives a random number of so many bits.
+        mark: the result of ``new_mark``, the same for all workers.
+        chance: returns a random number with the given number of bits.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class CursorIds:
         self._chance = chance
 
     def new_id(self) -> int:
-        """Return an id that names this worker."""
+        """Return a new id that contains this worker's number."""
         return self._prefix | self._chance(_RANDOM_BITS)
 
     def owner(self, cursor_id: int) -> int | None:
-        """Return the number of the worker that the id names, None if it is none of the router's."""
+        """Return the number of the worker in the id, or None if it is not an id of the router."""
         if cursor_id < 0 or cursor_id >> _MARK_SHIFT != self._mark:
             return None
         return cursor_id >> _RANDOM_BITS & (1 << _WORKER_BITS) - 1 or None

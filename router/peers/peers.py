@@ -1,4 +1,4 @@
-"""A worker's ways to the others: their cursors, sessions, fail points and figures."""
+"""A worker's access to the other workers: cursors, sessions, fail points and statistics."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ log = structlog.get_logger()
 _CONNECT_TIMEOUT = 2.0
 _ANSWER_TIMEOUT = 2.0
 _SPARED = 10.0
-"""Seconds for which a worker that did not answer in time is not asked again."""
+"""Seconds without further requests to a worker that did not answer in time."""
 
 
 def private_address(folder: Path, worker: int) -> str:
-    """Return the path of the socket at which a worker answers the others."""
+    """Return the path of the socket on which a worker answers the other workers."""
     return str(folder / f"{worker}.sock")
 
 
@@ -46,17 +46,17 @@ class Peer:
         )
 
     def serves(self, address: Address) -> bool:
-        """Tell whether a connection to that address may be used further: a worker stays."""
+        """Return whether a connection to ``address`` is usable: a worker's address is fixed."""
         return address == self._address
 
     def link(self) -> ServerLink:
-        """Return a client's own way to the worker; it connects when first used."""
+        """Return a separate link to the worker for one client; it connects on first use."""
         return ServerLink(self)
 
     async def ask(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Run a command there, in bounded time; None if there is no answer.
+        """Run a command on the worker, in bounded time; return None if there is no answer.
 
-        A worker that hangs makes one command wait, not each.
+        After a timeout, further commands return None at once for ten seconds.
         """
         loop = asyncio.get_running_loop()
         if loop.time() < self._spared_until:
@@ -77,7 +77,7 @@ class Peer:
             return None
 
     def close(self) -> None:
-        """Cut the worker's own connection to the other one."""
+        """Cut the connection that ``ask`` uses."""
         self._own.abort()
 
 
@@ -87,7 +87,7 @@ class Peers:
     Args:
         ids: this worker's cursor ids.
         number: this worker's number.
-        count: how many there are.
+        count: the number of workers.
         folder: the router's private folder.
     """
 
@@ -99,18 +99,18 @@ class Peers:
         }
 
     def owner(self, cursor_id: int) -> Peer | None:
-        """Return the other worker whose cursor it may be; None if it is ours or the upstream's."""
+        """Return the other worker that may own a cursor; None for our own and the upstream's."""
         number = self._ids.owner(cursor_id)
         return self._others.get(number) if number is not None else None
 
     async def ask_all(self, database: str, command: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-        """Run a command on every other worker; return the answers of those that gave one."""
+        """Run a command on every other worker; return the answers received."""
         answers = await asyncio.gather(
             *(other.ask(database, command) for other in self._others.values())
         )
         return [answer for answer in answers if answer is not None]
 
     def close(self) -> None:
-        """Cut all connections to the others."""
+        """Cut this worker's own connections to the other workers."""
         for other in self._others.values():
             other.close()

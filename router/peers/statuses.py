@@ -1,11 +1,11 @@
-"""One serverStatus out of those of all workers."""
+"""Merges the workers' serverStatus replies into one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bson.int64 import Int64
 
-# What every worker says of the same thing, or of the whole: the first one's answer stands.
+# Fields with the same meaning in every worker, or about the whole router: the first reply's value.
 _NOT_SUMMED = frozenset(
     {
         ("pid",),
@@ -18,25 +18,26 @@ _NOT_SUMMED = frozenset(
         ("ok",),
     }
 )
-# Of members' distances and ages the whole is the worst.
+# Latencies and ages of members are merged as the maximum.
 _LARGEST_ENDS = ("Millis", "Seconds")
 
 
 def sum_statuses(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what all workers together would say of themselves.
+    """Return one status for all workers together.
 
-    Counts are added, lists joined, documents summed field by field; names, dates and switches are
-    the first worker's. Fields that tell a time, by their names, are the largest.
+    Counts are added, lists concatenated, documents merged field by field; strings, dates and
+    booleans are the first worker's. Fields whose name ends in "Millis" or "Seconds" take the
+    maximum.
 
     Args:
-        statuses: the replies, the answering worker's own first; none is changed.
+        statuses: the replies, with the answering worker's own first; they are not modified.
     """
     summed = _together(list(statuses), ())
     assert isinstance(summed, dict)
     connections = summed.get("connections")
     if isinstance(connections, dict) and "available" in connections:
         first = statuses[0]["connections"]
-        # The limit is on the whole: the others' connections leave so many fewer.
+        # The limit applies to the whole router: subtract the other workers' connections.
         others = connections["current"] - first["current"]
         connections["available"] = max(0, first["available"] - others)
     return summed

@@ -1,1 +1,1 @@
-"""The listening side: connections of clients, their requests in order, the replies."""
+"""The server side: client connections, their requests in order, and the replies."""

@@ -1,4 +1,4 @@
-"""One client's connection: its requests are answered in the order in which they came."""
+"""One client's connection: answers its requests in the order of arrival."""
 
 import asyncio
 from collections.abc import Mapping
@@ -48,18 +48,18 @@ _KINDS = {
 
 
 class ClientConnection:
-    """Reads a client's requests one after the other, has them answered, writes the replies.
+    """Reads a client's requests one at a time, runs them and writes the replies.
 
-    Pipelined requests wait in the socket. A client that goes takes its running command with it;
-    its upstream connection is cut (docs/design.md, section 11).
+    Pipelined requests wait in the socket. When the client disconnects, its running command is
+    cancelled and its upstream connection is cut (docs/design.md, section 11).
 
     ``idle`` is set while no command is in flight.
 
     Args:
         stream: the frames of the connection.
-        node: what commands work with.
-        client: what commands know of the client.
-        counters: where its traffic is counted.
+        node: the state that all commands share.
+        client: the client's state, as commands see it.
+        counters: the counters for the connection's traffic.
     """
 
     def __init__(self, stream: FrameStream, node: Node, client: Client, counters: Counters) -> None:
@@ -73,7 +73,7 @@ class ClientConnection:
         self._scope: anyio.CancelScope | None = None
 
     async def serve(self) -> None:
-        """Answer until the client goes or breaks the protocol; leave nothing behind."""
+        """Answer until the client disconnects or breaks the protocol, then release everything."""
         try:
             while (frame := await self._stream.receive(bytes)) is not None:
                 self.idle.clear()
@@ -103,7 +103,7 @@ class ClientConnection:
                 self._stream.transport.close()
 
     def interrupt(self) -> None:
-        """End the command in flight; the client is told that the router shuts down."""
+        """Cancel the command in flight; the client gets InterruptedAtShutdown."""
         if self._scope is not None:
             self._scope.cancel()
 
@@ -120,7 +120,7 @@ class ClientConnection:
         await self._stream.drain()
 
     async def _answer(self, request: Request) -> None:
-        """Run the command and send what it gives; errors are answers too."""
+        """Run the command and send its answer or its error."""
         response_to = request.request_id
         following: Mapping[str, Any] | None = None
         try:
@@ -155,7 +155,7 @@ class ClientConnection:
             await self._send_error(request, refusal, response_to)
 
     async def _run(self, request: Request, again: Mapping[str, Any] | None) -> AnyAnswer:
-        """Find the command and run it, ``again`` with another document if that is given."""
+        """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
             raise shutting_down(request.name)
@@ -182,7 +182,7 @@ class ClientConnection:
             if "$clusterTime" in document:
                 self._node.check_client_time(document["$clusterTime"])
         if self.client.is_worker:
-            fail_points = None  # they have acted where the client is
+            fail_points = None  # they have acted in the client's worker
         if fail_points is not None:
             names = command.names if command is not None else (request.name,)
             await before_command(fail_points, call, names)
@@ -194,7 +194,8 @@ class ClientConnection:
     async def _pass_through(self, request: Request, answer: PassThrough = PASS_THROUGH) -> None:
         """Relay the client's message to the upstream and its replies back, byte for byte.
 
-        ``answer`` says what a fail point puts into the reply, and what the router would refuse.
+        ``answer`` holds the fields that a fail point adds to the reply, and the refusal to send if
+        the upstream does not know the command.
         """
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
@@ -223,13 +224,13 @@ class ClientConnection:
                 await self._stream.drain()
 
     async def _to_worker(self, request: Request, answer: ToWorker) -> None:
-        """Relay a getMore to the worker that has the cursor, and its reply back."""
+        """Relay a getMore to the worker that owns the cursor, and its reply back."""
         self._counters.passed_on += 1
         link = self.client.worker_link(answer.peer)
         try:
             async with aclosing(link.relay(request.frame)) as replies:
                 reply = await anext(replies, None)
-        except NetworkError as error:  # it has died, and its cursors with it
+        except NetworkError as error:  # the worker and its cursors are gone
             log.info(
                 "The cursor's worker is gone",
                 component="NETWORK",
@@ -241,7 +242,7 @@ class ClientConnection:
                     ErrorCode.CursorNotFound, f"Cursor not found (id: {answer.cursor_id})."
                 ) from error
         else:
-            if reply is None:  # the client wants none
+            if reply is None:  # the client asked for no reply
                 return
             if not (answer.or_upstream and _code_of(reply) == ErrorCode.CursorNotFound):
                 self._note_cluster_time(reply)
@@ -271,7 +272,7 @@ class ClientConnection:
         await self._replies.send_document(request, document, response_to=response_to)
 
     async def _legacy_allowed(self, request: Request) -> bool:
-        """Tell whether an OP_QUERY is one that servers still take; answer the others."""
+        """Return whether servers still accept this OP_QUERY; if not, send the refusal."""
         assert request.query is not None
         if not request.query.namespace.endswith(".$cmd"):
             await self._replies.refuse_query(

@@ -1,8 +1,7 @@
-"""Decode a large BSON document without holding up the event loop.
+"""Decode a large BSON document without blocking the event loop.
 
-The decoder holds the interpreter's lock, so that a thread would not help: 10 MB of small values
-take seconds. A large document is therefore decoded piece by piece, with a turn of the loop after
-each.
+The decoder holds the interpreter's lock, so a thread would not help: 10 MB of small values take
+seconds. A large document is therefore decoded in pieces, and the loop runs once after each.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from shard_client.wire.bson_slices import ARRAY, DOCUMENT, MAX_DEPTH, iter_eleme
 from shard_client.wire.frames import decode
 
 PIECE_SIZE = 32 * 1024
-"""Bytes that are decoded without a pause: some 10 ms of the costliest values."""
+"""Bytes decoded without a pause: about 10 ms for the costliest values."""
 
 _RUN, _CODE_WITH_SCOPE = 0x00, 0x0F
 _int32 = Struct("<i")
@@ -24,8 +23,8 @@ _int32 = Struct("<i")
 async def decode_gradually(document: bytes) -> dict[str, Any]:
     """Decode one document as ``frames.decode`` does, in pieces of about PIECE_SIZE bytes.
 
-    A single string or binary value is one piece, however long; a large document stays a document
-    if it has the form of a DBRef. Raises ProtocolError.
+    A single string or binary value is one piece, however long. A large document in the form of a
+    DBRef is decoded as a plain document. Raises ProtocolError.
     """
     if len(document) <= PIECE_SIZE:
         return decode(document)
@@ -50,7 +49,7 @@ async def _decode_array(buffer: bytes, start: int, limit: int, depth: int) -> li
     values: list[Any] = []
     for kind, first, end in _pieces(buffer, start, limit):
         if kind == _RUN:
-            # An array keeps its order, whatever its elements are called.
+            # The decoder keeps the order of elements and ignores their names.
             items = buffer[first:end]
             array = b"\x04\0" + _int32.pack(len(items) + 5) + items + b"\0"
             values += decode(_int32.pack(len(array) + 5) + array + b"\0")[""]
@@ -70,7 +69,7 @@ async def _decode_nested(kind: int, buffer: bytes, start: int, limit: int, depth
 
 
 def _pieces(buffer: bytes, start: int, limit: int) -> Iterator[tuple[int, int, int]]:
-    """Cut the document at ``start``: runs of fields (_RUN), and large documents one by one."""
+    """Split the document at ``start`` into runs of fields (_RUN) and single large documents."""
     first = position = start + 4
     for element in iter_elements(buffer, start, limit):
         large = element.end - position > PIECE_SIZE

@@ -1,4 +1,4 @@
-"""The listening socket: takes clients in, ends them in bounded time."""
+"""The listening socket: accepts clients and ends their connections in bounded time."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ _INTERRUPTED_TIMEOUT = 0.5
 
 
 class _ClientStream(FrameStream):
-    """A client's frames; when the client goes, whoever serves it is cancelled."""
+    """A client's frames; cancels the serving task when the client disconnects."""
 
     task: asyncio.Task[None] | None = None
 
@@ -37,9 +37,9 @@ class Listener:
     """Listens for drivers and owns their connections; use it as an async context manager.
 
     Args:
-        node: what commands work with.
-        for_workers: the clients are the other workers of this router; what they pass on was
-            counted, and limited, where it came in.
+        node: the state that all commands share.
+        for_workers: the clients are the other workers of this router; the worker that accepted
+            the client has already counted and limited the requests that they pass on.
     """
 
     def __init__(self, node: Node, *, for_workers: bool = False) -> None:
@@ -65,14 +65,14 @@ class Listener:
         self.stop_listening()
         for task in self._connections.values():
             task.cancel()
-        # The tasks are ended either way; an error of the block goes on as it is.
+        # The tasks end in any case; an exception of the block propagates unchanged.
         await self._tasks.__aexit__(None, None, None)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on ``port`` of all ``hosts``; 0 picks one for all. Return the port.
+        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
 
         Raises:
-            OSError: the port is taken or a host is none of ours.
+            OSError: the port is in use or a host is not an address of this machine.
         """
         loop = asyncio.get_running_loop()
         for host in hosts:
@@ -98,12 +98,12 @@ class Listener:
         """Serve a client whose connection another process has accepted.
 
         Args:
-            connection: the client's.
-            connection_id: its number in the whole router.
-            arrived: called when the connection begins to be counted here.
+            connection: the client's socket.
+            connection_id: the connection's number, unique in the whole router.
+            arrived: called just before this process counts the connection.
 
         Raises:
-            OSError: the client has gone meanwhile.
+            OSError: the client has disconnected meanwhile.
         """
 
         def accept(stream: FrameStream) -> None:
@@ -115,17 +115,17 @@ class Listener:
         )
 
     def stop_listening(self) -> None:
-        """Take no more clients; those that are there stay."""
+        """Accept no more clients; existing connections stay open."""
         self._stopped = True
         for server in self._servers:
             server.close()
         self._servers.clear()
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new commands, let those in flight end, interrupt what lasts too long.
+        """Refuse new commands, wait for those in flight, then interrupt the remaining ones.
 
         Args:
-            timeout: seconds that commands in flight have.
+            timeout: seconds to wait for commands in flight.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -147,7 +147,7 @@ class Listener:
     def _accept(self, stream: FrameStream, connection_id: int | None = None) -> None:
         assert isinstance(stream, _ClientStream)
         assert stream.transport is not None
-        if self._stopped:  # it came in with the last turn of the loop
+        if self._stopped:  # accepted in the same iteration of the loop as the stop
             stream.abort()
             return
         counters = self._counters

@@ -1,6 +1,6 @@
-"""Work on large messages that would hold up the event loop, done by threads.
+"""Run work on large messages in threads, so that it does not block the event loop.
 
-Compression releases the interpreter's lock. Below INLINE_SIZE bytes a thread costs more than it
+Compression releases the interpreter's lock. Up to INLINE_SIZE bytes a thread costs more than it
 saves.
 """
 
@@ -11,7 +11,7 @@ from functools import cache
 from typing import ParamSpec, TypeVar
 
 INLINE_SIZE = 64 * 1024
-"""Bytes that are compressed or decompressed on the loop: two milliseconds with zlib."""
+"""Most bytes compressed or decompressed on the loop: two milliseconds with zlib."""
 
 _THREADS = 2
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what ``work`` returns or raise what it raises, run by a thread if ``size`` is large.
+    """Call ``work``, in a thread if ``size`` is large; return its result or raise its exception.
 
-    ``size`` is the number of bytes that it handles. A caller that is cancelled does not wait for
-    the thread, whose result is dropped.
+    ``size`` is the number of bytes that ``work`` handles. A cancelled caller does not wait for the
+    thread; the result is dropped.
     """
     if size <= INLINE_SIZE:
         return work(*args, **kwargs)

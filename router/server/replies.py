@@ -1,4 +1,4 @@
-"""Replies on their way to a client: framed, compressed as the client did, written in one go."""
+"""Write replies to a client: framed, compressed as the request was, in a single write."""
 
 from collections.abc import Mapping
 from itertools import count
@@ -29,12 +29,12 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class ReplyWriter:
     """Writes replies to one client (docs/protocol.md, section 1).
 
-    A large reply is compressed off the loop; replies go out in the order in which they are sent,
-    since the connection waits for each.
+    A large reply is compressed off the loop. Replies keep the order in which they are sent, since
+    the connection awaits each.
 
     Args:
         stream: the client's connection.
-        counters: where bytes are counted.
+        counters: the counters for the bytes written.
     """
 
     def __init__(self, stream: FrameStream, counters: Counters) -> None:
@@ -52,13 +52,13 @@ class ReplyWriter:
         """Send a reply body given in slices and return the reply's id.
 
         Args:
-            request: what is answered; one that wants no reply gets none.
+            request: the request to answer; nothing is sent if it wants no reply.
             parts: the body's slices, which are joined and written once.
-            response_to: the id of the message that this one follows.
-            more_to_come: another reply follows by itself.
+            response_to: the id of the message that this reply responds to.
+            more_to_come: another reply follows without a request.
 
         Raises:
-            NetworkError: the client is gone.
+            NetworkError: the client has disconnected.
         """
         reply_id = next(_ids) & 0x7FFFFFFF
         if request.query is not None:
@@ -88,16 +88,17 @@ class ReplyWriter:
     async def relay(
         self, request: Request, reply: bytes, *, first: bool, added: Mapping[str, Any] = _NOTHING
     ) -> None:
-        """Pass on an upstream's reply frame unchanged but for the id that it responds to.
+        """Relay another server's reply frame, changing only the id that it responds to.
 
         Args:
-            request: what the client asked.
-            reply: the whole frame, not compressed.
-            first: whether it answers the client's message, not the reply before it.
-            added: what a fail point puts into the reply, usually nothing.
+            request: the client's request.
+            reply: the whole frame, uncompressed.
+            first: whether the frame responds to the client's message rather than to the previous
+                reply.
+            added: the fields that a fail point adds to the reply, usually none.
 
         Raises:
-            NetworkError: the client is gone.
+            NetworkError: the client has disconnected.
         """
         if added:
             reply = _with_fields(reply, added)
@@ -107,7 +108,7 @@ class ReplyWriter:
         await self._write(request, reply)
 
     async def refuse_query(self, request: Request, code: int, message: str) -> None:
-        """Answer an OP_QUERY that is no command with a query failure."""
+        """Answer an OP_QUERY that is not a command with a query failure."""
         document = encode({"$err": message, "code": code, "ok": 0.0})
         frame = build_op_reply(
             document,

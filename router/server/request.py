@@ -1,4 +1,4 @@
-"""A client's message taken apart as far as is needed to know what to do with it."""
+"""A client's message, parsed only as far as its handling requires."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -26,7 +26,7 @@ from shard_client.wire.frames import (
 )
 
 MOST_OWN = 1024 * 1024
-"""Bytes of a command that the router answers itself, where no stages can make it larger."""
+"""Most bytes of a command that the router answers itself and that holds no pipeline."""
 
 _LONG_PIPELINES = frozenset({"aggregate", "explain"})
 _MOST_IN_QUERY = 64 * 1024
@@ -41,9 +41,9 @@ _LONGEST_SHOWN = 1024
 class Request:
     """One message of a client, whole and uncompressed in ``frame``.
 
-    ``name`` is the command's; of a command that goes on to the upstream nothing more is looked at.
-    ``compressor`` is the number of the one that the client used, None if it used none. ``replied``
-    is set with the first reply.
+    ``name`` is the command's name; a command that is passed to the upstream is parsed no further.
+    ``compressor`` is the id of the compressor that the client used, None if it used none.
+    ``replied`` is set with the first reply.
     """
 
     frame: bytes
@@ -63,15 +63,15 @@ class Request:
 
     @property
     def takes_exhaust(self) -> bool:
-        """Whether the client takes further answers without asking for them."""
+        """Whether the client accepts further replies without further requests."""
         return bool(self.flags & EXHAUST_ALLOWED)
 
     def body(self) -> bytes:
-        """Return the raw command. Its document sequences, which the router never uses, stay out.
+        """Return the raw command without its document sequences, which the router never uses.
 
         Raises:
             ProtocolError: the message is malformed.
-            CommandError: BSONObjectTooLarge, in mongos's words.
+            CommandError: BSONObjectTooLarge, with mongos's message.
         """
         if self.query is not None:
             return self.query.query
@@ -90,10 +90,11 @@ class Request:
         return body
 
     async def command(self, *, own: bool = True) -> dict[str, Any]:
-        """Return the decoded command, without holding up the loop.
+        """Return the decoded command, without blocking the loop.
 
         Args:
-            own: whether the router answers it itself; what passes through may be larger.
+            own: whether the router answers the command itself; a command that passes through can
+                be larger.
 
         Raises:
             ProtocolError: the message is malformed.
@@ -111,7 +112,7 @@ class Request:
         return await decode_gradually(body)
 
     def database(self, command: dict[str, Any]) -> str:
-        """Return the database that the command is for; raises CommandError."""
+        """Return the command's database; raises CommandError."""
         if self.query is not None:
             return self.query.namespace.partition(".")[0]
         try:
@@ -124,10 +125,10 @@ class Request:
 
 
 async def read_request(frame: bytes) -> Request:
-    """Find out what a client's frame asks for; a large compressed one is unpacked off the loop.
+    """Parse a client's frame; a large compressed frame is decompressed off the loop.
 
     Raises:
-        ProtocolError: it is malformed, or of an opcode that servers do not take any more.
+        ProtocolError: the frame is malformed, or has an opcode that servers no longer accept.
     """
     compressor = None
     if int.from_bytes(frame[12:16], "little") == OP_COMPRESSED:
@@ -159,7 +160,7 @@ def _unwrapped(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_at(buffer: bytes, body: int) -> str:
-    """Return the first field's name of the document at ``body``; an empty one if there is none."""
+    """Return the name of the first field of the document at ``body``, empty if there is none."""
     start = body + 5
     end = buffer.find(b"\0", start, start + _LONGEST_NAME)
     if end < 0 or not buffer[start - 1 : start].strip(b"\0"):
@@ -168,7 +169,7 @@ def _name_at(buffer: bytes, body: int) -> str:
 
 
 def _first_element(body: bytes) -> str:
-    """Return a document's first field as servers print it; of a long value the name alone."""
+    """Return a document's first field as servers print it, or its name if the value is long."""
     element = next(iter_elements(body), None)
     if element is None:
         return "EOO"

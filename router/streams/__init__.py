@@ -1,1 +1,1 @@
-"""Merged streams as they run: remote cursors, budgets, waiting, sharing."""
+"""Running merged streams: remote cursors, budgets, wait times, sharing."""

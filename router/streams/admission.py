@@ -1,4 +1,4 @@
-"""What may be opened: cursors and streams in all and for each client, memory, connections."""
+"""Admission control: limits on cursors, streams, memory and connections."""
 
 from collections import Counter
 from typing import Final
@@ -9,12 +9,12 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 _OVERLOAD_LABELS: Final = ("SystemOverloadedError", "RetryableError")
-"""Drivers that know them try again later, with pauses that grow (client backpressure in the
-drivers' specifications); nothing was begun. To others it is an error like any."""
+"""Labels of a refusal that left nothing behind. Drivers that implement client backpressure (see the
+drivers' specifications) retry later with growing pauses; others treat it as an ordinary error."""
 
 
 class Ticket:
-    """The right to have something open; ``end`` gives it back and may be repeated."""
+    """The right to keep a cursor or stream open; ``end`` returns it and is idempotent."""
 
     __slots__ = ("_client", "_ended", "_kind")
 
@@ -25,14 +25,14 @@ class Ticket:
         kind.begun(client)
 
     def end(self) -> None:
-        """Let others have it."""
+        """Return the right, so that another cursor or stream can be admitted."""
         if not self._ended:
             self._ended = True
             self._kind.ended(self._client)
 
 
 class _Kind:
-    """How many of one kind are open, by client."""
+    """The number of open cursors, or of open streams, in total and by client."""
 
     __slots__ = ("by_client", "open")
 
@@ -54,11 +54,11 @@ class _Kind:
 
 
 class Admission:
-    """Counts what is open and refuses what would be too much (docs/connections.md).
+    """Counts open cursors and streams and refuses those beyond the limits (docs/connections.md).
 
-    A cursor is what a client reads; a stream is a set of cursors on the members, which clients of
-    identical streams share. A stream is charged to the client for which it was opened, until it is
-    closed. Clients are told apart by their addresses; None is charged to nobody.
+    A client reads a cursor; a stream is a set of cursors on the members, which clients of identical
+    streams share. A stream is charged to the client for which it was opened, until it is closed.
+    Clients are identified by their addresses; None is charged to no client.
     """
 
     def __init__(self, limits: StreamSettings) -> None:
@@ -66,7 +66,7 @@ class Admission:
         self._cursors = _Kind()
         self._streams = _Kind()
         self.refused: Counter[str] = Counter()
-        """How often each parameter was the reason to refuse."""
+        """Number of refusals by the parameter that caused them."""
 
     @property
     def cursors(self) -> int:
@@ -92,7 +92,7 @@ class Admission:
         return Ticket(self._cursors, client)
 
     def stream(self, client: str | None, remotes: int) -> Ticket:
-        """Admit one more stream for ``client``; each has cursors on ``remotes`` members.
+        """Admit one more stream for ``client``; each stream has cursors on ``remotes`` members.
 
         Raises CommandError (365).
         """

@@ -1,10 +1,13 @@
-"""How a remote is asked while events wait for it (docs/design.md, section 9)."""
+"""Wait times of getMores to a remote that keeps events back (docs/design.md, section 9)."""
 
 from router.stream_settings import StreamSettings
 
 
 class AwaitPolicy:
-    """One remote's waiting time, pure: short while events wait for it, doubling while in vain."""
+    """The wait time of one remote's getMores while events need its promise; does no I/O.
+
+    It starts short and doubles with each getMore until the promise arrives.
+    """
 
     __slots__ = ("_in_vain", "_limits")
 
@@ -13,22 +16,22 @@ class AwaitPolicy:
         self._in_vain = 0
 
     def in_vain(self) -> float:
-        """Return the seconds that a getMore may wait for what it was asked for before."""
+        """Return the seconds that the next getMore may wait, and double them for the one after."""
         limits = self._limits
         seconds = limits.await_gate * (1 << min(self._in_vain, 16))
         self._in_vain += 1
         return min(limits.await_gate_max, seconds)
 
     def reset(self) -> None:
-        """Its promise has come, or is about to: it is worth asking for at once."""
+        """Start over with the shortest wait: the promise has arrived or is about to arrive."""
         self._in_vain = 0
 
 
 class LookBudget:
-    """The time for which one progress cursor may keep its member busy, pure; in seconds.
+    """The time for which one progress cursor may keep its member busy, in seconds; does no I/O.
 
-    It may take ``look_share`` of the time in the long run, and ``look_burst`` at once: a cursor on
-    an idle member may look as often as it likes, one that has much to scan may not.
+    A progress cursor may use ``look_share`` of the time in the long run, and ``look_burst`` at
+    once. This does not limit looks at an idle member, only those that have much to scan.
     """
 
     __slots__ = ("_at", "_left", "_limits")
@@ -39,12 +42,12 @@ class LookBudget:
         self._at = now
 
     def spend(self, now: float, seconds: float) -> None:
-        """Take note of a look that kept the member busy for ``seconds``."""
+        """Charge a look that kept the member busy for ``seconds``."""
         self._fill(now)
         self._left -= seconds
 
     def affords(self, now: float) -> bool:
-        """Tell whether there may be another look."""
+        """Return whether the budget allows another look."""
         self._fill(now)
         return self._left > 0
 

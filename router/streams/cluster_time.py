@@ -1,4 +1,4 @@
-"""What time it is in the cluster, for many who ask at once."""
+"""Fetching the current cluster time, once for all concurrent callers."""
 
 import asyncio
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ _Asked = tuple[ReadPreference, str | None]
 
 
 class ClusterTimeFetcher:
-    """Asks the shards for their times; those who come while they are asked share the next answer.
+    """Fetches the cluster time from the shards; calls made during a fetch share the next one.
 
-    Each shard is asked by one hello over a connection of the cluster's pool. ``await close()`` ends
-    it.
+    A fetch sends one hello to each shard over a connection of the cluster's pool. ``await close()``
+    ends the fetches in flight.
     """
 
     def __init__(self, cluster: Cluster, limits: StreamSettings) -> None:
@@ -33,10 +33,10 @@ class ClusterTimeFetcher:
         self._answers: dict[_Asked, SharedAnswer[Now]] = {}
 
     async def now(self, request: StreamRequest) -> Now:
-        """Return a time after all that the request's shards wrote before this was called.
+        """Return a time after all writes that the request's shards made before this call.
 
-        What they write after this has returned is at that time or later. Raises CommandError,
-        labelled as mongos would.
+        Writes made after the return have that time or a later one. Raises CommandError, labelled as
+        mongos labels it.
         """
         key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
         answer = self._answers.get(key)
@@ -49,7 +49,7 @@ class ClusterTimeFetcher:
                 del self._answers[key]
 
     async def close(self) -> None:
-        """End what is being asked."""
+        """End the fetches in flight."""
         for answer in list(self._answers.values()):
             await answer.close()
 
@@ -62,7 +62,7 @@ class ClusterTimeFetcher:
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         connections: dict[str, Connection] = {}
         try:
-            # Each hello tells its shard's time: what was written before now is left out.
+            # Each hello returns its shard's time; the next tick is after all writes made so far.
             await connect_all(self._cluster, asked, preference, left, connections)
             time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
             await self._tell(connections.values(), deadline)
@@ -71,10 +71,10 @@ class ClusterTimeFetcher:
             give_back_all(self._cluster, connections)
 
     async def _tell(self, connections: Iterable[Connection], deadline: float) -> None:
-        """Give the newest cluster time to the shards that are behind it.
+        """Send the newest cluster time to the shards that are behind it.
 
-        Where no cursor is opened nothing else tells them, and what they write from now on would lie
-        before the time returned.
+        If no cursor is opened, nothing else sends it to them, and their next writes would have
+        times before the one returned.
         """
         document = self._cluster.clock.document
         behind = [each for each in connections if each.hello.get("$clusterTime") != document]

@@ -1,4 +1,7 @@
-"""Noticing that a draining shard has left (docs/protocol.md, section 6: no stream need tell)."""
+"""Detecting that a draining shard has left.
+
+A change stream need not report it (docs/protocol.md, section 6).
+"""
 
 import asyncio
 import math
@@ -15,10 +18,10 @@ log = structlog.get_logger()
 
 
 class Departures:
-    """Reads the shard list once a second while a shard of ``stream`` drains.
+    """Reads the shard list every ``interval`` seconds while a shard of ``stream`` drains.
 
-    All streams of the process read at the same moments, so that one reading serves them all.
-    ``on_left`` is called with what is to be done when a shard has left.
+    All streams of the process read it at the same moments, so that one read serves them all.
+    ``on_left`` is called after each read with the actions for the shards that have left.
     """
 
     def __init__(
@@ -36,12 +39,12 @@ class Departures:
         self._watching: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """Begin to read the list if a shard drains; cheap to call."""
+        """Start reading the list if a shard drains; cheap to call."""
         if self._stream.draining and self._watching is None:
             self._watching = self._loop.create_task(self._watch(), name="watch draining shards")
 
     def close(self) -> None:
-        """Read it no more."""
+        """Stop reading the list."""
         if self._watching is not None:
             self._watching.cancel()
 

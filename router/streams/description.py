@@ -1,4 +1,4 @@
-"""What is to be seen of open streams from outside: plain descriptions of their state."""
+"""Snapshots of the state of open streams, as serverStatus shows them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,11 @@ _MS = 1000
 class RemoteDescription:
     """One remote of a stream.
 
-    ``topology`` tells the one that watches config.shards from a config server that is a shard, too.
-    ``state`` is "opening", "reading", "paused" (by a budget, or since nobody reads) or "failing";
-    ``failing_for`` the seconds since the failure that has not been mended yet and ``error`` what
-    failed last; ``reopened`` counts the failures that were mended, ``nudges`` what this stream
-    asked of an idle member.
+    ``topology`` marks the remote that watches config.shards; a config server that is also a shard
+    has another remote for its data. ``state`` is "opening", "reading", "paused" (by a budget, or
+    because no client reads), "failing" or "closed". ``failing_for`` is the number of seconds since
+    the start of a failure that lasts, ``error`` the last failure. ``reopened`` counts the failures
+    after which the cursor was opened again, ``nudges`` the nudges that this stream requested.
     """
 
     target: str
@@ -54,10 +54,10 @@ class RemoteDescription:
 
 @dataclass(frozen=True, slots=True)
 class StreamDescription:
-    """One set of remotes and the cursors that read it; ``events`` were handed out so far.
+    """One set of remotes and the cursors that read it.
 
-    ``gate_holder`` is the target that all others wait for; ``waiting`` tells that events are
-    buffered which it keeps back.
+    ``events`` is the number of events handed out so far. ``gate_holder`` is the target of the
+    remote with the smallest promise; ``waiting`` is whether it keeps buffered events back.
     """
 
     cursor_ids: tuple[int, ...]

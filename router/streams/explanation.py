@@ -1,4 +1,4 @@
-"""How a merged stream would be run: the plan that mongos's explain shows."""
+"""The explain command for a merged stream, with the plan in mongos's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,11 +20,11 @@ from shard_client.wire.connection import Connection
 async def explain_stream(
     request: StreamRequest, verbosity: Any, cluster: Cluster, limits: StreamSettings
 ) -> dict[str, Any]:
-    """Return the parts of explain's reply that are about the plan, in mongos's order.
+    """Return the fields of explain's reply that describe the plan, in mongos's order.
 
-    The shards explain what the router would send them; their answers are shown as they are. A
-    lookup, and the stages that follow it, are shown as the merger's part. Raises CommandError: what
-    the shards refuse.
+    Each shard explains the command that the router would send it; its answer is included unchanged.
+    A lookup and the stages that follow it are in the merger's part. Raises CommandError if a shard
+    refuses the command.
     """
     plan = LookupPlan.of(request)
     if plan is not None:
@@ -38,7 +38,7 @@ async def explain_stream(
         await connect_all(cluster, shards, preference, limits.open_timeout, connections)
         start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
         database, command = shard_command(request, start_at=start_at)
-        # How far back the majority has read says nothing about a plan.
+        # The read concern has no effect on the plan.
         inner = {name: value for name, value in command.items() if name != "readConcern"}
         asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
         replies = [

@@ -1,4 +1,4 @@
-"""Members that keep events back because nothing is written to them: nudged, asked at once after."""
+"""Nudging the idle members that keep a stream's events back, and asking for their promises."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,18 +15,19 @@ from router.streams.remote import Remote
 from shard_client.cluster_clock import next_tick
 
 _ON_ITS_WAY = 0.0003
-"""Seconds by which a getMore's answer is late anyway."""
+"""Seconds by which a getMore's reply arrives after the end of its wait."""
 _LONG = 0.1
-"""Seconds: where a getMore waits for longer, its member is looked at whatever that costs."""
+"""Seconds: if a getMore waits longer than this, its member is looked at regardless of the cost."""
 _SOONEST = 0.02
-"""Seconds after which members that still keep something back are looked at again at the soonest."""
+"""Minimum number of seconds before members that still keep events back are checked again."""
 
 
 class IdleMembers:
-    """Gets the members of one stream past what waits for them (docs/design.md, section 9).
+    """Moves the members of one stream past the events that wait for them.
 
-    ``lingering`` is set while nobody reads the stream: nothing is nudged then. ``go_on`` is called
-    when a remote that rested may be asked again.
+    See docs/design.md, section 9. ``lingering`` is set while no client reads the stream; no
+    member is nudged then. ``go_on`` is called when the rest of a remote has ended and getMores to
+    it may continue.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class IdleMembers:
         self._closed = False
 
     def look(self, delay: float, *, arriving: bool = False) -> None:
-        """Nudge in ``delay`` seconds those that still keep something back by then.
+        """Nudge the members that still keep events back after ``delay`` seconds.
 
-        ``arriving``: more may have come with the batch that is being taken in.
+        ``arriving`` is set while a batch is processed: with a ``delay`` of 0 the members are then
+        nudged in the next iteration of the event loop, since more batches may have arrived.
         """
         stream = self._stream
         if self._soon is None and (stream.waiting_for is not None or stream.leaving):
@@ -63,14 +65,14 @@ class IdleMembers:
                 self._nudge()
 
     def rest(self, remote: Remote, seconds: float) -> None:
-        """Do not ask ``remote`` for ``seconds``, or until its member has been nudged."""
+        """Send ``remote`` no getMore for ``seconds``, or until its member is nudged."""
         if remote.cursor is not None:
             remote.rouse()
             remote.cursor.pause()
             remote.rest = self._loop.call_later(seconds, self._rested, remote)
 
     def close(self) -> None:
-        """Nudge nobody any more."""
+        """Stop nudging."""
         self._closed = True
         for timer in (self._soon, self._later):
             if timer is not None:
@@ -88,7 +90,7 @@ class IdleMembers:
         now, again = self._loop.time(), inf
         for each in (*self._stream.lagging, *self._stream.leaving):
             remote = self._remotes.get(each.remote)
-            # One that fails, or is being nudged, is looked at again when that is over.
+            # A remote that fails, or is being nudged, is checked again when that is over.
             if remote is None or remote.cursor is None or remote.cursor.failing_for is not None:
                 continue
             if not remote.nudge.pending:
@@ -105,7 +107,7 @@ class IdleMembers:
             self._nudge()
 
     def _get_past(self, remote: Remote, waiting: Waiting, now: float) -> None:
-        """Nudge the member unless it is there already: then it is only asked."""
+        """Nudge the member, or only ask for its promise if its oplog is past the events already."""
         if remote.reached > waiting.latest:
             remote.overdue.reached(waiting.latest, now)
             if now >= remote.nudge.again:
@@ -125,7 +127,10 @@ class IdleMembers:
             )
 
     def _wanted(self, remote: Remote, number: int) -> Timestamp | None:
-        """Return the time that the member is to get past now; more may wait for it than before."""
+        """Return the time that the nudge must move the member past; None if no event needs it.
+
+        More events may wait for the member than when the nudge was requested.
+        """
         if self._closed or self.lingering or self._remotes.get(number) is not remote:
             return None
         waiting = (*self._stream.lagging, *self._stream.leaving)
@@ -136,7 +141,7 @@ class IdleMembers:
         return latest
 
     def _nudge_begun(self, remote: Remote, takes: float) -> None:
-        """Have the member asked so that it answers when it has been nudged."""
+        """Ask for the member's promise, so that it answers just after the nudge."""
         remote.nudge.begun = True
         remote.policy.reset()
         self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
@@ -153,7 +158,11 @@ class IdleMembers:
         self.look(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
-        """Have the remote tell how far its member has got, or will have when a nudge is done."""
+        """Request the remote's promise, as of now or of ``takes`` seconds from now.
+
+        A remote that rests gets its next getMore; one whose getMore waits is asked by its progress
+        cursor. ``takes`` is the time that a nudge needs.
+        """
         cursor = remote.cursor
         if cursor is None:
             return

@@ -1,4 +1,4 @@
-"""What the router sends to each member, counted for whoever runs the cluster."""
+"""Counts of the commands that the router sends to each replica set."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from bson.int64 import Int64
 
 @dataclass(slots=True)
 class MemberLoad:
-    """Counts of what one replica set was sent since the process started."""
+    """Counts of the commands sent to one replica set since the process started."""
 
     openings: int = 0
     """``aggregate`` commands that open cursors."""
     get_mores: int = 0
     """``getMore`` commands."""
     nudges: int = 0
-    """Commands that move an idle oplog on: notes, and reads where notes are refused."""
+    """Commands that make an idle oplog advance: notes, or reads where notes are refused."""
     notes: int = 0
-    """Notes that were written; the others found the oplog far enough already."""
+    """Notes that were written; the oplog had already advanced far enough for the others."""
     note_bytes: int = 0
-    """What those notes take of the oplog."""
+    """Bytes that these notes take in the oplog."""
 
     def to_document(self) -> dict[str, Any]:
         """Return what serverStatus shows."""
@@ -34,15 +34,15 @@ class MemberLoad:
 
 
 class MemberLoads:
-    """The load of every shard and of the config server, by target."""
+    """The load of each shard and of the config server, by target."""
 
     def __init__(self) -> None:
         self._loads: dict[str, MemberLoad] = {}
 
     def of(self, target: str) -> MemberLoad:
-        """Return the counts of ``target``, to be added to."""
+        """Return the counts of ``target``, for the caller to increment."""
         return self._loads.setdefault(target, MemberLoad())
 
     def items(self) -> Iterator[tuple[str, MemberLoad]]:
-        """Return the targets that were sent anything, and their counts."""
+        """Return the targets that were sent commands, with their counts."""
         yield from self._loads.items()

@@ -1,21 +1,21 @@
-"""What all streams of a process hold in memory together."""
+"""The memory that all streams of a process use together."""
 
 from typing import Final
 
 LEAST_BATCH: Final = 64 * 1024
-"""Bytes below which batches are not cut further."""
+"""Smallest target size of a batch, in bytes."""
 
 NEEDS: Final = 4
-"""Batches for which a remote may need memory in any case: one that is merged, one on its way, and
-twice as much for the buffer through which they come and for what Python's objects take."""
+"""Number of batches for which a remote may need memory: one being merged and one in flight, doubled
+for the receive buffer and the overhead of Python objects."""
 
 
 class Memory:
-    """Counts the bytes of events that streams hold, and the remotes that hold them.
+    """Counts the bytes of events that streams hold, and the remotes of all streams.
 
-    ``limit`` is what they should keep to. A remote that has nothing may always fetch one batch,
-    without which the merge could stand still: so batches get smaller the more remotes there are,
-    down to a size below which no further stream is admitted.
+    ``limit`` is the number of bytes that streams should not exceed. A remote with an empty buffer
+    may always fetch one batch, since the merge could stop otherwise. Batches therefore shrink as
+    the number of remotes grows, down to a size below which no further stream is admitted.
     """
 
     def __init__(self, limit: int) -> None:
@@ -25,10 +25,10 @@ class Memory:
 
     @property
     def short(self) -> bool:
-        """Whether streams should take in no more than they need to go on."""
+        """Whether streams hold more than ``limit``, so that only empty buffers should be filled."""
         return self.held > self.limit
 
     @property
     def batch_bytes(self) -> int:
-        """Size that the batches of each remote may have, so that what all need is there."""
+        """Size of each remote's batches at which ``limit`` suffices for all remotes."""
         return max(LEAST_BATCH, self.limit // (NEEDS * max(1, self.remotes)))

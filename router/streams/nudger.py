@@ -1,6 +1,6 @@
-"""Getting an idle member past a cluster time, so that its promise moves.
+"""Nudges: commands that move an idle member's oplog past a cluster time, so that promises advance.
 
-docs/design.md, section 9; source of the commands: docs/protocol.md, section 6.
+See docs/design.md, section 9; source of the commands: docs/protocol.md, section 6.
 """
 
 import asyncio
@@ -27,19 +27,19 @@ from shard_client.wire.frames import decode, encode
 log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
-"""Seconds without nudges after one that failed; they double with each failure."""
+"""Seconds without nudges after a failed one; the pause doubles with each failure."""
 
 _ATTEMPTS = 3
-"""Commands that one nudge takes at most: over a connection that was cut unnoticed, over a new one,
-and the other way if notes are not allowed."""
+"""Maximum number of commands of one nudge: one over a connection that was cut unnoticed, one over a
+new connection, and a read if notes are not allowed."""
 
 _TAKES = 0.001
-"""Seconds that a nudge takes, by what is known of a member before the first; then the average."""
+"""Initial estimate of the seconds that a nudge takes; replaced by a moving average."""
 _MEMORY = 8
-"""Nudges over which that is averaged."""
+"""Number of nudges over which that average is taken."""
 
 _MOST_MS = 1000
-"""What a member may take to replicate a note, or to wait for a time."""
+"""Milliseconds that a member may take to replicate a note, or to wait for a cluster time."""
 
 _NOT_ALLOWED = frozenset(
     {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
@@ -47,26 +47,26 @@ _NOT_ALLOWED = frozenset(
 
 
 class NudgeResult(Enum):
-    """What is known after a nudge."""
+    """The outcome of a nudge."""
 
     UNWANTED = auto()
-    """Nothing: when its turn came, nobody wanted it any more."""
+    """Not sent: no request still wanted the nudge when the member's budget allowed it."""
     FAILED = auto()
-    """Nothing."""
+    """The command failed; how far the member's oplog has advanced is unknown."""
     READ = auto()
-    """The member has answered a read; how far its oplog has got is not known."""
+    """The member has answered a read; how far its oplog has advanced is unknown."""
     THERE = auto()
-    """The member's oplog had got there before; a majority may not have it yet."""
+    """The member's oplog was already past the time; a majority may not have replicated it yet."""
     ACKNOWLEDGED = auto()
-    """A majority of the replica set has a note beyond the time."""
+    """A majority of the replica set has a note after the time."""
 
 
 class Nudger:
-    """Nudges the cluster's members, for all streams of the process.
+    """Nudges the cluster's members for all streams of the process.
 
-    At most one nudge is in flight for each member, and each takes a token of the member's
-    ``NoteBudget``; requests that come meanwhile share the next one. A member that allows no note is
-    read from instead. ``loads`` counts what members are sent.
+    At most one nudge is in flight per member, and each takes a token of the member's
+    ``NoteBudget``; requests made meanwhile share the next one. A member that refuses notes gets a
+    read instead. ``loads`` counts the commands sent to each member.
     """
 
     def __init__(self, cluster: Cluster, limits: StreamSettings, loads: MemberLoads) -> None:
@@ -86,21 +86,22 @@ class Nudger:
         begun: Callable[[float], None],
         done: Callable[[NudgeResult], None],
     ) -> None:
-        """Have ``target`` promise more than ``wanted()``, which is called when its turn comes.
+        """Request a nudge that moves ``target`` past the time that ``wanted`` returns.
 
-        None from all who have asked: there is no nudge. ``host`` is the target's host string, for
-        a shard that the shard list does not have (yet). ``begun(takes)`` is called when the command
-        is sent, with the seconds that it may take; ``done`` after the attempt.
+        ``wanted`` is called when the member's budget allows the nudge; if it returns None for all
+        requests, no nudge is sent. ``host`` is the target's host string, for a shard that is not
+        in the shard list (yet). ``begun(takes)`` is called when the command is sent, with the
+        seconds that it is expected to take; ``done`` is called after the attempt.
         """
         if self._limits.nudges:
             self._target(target, host).ask(_Request(wanted, begun, done))
 
     def ready_at(self, target: str, host: str, now: float) -> float:
-        """Return when ``target`` may be nudged next: ``now``, if it may be at once."""
+        """Return the time at which ``target`` may be nudged next: ``now`` if it may be at once."""
         return self._target(target, host).budget.ready_at(now)
 
     def next_tick(self, target: str, host: str, now: float) -> float:
-        """Return when a nudge that begins at the next tick of the member's budget is done."""
+        """Return the time at which a nudge sent at the next tick of the budget should be done."""
         found = self._target(target, host)
         return found.budget.next_tick(now) + found.takes
 
@@ -121,7 +122,7 @@ class Nudger:
         return found
 
     def _forget_the_gone(self) -> None:
-        """Close the connections to shards that are not in the shard list any more."""
+        """Close the connections to shards that are no longer in the shard list."""
         for name in [each for each in self._targets if self._cluster.replica_set(each) is None]:
             task = asyncio.get_running_loop().create_task(self._targets.pop(name).close())
             self._ended.add(task)
@@ -135,7 +136,7 @@ class _Request(NamedTuple):
 
 
 class _Notes:
-    """The command that takes a member past a time, encoded once for all that are to get there."""
+    """The command that writes a note after a time, encoded once for all members that need it."""
 
     def __init__(self, clock: ClusterClock) -> None:
         self._clock = clock
@@ -238,7 +239,7 @@ class _Target:
             await asyncio.sleep(turn - now)
 
     async def _nudge(self, past: Timestamp) -> NudgeResult:
-        """Make one nudge, by whichever way the member allows."""
+        """Send one nudge: a note, or a read if the member refuses notes."""
         error: Exception | None = None
         for _ in range(_ATTEMPTS):
             kept = self._keep_connection()
@@ -269,7 +270,7 @@ class _Target:
         return NudgeResult.FAILED
 
     def _keep_connection(self) -> bool:
-        """Tell whether there is a connection, after closing one to hosts of the past."""
+        """Close a connection to a replaced replica set; return whether a connection is left."""
         if self._connection is not None and self._followed is not self._cluster.replica_set(
             self._name
         ):
@@ -307,11 +308,11 @@ class _Target:
         return connection
 
     def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
-        """A read of nothing: who may read any database may make it."""
+        """Return a read that matches nothing; any user that may read any database may run it."""
         concern: dict[str, Any] = {"level": "majority"}
         time = self._cluster.clock.time
         if time is not None:
-            # A time that the member has not heard of would be refused.
+            # The member refuses an afterClusterTime beyond its own cluster time.
             concern["afterClusterTime"] = min(time, next_tick(past))
         return "mergerouter", {
             "find": "nothing",
@@ -322,7 +323,7 @@ class _Target:
         }
 
     async def _learn_oplog_size(self) -> None:
-        """Ask once for each connection how large the oplog may be, and keep to what it bears."""
+        """Ask once per connection for the oplog's maximum size and limit the budget by it."""
         if self._connection is None or self._oplog_asked:
             return
         self._oplog_asked = True

@@ -1,15 +1,15 @@
-"""How quickly a stream's events come (docs/design.md, section 9)."""
+"""The rate at which a stream's events arrive (docs/design.md, section 9)."""
 
 from router.stream_settings import StreamSettings
 
 _MEMORY = 8
-"""Events over which the pace is averaged."""
+"""Number of batches over which the pace is averaged."""
 _LIVELY = 1.0
-"""Seconds after its last event in which a stream is expected to have more."""
+"""Seconds after its last event during which a stream is expected to deliver more."""
 
 
 class Pace:
-    """A stream's pace, pure: told of events and of the time, in seconds."""
+    """The average interval between a stream's events, in seconds; does no I/O."""
 
     __slots__ = ("_interval", "_last", "_limits")
 
@@ -19,16 +19,16 @@ class Pace:
         self._last = float("-inf")
 
     def event(self, now: float) -> None:
-        """Take note of a batch with events."""
-        # A pause says nothing about the pace after it.
+        """Record the arrival of a batch with events."""
+        # A long pause is capped, since it does not predict the pace after it.
         passed = min(now - self._last, 2 * self._limits.active_for)
         self._interval += (passed - self._interval) / _MEMORY
         self._last = now
 
     def active(self, now: float) -> bool:
-        """Tell whether events come in quick succession."""
+        """Return whether events arrive in quick succession."""
         return max(self._interval, now - self._last) < self._limits.active_for
 
     def lively(self, now: float) -> bool:
-        """Tell whether there have been events of late."""
+        """Return whether an event has arrived within the last second."""
         return now - self._last < _LIVELY

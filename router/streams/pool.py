@@ -1,4 +1,4 @@
-"""Identical streams share one set of remotes (docs/design.md, section 10)."""
+"""The stream pool: identical streams share one set of remotes (docs/design.md, section 10)."""
 
 import asyncio
 from collections.abc import Coroutine, Set
@@ -30,10 +30,11 @@ _LEAST_REPLY: Final = 64 * 1024
 
 
 def identity(request: StreamRequest) -> bytes:
-    """Return what requests have in common that may share remotes: all but start and batches.
+    """Return the key that is equal for requests that may share remotes.
 
-    Comments may differ; what starts after an invalidate shares with those that start after the
-    same one, whose shards pass over their first invalidate too.
+    It covers everything but the start, the batch options and the comment. A request that starts
+    after an invalidate shares only with those that start after the same one, because their shards
+    also skip the first invalidate.
     """
     after = None
     if request.starts_after_invalidate and isinstance(request.start, AfterToken):
@@ -53,7 +54,7 @@ def identity(request: StreamRequest) -> bytes:
 
 
 class _StreamGroup:
-    """The sources of one identity; those who have caught up gather in ``main``."""
+    """The shared streams of one identity; readers that have caught up join ``main``."""
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
@@ -61,13 +62,13 @@ class _StreamGroup:
         self.main: SharedStream | None = None
 
     def placing(self) -> SharedStream | None:
-        """Return a source of which it is not known yet where it starts."""
+        """Return a shared stream whose start is not known yet."""
         return next((each for each in self.sources if not each.placed.is_set()), None)
 
     def find(self, after: bytes, time: Timestamp, parts: Set[ShardSpan]) -> SharedStream | None:
-        """Return a source that covers what lies beyond ``after`` and is not far from ``time``.
+        """Return a shared stream that covers the events after ``after``; None if there is none.
 
-        One that serves all the ``parts``.
+        It must serve all ``parts`` and must not be far behind ``time``.
         """
         for source in sorted(self.sources, key=lambda each: each is not self.main):
             if source.healthy and source.covers(after, parts) and not source.is_late(time):
@@ -76,9 +77,9 @@ class _StreamGroup:
 
 
 class StreamPool:
-    """The remotes of all streams of a process, shared where streams are identical.
+    """All shared streams of a process; identical streams share remotes.
 
-    Must be made in a running loop; ``await close()`` once all readers are closed.
+    Must be created in a running loop; ``await close()`` once all readers are closed.
     """
 
     def __init__(
@@ -97,9 +98,9 @@ class StreamPool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, request: StreamRequest, client: str | None = None) -> Reader:
-        """Return a reader for ``client`` that starts where ``request`` says; raises CommandError.
+        """Return a reader for ``client`` that starts at the start of ``request``.
 
-        ``client`` is charged with the remotes that are opened for it.
+        Remotes that are opened for it are charged to ``client``. Raises CommandError.
         """
         start_at = request.start_time
         while True:
@@ -109,15 +110,16 @@ class StreamPool:
                 position = LogReader(source.upstream.stream, point)
                 self._readers += 1
                 return Reader(self, source, request, position, client)
-            # Others have read on while it was being opened.
+            # Other readers have advanced past the starting point during the opening.
             source.leave()
 
     async def follow(
         self, request: StreamRequest, position: LogReader, client: str | None
     ) -> SharedStream:
-        """Return a source, entered, to which ``position`` has been attached; raises CommandError.
+        """Return a shared stream, entered, to which the log reader ``position`` is attached.
 
-        For a position of ``client`` whose own source does not cover any more what it needs.
+        For a log reader of ``client`` whose shared stream no longer covers the events that it
+        needs. Raises CommandError.
         """
         if not (request.starts_after_invalidate and position.at_start):
             start = AtTime(cluster_time_of(position.needs))
@@ -131,7 +133,7 @@ class StreamPool:
             except CommandError as error:
                 if error.code != ErrorCode.TemporarilyUnavailable:
                     raise
-                # Its cursor ends; the driver resumes by an aggregate, which it may try again.
+                # The cursor ends; the driver resumes by an aggregate, which it may retry.
                 raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
             if source.covers(position.needs, parts):
                 position.attach(source.upstream.stream)
@@ -139,7 +141,7 @@ class StreamPool:
             source.leave()
 
     def better(self, source: SharedStream) -> SharedStream | None:
-        """Return the source that readers of ``source`` should go over to when they can."""
+        """Return the shared stream to which readers of ``source`` should move; None if none."""
         channel = self._of.get(source)
         main = None if channel is None else channel.main
         if main is None or main is source or not main.has_opened:
@@ -154,11 +156,11 @@ class StreamPool:
         return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
 
     def left(self) -> None:
-        """Be told that a reader is closed."""
+        """Record that a reader has been closed."""
         self._readers -= 1
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run ``work`` in a task that ``close`` waits for."""
+        """Run ``work`` in a task for which ``close`` waits."""
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -180,10 +182,10 @@ class StreamPool:
         after: bytes | None = None,
         parts: Set[ShardSpan] = frozenset(),
     ) -> tuple[SharedStream, Timestamp]:
-        """Return an open source, entered, that covers ``after``, and where the reader starts.
+        """Return an open shared stream, entered, that covers ``after``, and the reader's start.
 
-        ``start_at`` None stands for now; ``after`` is where it begins if not given. ``parts`` are
-        the shards that are needed, whether they have left or not.
+        ``start_at`` None means now; ``after`` defaults to the first sort key of ``start_at``.
+        ``parts`` are the shard spans that are needed, including those of shards that have left.
         """
         key = identity(request) if self._limits.share else None
         while True:

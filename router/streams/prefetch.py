@@ -1,13 +1,14 @@
-"""How far ahead the remotes of a stream are read (docs/design.md, section 6)."""
+"""Limits on how far ahead the remotes of a stream are read (docs/design.md, section 6)."""
 
 from router.stream_settings import StreamSettings
 
 
 class Prefetch:
-    """One stream's budget for reading ahead, pure. All sizes in bytes of memory.
+    """One stream's budget for reading ahead; does no I/O. All sizes are in bytes of memory.
 
-    Half of the stream's budget is shared evenly: a remote that ran dry because others have used the
-    budget up would stop them all at the gate. The other half is for whoever is ahead.
+    Half of the stream's budget is divided evenly among the remotes: if the others used up the
+    budget, a remote with an empty buffer would hold the gate and stop them all. The other half is
+    for remotes that are ahead.
     """
 
     __slots__ = ("_limits",)
@@ -16,15 +17,15 @@ class Prefetch:
         self._limits = limits
 
     def batch_bytes(self, remotes: int) -> int:
-        """Return the size that batches should have: two of each fit into the even shares."""
+        """Return the target size of batches, of which two fit into each remote's even share."""
         return max(1, min(self._limits.batch_target_bytes, self._half // (2 * remotes)))
 
     def allows(self, buffered: int, all_buffered: int, remotes: int) -> bool:
-        """Tell whether a remote with ``buffered`` bytes may fetch another batch.
+        """Return whether a remote with ``buffered`` bytes may fetch another batch.
 
-        ``all_buffered`` are those of all ``remotes``. One that has nothing buffered always may: the
-        gate holder has nothing once what is ready has been taken, so the gate never stands still
-        for want of budget.
+        ``all_buffered`` is the number of bytes buffered for all ``remotes``. A remote with an empty
+        buffer always may. The gate holder's buffer is empty once the ready events have been taken,
+        so the budget never stops the gate.
         """
         if not buffered:
             return True

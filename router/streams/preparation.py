@@ -1,4 +1,4 @@
-"""Opening a merged stream: which shards, from what time (docs/design.md, section 7)."""
+"""Preparing a merged stream: choosing its shards and start time (docs/design.md, section 7)."""
 
 import asyncio
 from collections.abc import Mapping, Set
@@ -23,27 +23,27 @@ from shard_client.wire.connection import Connection
 
 
 class PreparedStream(NamedTuple):
-    """Remotes that are to be opened, and the time at which their shards start."""
+    """A stream runner that has not been opened yet, and the time at which its shards start."""
 
     upstream: StreamRunner
     start_at: Timestamp
 
 
 class Now(NamedTuple):
-    """A time after all that shards had written, and the shard list from just before it."""
+    """A time after all writes that the shards had made, and the shard list read just before it."""
 
     time: Timestamp
     listed: ShardList
 
 
 class Clock(Protocol):
-    """Tells what time it is in the cluster."""
+    """A source of the current cluster time."""
 
     async def now(self, request: StreamRequest) -> Now:
-        """Return a time after all that the request's shards wrote before this was called.
+        """Return a time after all writes that the request's shards made before this call.
 
-        What they write after this has returned is at that time or later. Raises CommandError,
-        labelled as mongos would.
+        Writes made after the return have that time or a later one. Raises CommandError, labelled as
+        mongos labels it.
         """
         ...
 
@@ -57,10 +57,11 @@ async def prepare_stream(
     memory: Memory,
     parts: Set[ShardSpan] = frozenset(),
 ) -> PreparedStream:
-    """Find out which shards ``request`` reads and where it starts.
+    """Determine the shards that ``request`` reads and its start time.
 
-    ``parts`` are shards to be read also if they have left. Raises CommandError, labelled as mongos
-    would, after ``open_timeout`` at the latest; 70 ShardNotFound when the cluster has no shards.
+    ``parts`` are shard spans to read even if the shards have left. Raises CommandError, labelled as
+    mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has no
+    shards.
     """
     start_at = request.start_time
     if start_at is None:
@@ -70,7 +71,8 @@ async def prepare_stream(
     shards = listed.hosts
     if not shards and request.passthrough_to_shard is None:
         raise no_shards()
-    # Those whose leaving is not known left by the time the list was read, not long before.
+    # A listed shard without a known end is still there. A missing shard without a known end left
+    # by the time the list was read, not long before.
     known = (each for each in parts if each.until is not None or each.shard not in shards)
     left_by = first_key(next_tick(listed.by))
     removed = sorted(each._replace(until=each.until or left_by) for each in known)
@@ -86,12 +88,12 @@ async def prepare_stream(
 
 
 def no_shards() -> CommandError:
-    """Return the error of a cluster that has nothing to read from."""
+    """Return the error for a cluster without shards."""
     return CommandError(ErrorCode.ShardNotFound, "No shards found")
 
 
 def give_back_all(cluster: Cluster, connections: Mapping[str, Connection]) -> None:
-    """Give connections back to the cluster's pool."""
+    """Return connections to the cluster's pool."""
     for connection in connections.values():
         cluster.release(connection)
 
@@ -103,9 +105,10 @@ async def connect_all(
     timeout: float,
     connections: dict[str, Connection],
 ) -> None:
-    """Connect to all shards at once, into ``connections``, within ``timeout`` seconds.
+    """Connect to all shards concurrently within ``timeout`` seconds; fill ``connections``.
 
-    ``shards`` maps ids to host strings: one may have been removed since the list was read.
+    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
+    read. Raises CommandError, labelled as mongos labels it.
     """
 
     async def connect(shard: str, host: str) -> None:

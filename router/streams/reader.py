@@ -1,4 +1,4 @@
-"""One client's way through a merged stream, over one set of remotes after another if need be."""
+"""Reading a merged stream for one client, which may move from one shared stream to another."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,33 +13,35 @@ from shard_client.errors import CommandError
 
 
 class Streams(Protocol):
-    """Where readers find their sources."""
+    """The interface through which readers find shared streams."""
 
     @property
     def reply_bytes(self) -> int:
         """Bytes of events that one reply may have now."""
 
     def better(self, source: SharedStream) -> SharedStream | None:
-        """Return the source that readers of ``source`` should go over to when they can."""
+        """Return the shared stream to which readers of ``source`` should move; None if none."""
 
     async def follow(
         self, request: StreamRequest, position: LogReader, client: str | None
     ) -> SharedStream:
-        """Return a source, entered, to which ``position`` has been attached."""
+        """Return a shared stream, entered, to which the log reader ``position`` is attached."""
 
     def left(self) -> None:
-        """Be told that a reader is closed."""
+        """Record that a reader has been closed."""
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task."""
 
 
 class Reader:
-    """Reads for one client; a slow one holds up nobody (docs/design.md, section 10).
+    """Reads a merged stream for one client without delaying others (docs/design.md, section 10).
 
-    Starts as one of those who share ``source``, entered for it; ``client`` is the client's address,
-    if it is charged with what is opened for it. Overtaken by the end of what is
-    kept there it gets remotes of its own, and goes back to share once it has caught up.
+    It starts on the shared stream ``source``, which has been entered for it, with the log reader
+    ``position``. If the log drops events that the client still needs, the reader moves to a
+    shared stream that covers them, which is opened if there is none, and joins the main one again
+    once it has caught up. ``client`` is the client's address, to which streams opened for it are
+    charged; None if they are not charged.
     """
 
     def __init__(
@@ -63,12 +65,12 @@ class Reader:
 
     @property
     def source(self) -> SharedStream | None:
-        """Where it reads; None on the way from one to another, and after the end."""
+        """The shared stream that it reads; None during a move and after ``close``."""
         return self._source
 
     @property
     def ready(self) -> bool:
-        """Whether ``take`` has something to say at once: events, the end, or an error."""
+        """Whether ``take`` returns events or the end, or raises, without a wait."""
         return self._failure is not None or self._position.ready
 
     @property
@@ -77,12 +79,15 @@ class Reader:
         return self._streams.reply_bytes
 
     def take(self, max_events: int | None) -> Taken:
-        """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
+        """Return the events that are ready and resume prefetching.
+
+        Raises CommandError if the stream has failed.
+        """
         if self._failure is not None:
             raise self._failure.with_change_stream_label()
         reply_bytes = self._streams.reply_bytes
         if self._source is None or self._position.lost:
-            # Also for a client that never waits.
+            # Start the move here too, for clients that never wait.
             self._move()
             return self._position.take(max_events, reply_bytes)
         taken = self._source.upstream.take(self._position, max_events, reply_bytes)
@@ -91,9 +96,9 @@ class Reader:
         return taken
 
     async def wait(self, timeout: float) -> None:
-        """Wait until something may be ready, ``wake`` is called, or ``timeout`` seconds are over.
+        """Wait until events may be ready, ``wake`` is called, or ``timeout`` seconds have passed.
 
-        To be called when nothing is ready.
+        Call it only when nothing is ready.
         """
         if self._position.lost:
             self._move()
@@ -118,7 +123,7 @@ class Reader:
             release(self._waiter)
 
     def close(self) -> None:
-        """Read no more. May be repeated."""
+        """Stop reading; idempotent."""
         if not self._closed:
             self._closed = True
             self._streams.left()
@@ -129,7 +134,10 @@ class Reader:
             self._source = None
 
     def _go_over(self, source: SharedStream) -> bool:
-        """Share the stream that others read, if what comes next is there."""
+        """Move to the shared stream of the other readers if it has the next events.
+
+        Return whether the reader has moved.
+        """
         better = self._streams.better(source)
         if better is None or not self._position.join(better.upstream.stream):
             return False
@@ -139,7 +147,7 @@ class Reader:
         return True
 
     def _move(self) -> None:
-        """Look for a source that has what comes next, unless that is being done."""
+        """Start a move to a shared stream that has the next events, unless one is in progress."""
         if self._moving is not None or self._closed:
             return
         if self._source is not None:

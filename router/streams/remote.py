@@ -1,4 +1,4 @@
-"""One remote of a stream, as the shell keeps it."""
+"""The I/O state of one remote: its cursor, wait times and nudges."""
 
 import asyncio
 
@@ -13,51 +13,52 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 _AGAIN, _AGAIN_MOST = 0.1, 2.0
-"""Seconds after which a nudge that has not shown in a promise is repeated; they double."""
+"""Seconds, doubling up to a maximum, before a nudge that has not moved the promise is repeated."""
 _LONGEST_PATIENCE = 12
-"""Times its first patience for which a promise that stands still is borne at most."""
+"""Maximum patience with a promise that does not advance, as a multiple of the first patience."""
 
 _FEW, _SMALL = 50, 64 * 1024
-"""A batch with fewer events and bytes has not been cut short: there were no more."""
+"""A batch with fewer events and fewer bytes was not cut short: the member had no more events."""
 
 
 class NudgeState:
-    """How far a remote's member has been asked to get on, pure; times in seconds."""
+    """The state of the nudges of a remote's member; does no I/O. Times are in seconds."""
 
     __slots__ = ("_pause", "again", "begun", "past", "pending")
 
     def __init__(self) -> None:
         self.pending = False
-        """Whether a nudge is under way or waits for its turn."""
+        """Whether a nudge has been requested and is not done yet."""
         self.begun = False
-        """Whether it has been sent."""
+        """Whether the pending nudge has been sent."""
         self.past = Timestamp(0, 0)
-        """The time that it is to get past."""
+        """The cluster time past which the nudge moves the member."""
         self.again = 0.0
-        """When it is worth trying the same again."""
+        """The time from which the same nudge may be repeated."""
         self._pause = _AGAIN
 
     def ask(self, past: Timestamp) -> None:
-        """A nudge past this time has been asked for."""
+        """Record the request for a nudge past this time."""
         if past > self.past:
             self._pause = _AGAIN
         self.past, self.pending, self.begun = past, True, False
 
     def done(self, now: float) -> None:
-        """The nudge is over; if it does not show, it may be repeated after a while."""
+        """Record the end of the nudge, and set the time from which it may be repeated."""
         self.pending = self.begun = False
         self.again = now + self._pause
         self._pause = min(_AGAIN_MOST, 2 * self._pause)
 
     def shown(self) -> None:
-        """The promise has moved as far as it was to."""
+        """Record that the promise has advanced as far as needed."""
         self._pause = _AGAIN
 
 
 class Overdue:
-    """Notices a promise that stands still although its replica set has moved on, pure.
+    """Detects a promise that does not advance although its replica set has; does no I/O.
 
-    ``patience`` is in seconds, 0 for without end; it doubles with each member that was left for it.
+    ``patience`` is in seconds; 0 means without limit. It doubles with each member that is left for
+    this reason, up to a maximum.
     """
 
     __slots__ = ("_first", "_past", "_patience", "_since")
@@ -73,17 +74,17 @@ class Overdue:
         return self._past is not None
 
     def reached(self, past: Timestamp, now: float) -> None:
-        """The replica set is known to be beyond ``past``: the promise must get there."""
+        """Record that the replica set is beyond ``past``, so that a promise beyond it is due."""
         if self._past is None:
             self._past, self._since = past, now
 
     def promised(self, time: Timestamp) -> None:
-        """The remote has promised as far as ``time``."""
+        """Record that the remote's promise is ``time``."""
         if self._past is not None and time > self._past:
             self._past, self._patience = None, self._first
 
     def give_up(self, now: float) -> bool:
-        """Tell whether the member is to be left; it is then given longer the next time."""
+        """Return whether to leave the member; if so, increase the patience for the next one."""
         late = self._past is not None and 0 < self._patience < now - self._since
         if late:
             self._since = now
@@ -92,7 +93,7 @@ class Overdue:
 
 
 class Remote:
-    """One remote: where it is, its cursor, and how it is being asked."""
+    """One remote: its target, its cursor, and the state of its waits and nudges."""
 
     __slots__ = (
         "cursor",
@@ -123,19 +124,19 @@ class Remote:
         self.opened = False
         self.nudges = 0
         self.idle = False
-        """Whether its last reply came to the end of the member's oplog."""
+        """Whether its last reply reached the end of the member's oplog."""
         self.reached = Timestamp(0, 0)
         """The end of the member's oplog, as of its last reply."""
         self.rest: asyncio.TimerHandle | None = None
-        """Until when it is not asked, although it may be."""
+        """Timer that ends a rest, during which no getMore is sent although budgets allow it."""
         self.events = 0
 
     def take_note(self, batch: CursorBatch) -> None:
-        """Take note of what a reply tells of its member."""
+        """Record a reply's number of events and how far it shows the member's oplog to be."""
         self.events += len(batch.events)
         if batch.operation_time is not None:
             self.reached = max(self.reached, batch.operation_time)
-        # An opening's reply is empty whatever comes after it.
+        # The reply of an opening is always empty, so it does not show that the member is idle.
         if self.opened:
             self.idle = (
                 not batch.events
@@ -144,13 +145,13 @@ class Remote:
             )
 
     def rouse(self) -> None:
-        """End its rest, if it rests."""
+        """End the remote's rest, if there is one."""
         if self.rest is not None:
             self.rest.cancel()
             self.rest = None
 
     def describe(self, promise: bytes | None, buffered: int) -> RemoteDescription:
-        """Describe the remote, given its promise and what is buffered for it."""
+        """Return a description of the remote, given its promise and its buffered bytes."""
         cursor = self.cursor
         error = cursor.last_error if cursor is not None else None
         state = cursor.state if cursor is not None else "closed"

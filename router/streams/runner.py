@@ -1,4 +1,4 @@
-"""The remotes behind a merged stream: opened, fed into the stream, kept within budget."""
+"""The stream runner: opens the remotes of a merged stream, feeds it, and enforces budgets."""
 
 import asyncio
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ log = structlog.get_logger()
 
 
 class StreamRunner:
-    """Executes a MergedStream: its remote cursors, their budgets and waiting times, the nudges.
+    """Executes a MergedStream: its remote cursors, their budgets and wait times, the nudges.
 
-    Knows nothing of clients: who reads ``stream`` through a position calls ``take`` and ``wait``.
+    It holds no client state: readers pass their log readers to ``take`` and waiters to ``wait``.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class StreamRunner:
         self._preference = ReadPreference.of(request.read_preference)
 
     async def open(self, timeout: float) -> None:
-        """Open the remotes and wait, ``timeout`` seconds, until each has answered its opening.
+        """Open the remotes and wait up to ``timeout`` seconds until each has answered its opening.
 
-        Raises CommandError, the first failure of a remote; call ``close`` then.
+        Raises CommandError: the first failure of a remote, or a timeout. Call ``close`` then.
         """
         self._touch()
         opening = self._opening = self._loop.create_future()
@@ -92,7 +92,10 @@ class StreamRunner:
             self._opening = None
 
     def take(self, position: LogReader, max_events: int | None, max_bytes: int) -> Taken:
-        """Hand out what is ready and read on. Raises CommandError when the stream has failed."""
+        """Return the events that are ready for ``position`` and resume prefetching.
+
+        Raises CommandError if the stream has failed.
+        """
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
         taken = position.take(max_events, max_bytes, enough)
@@ -102,7 +105,7 @@ class StreamRunner:
         return taken
 
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
-        """Describe the remotes and what they hold, for ``cursor_ids`` that read from here."""
+        """Return a description of the stream and its remotes; ``cursor_ids`` read it."""
         stream = self.stream
         holder = self._remotes.get(stream.gate_holder) if stream.gate_holder is not None else None
         return StreamDescription(
@@ -121,10 +124,10 @@ class StreamRunner:
     async def wait(self, waiter: asyncio.Future[None], timeout: float) -> None:
         """Wait until ``waiter`` is released or ``timeout`` seconds have passed.
 
-        It is released when there is more to read than when all had been read.
+        It is released when new events become readable or the stream ends.
         """
         self._touch()
-        # Resumed streams may just have dropped what their clients have: that made room.
+        # A resumed stream may just have dropped events that its client has, which frees budget.
         self._read_on()
         self._look(self._loop.time())
         self._waiters.add(waiter)
@@ -137,7 +140,7 @@ class StreamRunner:
             self._touch()
 
     def stop_reading(self) -> None:
-        """Kill the remote cursors; what has been released can still be read."""
+        """Kill the remote cursors; released events can still be read."""
         for number in list(self._remotes):
             self._close_remote(number)
         self._wake()
@@ -148,7 +151,7 @@ class StreamRunner:
         self._waiters.clear()
 
     async def close(self) -> None:
-        """Kill all remote cursors; bounded by twice ``close_timeout`` and a connection's time."""
+        """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt."""
         if not self._closed:
             self._closed = True
             self._idle.close()
@@ -159,7 +162,7 @@ class StreamRunner:
         while self._closing:
             await asyncio.wait(self._closing)
 
-    # What the stream wants done.
+    # Actions of the merged stream.
 
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:
@@ -202,7 +205,7 @@ class StreamRunner:
         batch_bytes = self._prefetch.batch_bytes(len(self._remotes))
         settings = self._limits.remote_settings(batch_bytes)
         if remote.topology:
-            # Nothing is lost while the gate stands still; whoever resumed would be refused.
+            # No event is lost while the gate stands still, but an opening to resume would fail.
             settings = replace(settings, failure_timeout=inf)
         remote.cursor = RemoteCursor(
             remote.target,
@@ -218,7 +221,7 @@ class StreamRunner:
         remote.cursor.start()
 
     def _probing(self, remote: Remote, opening: Opening) -> Probing:
-        """Return what lets a progress cursor tell how far the remote's member has got."""
+        """Return the settings of the progress cursor that reports the member's progress."""
 
         def probe(pbrt: bytes) -> tuple[str, Mapping[str, object]]:
             return probe_command(*opening(pbrt), pbrt)
@@ -243,7 +246,7 @@ class StreamRunner:
             task.add_done_callback(self._closing.discard)
             remote.cursor = None
 
-    # What the remotes bring.
+    # Replies and failures of the remotes.
 
     def _batch_arrived(self, number: int, batch: CursorBatch) -> None:
         remote = self._remotes.get(number)
@@ -270,13 +273,13 @@ class StreamRunner:
         if stream.error is not None:
             self.stop_reading()
         elif self._waiters and (stream.release() or stream.ended):
-            # Those who wait have read all there was.
+            # Waiting clients have consumed the log, so new events wake them.
             self._wake()
-        # The next reply's work is done while the client reads the last one.
+        # Prepare the next reply while the client processes the last one.
         stream.merge_ahead(self._limits.reply_target_bytes)
 
     def _left(self, actions: list[Action]) -> None:
-        """Draining shards may have left: nudge them past their removal, or let them go."""
+        """Execute the actions after draining shards may have left, and nudge past the removals."""
         self._execute(actions)
         if self.stream.leaving:
             self._look(self._loop.time(), arriving=True)
@@ -289,12 +292,13 @@ class StreamRunner:
             return
         log.warning("stream failed", target=remote.target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
-            # The shard list is read anew for whoever resumes: nothing is lost.
+            # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.stream.remote_failed(number, error, address)
         if self._opening is not None and not self._opening.done():
             if remote.opened:
-                # Its getMore has failed while others were being opened: the client's will, too.
+                # A getMore failed while other remotes were being opened; the client's first
+                # getMore raises the error.
                 self._opening.set_result(None)
             else:
                 self._opening.set_exception(error.with_change_stream_label())
@@ -309,10 +313,10 @@ class StreamRunner:
         ):
             self._opening.set_result(None)
 
-    # Budgets and waiting times.
+    # Budgets and wait times.
 
     def _steer(self, number: int, remote: Remote, *, events: bool) -> None:
-        """Decide whether and how the remote's next getMore is sent."""
+        """Decide whether the remote's next getMore is sent, and with what wait and batch size."""
         cursor = remote.cursor
         if cursor is None:
             return
@@ -329,21 +333,21 @@ class StreamRunner:
             cursor.pause()
 
     def _look(self, now: float, *, arriving: bool = False) -> None:
-        """Look after the members that keep events back."""
+        """Schedule nudges of the members that keep events back."""
         limits = self._limits
-        # Where events come quickly, most members get past them by themselves.
+        # If events arrive quickly, most members get past them by themselves.
         least = limits.await_gate if self._pace.active(now) else 0.0
         self._idle.look(max(limits.nudge_delay, least), arriving=arriving)
 
     def _count(self) -> None:
-        """Count what is held; what a closed stream still holds goes with its last reader."""
+        """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
             held = self.stream.held_bytes
             self._memory.held += held - self._held
             self._held = held
 
     def _may_read(self, number: int) -> bool:
-        """Tell whether the byte budgets allow another batch."""
+        """Return whether the byte budgets allow another batch."""
         stream = self.stream
         buffered = stream.buffered_bytes(number)
         if buffered and self._memory.short:
@@ -351,14 +355,14 @@ class StreamRunner:
         return self._prefetch.allows(buffered, stream.all_buffered_bytes, len(self._remotes))
 
     def _touch(self) -> None:
-        """Somebody reads: keep the remotes going for a while."""
+        """Record client activity and resume prefetching if it had stopped."""
         self._read_until = self._loop.time() + self._limits.linger
         if self._idle.lingering:
             self._idle.lingering = False
             self._read_on()
 
     def _read_on(self) -> None:
-        """Have the remotes that were paused send on, as far as the budgets allow."""
+        """Resume the paused remotes for which the budgets allow another batch."""
         for number, remote in self._remotes.items():
             cursor = remote.cursor
             if cursor is None or not cursor.paused or remote.rest is not None:
@@ -368,6 +372,6 @@ class StreamRunner:
 
 
 def release(waiter: asyncio.Future[None]) -> None:
-    """Let who awaits ``waiter`` go on."""
+    """Complete ``waiter`` if it is not done yet."""
     if not waiter.done():
         waiter.set_result(None)

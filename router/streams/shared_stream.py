@@ -1,4 +1,4 @@
-"""One set of remotes that clients share: being opened, open, lingering, closed."""
+"""A shared stream: one set of remotes that several clients read, and its life cycle."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Set
@@ -16,12 +16,12 @@ from shard_client.errors import CommandError
 
 
 class SharedStream:
-    """An upstream and the number of those who read it; it closes soon after the last has left.
+    """A stream runner with a count of its readers; it closes soon after the last one has left.
 
-    ``place`` finds out where the remotes are, which are then opened by a task of the source's own.
-    ``gone`` is called when nobody can enter any more: run ``close`` then. ``ticket`` is given back
-    once the remotes are closed. ``shared``: others than
-    the first reader may come. Must be made in a running loop.
+    ``place`` prepares the stream, whose remotes are then opened by a task of the shared stream.
+    ``gone`` is called when no reader can enter any more: run ``close`` then. ``ticket`` is returned
+    once the remotes are closed. ``shared`` is whether readers other than the first may enter. Must
+    be created in a running loop.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class SharedStream:
         self._opening = self._loop.create_task(self._open(place), name="open remotes")
         self._opening.add_done_callback(self._has_opened)
 
-    # Who reads.
+    # Readers.
 
     @property
     def readers(self) -> int:
-        """How many read."""
+        """The number of readers."""
         return self._readers
 
     def enter(self) -> None:
-        """Count one reader more."""
+        """Add a reader."""
         self._readers += 1
         if self._lingering is not None:
             self._lingering.cancel()
@@ -62,7 +62,7 @@ class SharedStream:
         self._keep()
 
     def leave(self) -> None:
-        """Count one reader less; after the last one the source closes."""
+        """Remove a reader; after the last one the shared stream closes, at once or soon."""
         self._readers -= 1
         self._keep()
         if self._readers or self._closed:
@@ -73,14 +73,14 @@ class SharedStream:
             self._end()
 
     def _keep(self) -> None:
-        """Keep much of what has been read for many readers, little for one, nothing for none."""
+        """Set how much of the log is kept: more for several readers than for one or none."""
         if self._place is not None and self._shared:
             limits = self._limits
             alone = min(limits.share_alone_bytes, limits.share_log_bytes)
             keep = limits.share_log_bytes if self._readers > 1 else alone
             self._place.upstream.stream.keep_bytes = keep
 
-    # Where it is.
+    # State and range of events.
 
     @property
     def healthy(self) -> bool:
@@ -94,25 +94,25 @@ class SharedStream:
 
     @property
     def has_opened(self) -> bool:
-        """Whether each shard has answered."""
+        """Whether each remote has answered its opening."""
         return self._opening.done() and self._has_succeeded
 
     @property
     def upstream(self) -> StreamRunner:
-        """The remotes; to be asked for once ``opened`` has returned."""
+        """The stream runner; available once ``opened`` has returned."""
         assert self._place is not None
         return self._place.upstream
 
     @property
     def start_at(self) -> Timestamp:
-        """Where the shards started; to be asked for once it is ``placed`` and healthy."""
+        """The time at which the shards started; available once ``placed`` is set and if healthy."""
         assert self._place is not None
         return self._place.start_at
 
     def covers(self, after: bytes, parts: Set[ShardSpan] = frozenset()) -> bool:
-        """Tell whether all events beyond the sort key ``after`` are here or still to come.
+        """Return whether all events after the sort key ``after`` are in the log or still to come.
 
-        Those of the shards that are there, and of the ``parts`` given.
+        This includes the events of the shard spans ``parts``, even of shards that have left.
         """
         if self._place is None:
             return False
@@ -120,7 +120,7 @@ class SharedStream:
         return stream.log.floor <= after and serve(stream.spans_beyond(after), parts, after)
 
     def is_late(self, time: Timestamp) -> bool:
-        """Tell whether it would be long before it comes to ``time``, or never."""
+        """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
         if not self.healthy:
             return True
         if self._place is None:
@@ -129,19 +129,23 @@ class SharedStream:
         reached = self._place.start_at if gate is None else cluster_time_of(gate)
         return time.time - reached.time > self._limits.share_behind
 
-    # Its life.
+    # Life cycle.
 
     async def located(self) -> None:
-        """Wait until it is known where it starts, or that nobody wants it any more.
+        """Wait until its start is known, or the opening is cancelled.
 
-        Raises CommandError when that cannot be found out: whoever waited would not either.
+        Raises CommandError if the start cannot be determined, since a retry by the caller would
+        fail as well.
         """
         await self.placed.wait()
         if self._place is None and self._opening.done() and not self._opening.cancelled():
             await self.opened()
 
     async def opened(self) -> None:
-        """Wait until each shard has answered. Raises CommandError, the first failure."""
+        """Wait until each remote has answered its opening.
+
+        Raises CommandError, the first failure.
+        """
         try:
             await asyncio.shield(self._opening)
         except asyncio.CancelledError:
@@ -153,7 +157,7 @@ class SharedStream:
             raise
 
     async def close(self) -> None:
-        """Kill the remote cursors; bounded in time. May be repeated."""
+        """Kill the remote cursors, within bounded time; idempotent."""
         self._closed = True
         if self._lingering is not None:
             self._lingering.cancel()
@@ -185,6 +189,6 @@ class SharedStream:
         await placed.upstream.open(left)
 
     def _has_opened(self, opening: asyncio.Task[None]) -> None:
-        # Those who wait get the failure as well; nobody may be waiting.
+        # Callers of ``opened`` get the failure too, but there may be none: retrieve it here.
         if opening.cancelled() or opening.exception() is not None:
             self._end()

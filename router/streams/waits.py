@@ -1,4 +1,4 @@
-"""How long each remote's next getMore waits on its shard (docs/design.md, section 9)."""
+"""Wait times of the remotes' getMores on their members (docs/design.md, section 9)."""
 
 import structlog
 from bson.timestamp import Timestamp
@@ -15,11 +15,11 @@ log = structlog.get_logger()
 
 
 class Waits:
-    """Decides, after each batch of one stream's remotes, how the next getMore waits.
+    """Decides, after each batch of a stream's remote, how long its next getMore waits.
 
     A getMore waits long, since events end the wait. An event that other members keep back needs
-    their promises at once, for which progress cursors are asked. While these, or notes, are out of
-    budget, a getMore ends when the next note is done: so there is one for each note.
+    their promises at once, which progress cursors report. While progress cursors or notes are out
+    of budget, a getMore ends when the next note is done, so that there is one getMore per note.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Waits:
         self._idle = idle
 
     def keeps_back(self, number: int) -> Timestamp | None:
-        """Return the time that a remote must get past for others to go on; None if there is none.
+        """Return the time that the remote's promise must pass so that others can go on, or None.
 
-        A removed shard holds the gate, too, until it has promised past its removal.
+        A removed shard also holds the gate, until its promise has passed its removal.
         """
         waiting, promise = self._stream.waiting_for, self._stream.promise(number)
         if waiting is not None and (promise is None or promise < waiting.latest_key):
@@ -47,9 +47,9 @@ class Waits:
         return next((each.latest for each in self._stream.leaving if each.remote == number), None)
 
     def decide(self, number: int, remote: Remote, latest: Timestamp | None, now: float) -> None:
-        """Set the wait of the remote's next getMore, or let it rest before that.
+        """Set the wait of the remote's next getMore, or pause the remote before it.
 
-        ``latest`` is what ``keeps_back`` says.
+        ``latest`` is the result of ``keeps_back``.
         """
         cursor, limits = remote.cursor, self._limits
         if cursor is None:
@@ -63,12 +63,12 @@ class Waits:
         if latest is not None and not limits.nudges:
             seconds = min(seconds, remote.policy.in_vain())
         elif remote.topology and remote.idle:
-            # It has no events that could end a wait, and need not wait on the config server.
+            # It has no events that could end a wait, so it need not wait on the config server.
             seconds = remote.policy.in_vain() if coming else limits.await_gate
             if not coming:
                 self._idle.rest(remote, limits.await_quiet)
         elif not remote.idle:
-            # Whether it waits or is at work is not to be seen: so it must not wait for long.
+            # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
             seconds = min(seconds, limits.await_unknown)
         elif self._is_paced(remote, now):
             tick = self._nudger.next_tick(remote.target, remote.host, now) - now
@@ -76,12 +76,12 @@ class Waits:
         cursor.set_await(seconds)
 
     def _promise_is_due(self, number: int, remote: Remote) -> bool:
-        """Tell whether the member is getting, or has got, beyond the remote's promise."""
+        """Return whether the member's oplog is past the remote's promise, or a nudge is sent."""
         promise = self._stream.promise(number)
         return remote.nudge.begun or promise is None or remote.reached > cluster_time_of(promise)
 
     def _is_paced(self, remote: Remote, now: float) -> bool:
-        """Tell whether promises are wanted more often than can be afforded for each event."""
+        """Return whether events need promises more often than the budgets allow."""
         if not self._pace.lively(now):
             return False
         noted = self._limits.nudges and (
@@ -90,7 +90,7 @@ class Waits:
         return noted or not remote.looks.affords(now)
 
     def _check_progress(self, number: int, remote: Remote, now: float) -> None:
-        """Leave a member whose promise stands still although its replica set has moved on."""
+        """Leave a member whose promise does not advance although its replica set has."""
         promise = self._stream.promise(number)
         if remote.cursor is None or promise is None or not remote.overdue.waiting:
             return

@@ -1,1 +1,1 @@
-"""Several processes on one port, for several cores: one server to its clients."""
+"""Worker processes: they share one port, use several cores and act as one server to clients."""

@@ -1,4 +1,4 @@
-"""What the parent and a worker say to each other, and the connections that are handed over."""
+"""The message channel between parent and worker, and the handover of connections."""
 
 import asyncio
 import json
@@ -13,11 +13,11 @@ _HANDED_A_TURN = 64
 _note = Struct("<cq")
 
 DRIVER, FEED = b"d", b"f"
-"""Whose port a connection came in at."""
+"""The port that accepted a connection."""
 
 
 class HandedConnection(NamedTuple):
-    """A client's connection: ``port`` is DRIVER or FEED, ``connection_id`` unique in the router."""
+    """A client's connection; ``port`` is DRIVER or FEED, ``connection_id`` unique in the router."""
 
     port: bytes
     connection_id: int
@@ -25,7 +25,7 @@ class HandedConnection(NamedTuple):
 
 
 class Channel:
-    """Messages both ways, in order: small documents as lines of JSON over a socket pair."""
+    """Ordered messages in both directions: small documents as JSON lines over a socket pair."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -33,16 +33,16 @@ class Channel:
 
     @classmethod
     async def over(cls, end: socket.socket) -> Self:
-        """Return the channel over one end of a socket pair, which it owns from now on."""
+        """Return the channel over one end of a socket pair; takes ownership of that end."""
         end.setblocking(False)
         return cls(*await asyncio.open_unix_connection(sock=end, limit=_LONGEST_MESSAGE))
 
     def say(self, **message: Any) -> None:
-        """Send a message; one to a side that is gone is lost."""
+        """Send a message; it is lost if the other side is gone."""
         self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def hear(self) -> dict[str, Any] | None:
-        """Return the next message, None when the other side is gone."""
+        """Return the next message, or None when the other side is gone."""
         try:
             line = await self._reader.readline()
         except OSError:
@@ -53,30 +53,30 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Close this side; the other one hears of it."""
+        """Close this side; the other side's ``hear`` then returns None."""
         self._writer.close()
 
 
 def hand_over(way: socket.socket, handed: HandedConnection) -> None:
-    """Give a connection to a worker; the caller closes its own copy.
+    """Pass a connection to a worker; the caller closes its own copy.
 
     Args:
-        way: the parent's end of the pair for connections, which does not block.
+        way: the parent's end of the socket pair for connections, in non-blocking mode.
         handed: the connection.
 
     Raises:
-        OSError: the worker is gone, or takes none at the moment.
+        OSError: the worker is gone, or the socket buffer is full.
     """
     note = _note.pack(handed.port, handed.connection_id)
     socket.send_fds(way, [note], [handed.connection.fileno()])
 
 
 class Arrivals:
-    """The worker's end of the pair for connections: calls ``taken`` with each that arrives.
+    """The worker's end of the socket pair for connections; calls ``taken`` for each connection.
 
     Args:
-        way: the worker's end, owned from now on.
-        taken: gets the connection, which does not block.
+        way: the worker's end; this object takes ownership.
+        taken: called with the connection, in non-blocking mode.
     """
 
     def __init__(self, way: socket.socket, taken: Callable[[HandedConnection], None]) -> None:
@@ -87,7 +87,7 @@ class Arrivals:
         self._loop.add_reader(way, self._readable)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop accepting connections from the parent."""
         if self._way.fileno() >= 0:
             self._loop.remove_reader(self._way)
             self._way.close()
@@ -100,10 +100,10 @@ class Arrivals:
                 return
             except OSError:
                 note, descriptors = b"", []
-            if len(note) < _note.size:  # the parent is gone; the channel tells what to do
+            if len(note) < _note.size:  # the parent is gone; the channel handles that
                 self.close()
                 return
-            if not descriptors:  # more are open than the system allows
+            if not descriptors:  # the limit of open descriptors is reached
                 continue
             port, connection_id = _note.unpack(note)
             connection = socket.socket(fileno=descriptors[0])

@@ -1,4 +1,4 @@
-"""The parent's side of one worker: started, talked to, ended."""
+"""The parent's side of one worker: its process and its message channel."""
 
 import asyncio
 import pickle
@@ -22,13 +22,11 @@ _PROGRAM = "router.workers.worker"
 
 
 class Child:
-    """One worker as its parent sees it.
+    """The parent's handle of one worker, created by ``start``.
 
-    ``identity`` gets what the worker says of the cluster, ``upstream`` which mongos it has moved on
-    to. ``ready`` is set once it takes connections, ``drained`` when it has nothing in flight any
-    more, ``gone`` when it has ended.
-
-    Use ``start`` to make one.
+    ``identity`` receives the cluster identities that the worker reports, ``upstream`` its choices
+    of upstream. ``ready`` is set once the worker accepts connections, ``drained`` when it has ended
+    its drain, ``gone`` when its channel has closed.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Child:
         return child
 
     async def listen(self) -> None:
-        """Take note of what the worker says, until it is gone."""
+        """Process the worker's messages until it is gone."""
         while (message := await self._channel.hear()) is not None:
             match message:
                 case {"ready": _}:
@@ -101,14 +99,15 @@ class Child:
 
     @property
     def hangs(self) -> bool:
-        """Whether it has not answered for long."""
+        """Whether a load request has been unanswered for a second or more."""
         silent_since, now = self._silent_since, asyncio.get_running_loop().time()
         return silent_since is not None and now - silent_since >= _SILENT_FOR_LONG
 
     async def ask_load(self, timeout: float) -> None:
-        """Have ``load`` brought up to date.
+        """Request the worker's load and wait up to ``timeout`` seconds for it.
 
-        Who does not answer in ``timeout`` seconds is busy; who hangs is not waited for.
+        A worker that does not answer in time counts as busy. There is no wait for a worker that
+        hangs.
         """
         loop = asyncio.get_running_loop()
         if self._answer is None:
@@ -122,27 +121,27 @@ class Child:
             self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
 
     def hand_over(self, handed: HandedConnection) -> None:
-        """Give it a client's connection; raises OSError if it cannot take one."""
+        """Pass a client's connection to the worker; raises OSError if it cannot accept one."""
         hand_over(self._way, handed)
         self.given += 1
 
     def tell_identity(self, identity: Mapping[str, Any], counter: int) -> None:
-        """Tell it what the cluster is, and the topology version's counter that goes with it."""
+        """Send the cluster's identity and the matching counter of the topology version."""
         self._channel.say(identity=dict(identity), counter=counter)
 
     def tell_upstream(self, choice: Mapping[str, int]) -> None:
-        """Tell it which mongos all workers use."""
+        """Send the choice of upstream for all workers."""
         self._channel.say(upstream=dict(choice))
 
     def drain(self, seconds: float) -> None:
-        """Have it refuse new commands and end those in flight within ``seconds``."""
+        """Make the worker refuse new commands and end those in flight within ``seconds``."""
         self._channel.say(drain=seconds)
 
     def end(self) -> None:
-        """Have it end."""
+        """Make the worker exit."""
         self._channel.say(end=True)
 
     def close(self) -> None:
-        """Close what leads to it; a worker that still runs ends by itself."""
+        """Close the channel and the connection socket; a worker that still runs then exits."""
         self._channel.close()
         self._way.close()

@@ -1,4 +1,4 @@
-"""The parent's listening sockets: accepts connections and deals them out to the workers."""
+"""The parent's listening sockets: accept connections and distribute them to the workers."""
 
 import asyncio
 import socket
@@ -19,15 +19,15 @@ _LOAD_TIMEOUT = 0.01
 _WAITING = 256
 _PAUSE = 0.1
 _LATELY = 1.0
-"""Seconds in which a new connection shows what it is for, a stream or a monitor."""
+"""Seconds within which a new connection opens a stream or becomes a monitor."""
 _MOST_DEALT = 256
 
 
 class ConnectionDispatcher:
-    """Listens for all workers and hands each connection to the one that has the least to do.
+    """Listens for all workers and hands each connection to the least loaded worker.
 
     Args:
-        max_connections: drivers' connections at a time, over all workers.
+        max_connections: maximum number of concurrent driver connections over all workers.
     """
 
     def __init__(self, max_connections: int) -> None:
@@ -40,9 +40,9 @@ class ConnectionDispatcher:
         self._dealt: deque[tuple[float, int, int]] = deque(maxlen=_MOST_DEALT)
 
     async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
-        """Bind ``port`` of all ``hosts``, 0 picks one for all; return the port.
+        """Bind ``port`` on all ``hosts`` and return it; 0 selects one free port for all hosts.
 
-        Nobody can connect before ``listen``.
+        Clients cannot connect before ``listen``.
 
         Args:
             kind: DRIVER or FEED.
@@ -50,7 +50,7 @@ class ConnectionDispatcher:
             port: the port.
 
         Raises:
-            OSError: the port is taken or a host is none of ours.
+            OSError: the port is in use or a host is not an address of this machine.
         """
         loop = asyncio.get_running_loop()
         for host in hosts:
@@ -68,23 +68,23 @@ class ConnectionDispatcher:
         return port
 
     def listen(self) -> None:
-        """Let clients connect; raises OSError."""
+        """Start accepting clients' connections; raises OSError."""
         for _kind, listening in self._listening:
             listening.listen(_BACKLOG)
 
     def add(self, child: Child) -> None:
-        """Hand connections to this worker too."""
+        """Include this worker in the distribution."""
         self._children[child.number] = child
         self._some.set()
 
     def remove(self, number: int) -> None:
-        """Hand none to this worker any more, if any were."""
+        """Remove this worker from the distribution, if it is included."""
         self._children.pop(number, None)
         if not self._children:
             self._some.clear()
 
     async def deal(self) -> None:
-        """Hand out connections until cancelled; they wait while there is no worker."""
+        """Distribute connections until cancelled; they wait while there is no worker."""
         waiting: asyncio.Queue[HandedConnection] = asyncio.Queue(_WAITING)
         async with asyncio.TaskGroup() as tasks:
             for kind, listening in self._listening:
@@ -100,7 +100,7 @@ class ConnectionDispatcher:
                     waiting.get_nowait().connection.close()
 
     def close(self) -> None:
-        """Take no more clients."""
+        """Close the listening sockets."""
         for _kind, listening in self._listening:
             listening.close()
         self._listening.clear()
@@ -112,14 +112,14 @@ class ConnectionDispatcher:
         while True:
             try:
                 connection, _address = await loop.sock_accept(listening)
-            except OSError as error:  # out of descriptors, or the client has gone already
+            except OSError as error:  # no descriptors left, or the client has disconnected
                 log.warning("Cannot accept a connection", component="NETWORK", error=str(error))
                 await asyncio.sleep(_PAUSE)
                 continue
             await waiting.put(HandedConnection(kind, next(self._ids), connection))
 
     async def _deal_batch(self, batch: Sequence[HandedConnection]) -> None:
-        """Ask the workers how much they have to do, then place all that has come meanwhile."""
+        """Query the workers' loads, then place the connections of the batch."""
         await self._some.wait()
         await asyncio.gather(*(child.ask_load(_LOAD_TIMEOUT) for child in self._children.values()))
         for handed in batch:
@@ -153,7 +153,7 @@ class ConnectionDispatcher:
                 return
 
     def _undecided(self) -> dict[int, int]:
-        """Return how many new connections of each worker neither stream nor monitor yet."""
+        """Return each worker's number of new connections without a stream or monitor yet."""
         moment = asyncio.get_running_loop().time() - _LATELY
         while self._dealt and self._dealt[0][0] < moment:
             self._dealt.popleft()
@@ -173,5 +173,5 @@ class ConnectionDispatcher:
 
 
 def _decided(load: Load) -> int:
-    """Return on how many connections, about, there is a stream or a monitor."""
+    """Return the approximate number of connections with a stream or a monitor."""
     return load.streams + load.monitors

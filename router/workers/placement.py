@@ -1,4 +1,4 @@
-"""Which worker gets a new connection: the decision alone, without any I/O."""
+"""The choice of a worker for a new connection, without I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,12 @@ _QUARTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker has to do.
+    """The load of a worker.
 
-    ``streams`` are its open merged cursors; ``connections`` those of drivers, of which a monitor
-    waits on each of ``monitors``; ``busy`` is the share of a core that it has used lately, 0 to 1;
-    ``taken`` is how many connections were handed to it and have arrived.
+    ``streams`` is the number of its open merged cursors; ``connections`` the number of driver
+    connections, including the ``monitors`` on which a driver's monitor waits; ``busy`` is the share
+    of a core used recently, 0 to 1; ``taken`` is the number of handed-over connections that have
+    arrived.
     """
 
     streams: int = 0
@@ -23,17 +24,18 @@ class Load:
 
 
 def choose_worker(loads: Mapping[int, Load], undecided: Mapping[int, int], last: int) -> int:
-    """Return the number of the worker that has the least to do.
+    """Return the number of the least loaded worker.
 
-    That is reckoned in quarters of a core: those used lately; one for each connection that may be
-    about to open a stream; one for each stream more than others have, but never as much as a whole
-    core, since one stream may be more work than a thousand quiet ones. Then open streams count,
-    then the other connections; equals take turns.
+    Load is counted in quarters of a core: the quarters used recently, plus one for each undecided
+    connection, which may open a stream, plus one for each stream beyond the smallest number of
+    streams of any worker. The last term is limited to less than a whole core, since one stream can
+    be more work than a thousand quiet ones. Ties are broken by open streams, then by connections
+    without a monitor, then round-robin.
 
     Args:
-        loads: the workers that take connections; there is at least one.
-        undecided: of how many new connections each does not know yet what they are for.
-        last: the worker that was chosen before.
+        loads: the workers that accept connections, at least one.
+        undecided: each worker's number of new connections without a stream or monitor yet.
+        last: the worker chosen last.
     """
     least = min(load.streams for load in loads.values())
 

@@ -1,4 +1,4 @@
-"""A worker's place in the router: what it shares, and how it does what the parent says."""
+"""The runtime of a worker: the state it shares and the handling of the parent's messages."""
 
 import asyncio
 import os
@@ -28,12 +28,12 @@ _SHORTEST_MEASURE = 0.5
 
 
 class WorkerRuntime:
-    """Where one worker stands (docs/workers.md).
+    """The runtime of one worker (docs/workers.md).
 
     Args:
-        start: what the worker was told.
-        channel: to the parent.
-        way: where connections arrive.
+        start: the worker's start parameters.
+        channel: the message channel to the parent.
+        way: the socket on which connections arrive.
     """
 
     def __init__(self, start: WorkerStart, channel: Channel, way: socket.socket) -> None:
@@ -55,16 +55,16 @@ class WorkerRuntime:
 
     @property
     def count(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return self.start.count
 
     @property
     def started(self) -> datetime:
-        """When the router was started."""
+        """The start time of the router."""
         return self.start.started
 
     def announce(self, identity: ServerIdentity) -> None:
-        """Tell the parent what the cluster is; it tells all workers at once."""
+        """Send the cluster's identity to the parent, which sends it to all workers at once."""
         self._channel.say(
             identity={
                 "build_info": dict(identity.build_info),
@@ -73,20 +73,20 @@ class WorkerRuntime:
         )
 
     def announce_upstream(self, upstream: UpstreamMongos) -> None:
-        """Tell the parent which mongos this worker has moved on to; it tells all workers."""
+        """Send this worker's new choice of upstream to the parent, which informs all workers."""
         self._channel.say(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
     async def serve(self, node: Node, listener: Listener, feed: Feed | None) -> None:
-        """Take connections until the parent ends it, or is gone.
+        """Serve connections until the parent sends "end" or is gone.
 
         Args:
-            node: what commands work with.
-            listener: serves drivers' connections.
-            feed: serves the feed's.
+            node: the state that commands work with.
+            listener: serves driver connections.
+            feed: serves feed connections.
         """
         node.port = self.start.ports["port"]
         address = private_address(self.start.folder, self.start.number)
-        if os.path.exists(address):  # noqa: ASYNC240 (of a worker that has died)
+        if os.path.exists(address):  # noqa: ASYNC240 (left by a worker that has died)
             os.unlink(address)
         loop = asyncio.get_running_loop()
         async with Listener(node, for_workers=True) as private:
@@ -151,14 +151,14 @@ class WorkerRuntime:
                 await listener.adopt(handed.connection, handed.connection_id, arrived)
             elif feed is not None:
                 await feed.adopt(handed.connection)
-        except OSError as error:  # the client has gone meanwhile
+        except OSError as error:  # the client has disconnected
             log.info("A connection was lost on its way", component="NETWORK", error=str(error))
         finally:
             arrived()
 
 
 class _Busy:
-    """The share of a core that this process has used since it was last asked."""
+    """The share of a core that this process used over at least the last half second."""
 
     def __init__(self) -> None:
         self._share = 0.0

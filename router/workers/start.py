@@ -1,4 +1,4 @@
-"""What a worker is told when it is started."""
+"""The start parameters of a worker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from bson.objectid import ObjectId
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """All that a worker needs to know and shares with the others.
+    """The parameters of a worker; all but ``number`` are common to all workers.
 
     Args:
-        number: the worker's own, from 1 to ``count``.
-        count: how many workers there are.
-        mark: what all cursor ids of the router carry.
+        number: the worker's number, from 1 to ``count``.
+        count: the number of workers.
+        mark: the mark in all cursor ids of the router.
         folder: the router's private folder.
-        process_id: the one that all hellos carry.
-        started: when the router was started.
-        settings: what was set, as ``Settings`` takes it.
+        process_id: the process id in all hello replies.
+        started: the start time of the router.
+        settings: the explicitly set options, as arguments of ``Settings``.
         arguments: the router's command line.
-        ports: where the parent listens, by the names of the log's attributes.
+        ports: the parent's listening ports, by the names of the log attributes.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The parent of several workers: starts them, starts them anew when they die, ends them."""
+"""The parent of several workers: starts them, restarts them after a failure, stops them."""
 
 import asyncio
 import shutil
@@ -25,9 +25,9 @@ log = structlog.get_logger()
 _MS = 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _STEADY = 60.0
-"""A worker that has run for so many seconds starts anew without a growing pause."""
+"""Seconds of running time after which a worker's restart pause is reset."""
 _CANNOT_START = 71
-"""The status for "system error", as sysexits has it."""
+"""The exit status for "system error", as in sysexits."""
 _DRAIN_GRACE = 2.0
 _END_TIMEOUT = 10.0
 
@@ -41,10 +41,10 @@ class WorkerFailedError(Exception):
 
 
 class Supervisor:
-    """Keeps a router's workers (docs/workers.md).
+    """Runs a router's workers (docs/workers.md).
 
     Args:
-        settings: what the operator decided.
+        settings: the router's settings.
         arguments: the command line, for getCmdLineOpts.
         now: the wall clock.
     """
@@ -73,11 +73,11 @@ class Supervisor:
         self._all_ready = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set, then drain all workers and end them.
+        """Run until ``stop`` is set, then drain and stop all workers.
 
         Raises:
             OSError: a port cannot be opened.
-            WorkerFailedError: a worker cannot be started at all.
+            WorkerFailedError: a worker ended before all workers were ready.
         """
         net, feed = self._settings.net, self._settings.feed
         self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
@@ -114,7 +114,7 @@ class Supervisor:
             raise failures.exceptions[0] from None
 
     async def _keep(self, number: int) -> None:
-        """Run worker ``number`` again and again."""
+        """Run worker ``number`` and restart it whenever it ends."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
@@ -138,7 +138,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _run_once(self, number: int) -> int:
-        """Run a worker until it ends, return its exit status (negative: the signal's number)."""
+        """Run a worker until it ends; return its exit status (negative: the signal's number)."""
         start = WorkerStart(
             number=number,
             count=self._settings.workers,
@@ -195,7 +195,7 @@ class Supervisor:
         self._dealer.remove(number)
 
     async def _share_identity(self, child: Child) -> None:
-        """Tell all workers at once what one has learnt, so that all say the same."""
+        """Send an identity reported by one worker to all at once, so that all report the same."""
         while True:
             identity = await child.identity.get()
             if identity == self._identity:
@@ -206,7 +206,7 @@ class Supervisor:
                 each.tell_identity(identity, self._counter)
 
     async def _share_upstream(self, child: Child) -> None:
-        """Have all workers follow the first that has moved on to another upstream mongos."""
+        """Make all workers follow the first worker that switches to another upstream."""
         while True:
             choice = await child.upstream.get()
             if self._upstream is None or choice["generation"] > self._upstream["generation"]:
@@ -224,7 +224,7 @@ class Supervisor:
         log.info("Shutting down", component="CONTROL", drainSeconds=seconds)
         for child in children:
             child.drain(seconds)
-        # One that has drained still answers for the cursors that others' clients wait for.
+        # A drained worker stays up: clients of other workers may still read its cursors.
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds + _DRAIN_GRACE):
                 for child in children:
@@ -257,7 +257,7 @@ async def _ended(child: Child) -> int:
 
 
 async def _first(wanted: asyncio.Event, other: asyncio.Event) -> bool:
-    """Wait for either event; tell whether it was ``wanted``."""
+    """Wait for either event; return whether ``wanted`` is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in (wanted, other)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

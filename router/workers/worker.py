@@ -1,7 +1,7 @@
-"""A worker's process: ``python -m router.workers.worker CHANNEL WAY``, started by the parent.
+"""A worker process: ``python -m router.workers.worker CHANNEL WAY``, started by the parent.
 
-The two arguments are the descriptors of its ends of the socket pairs; what else it needs to know
-comes over its standard input.
+The two arguments are the descriptors of the worker's ends of the socket pairs. It reads its other
+parameters, a ``WorkerStart``, from standard input.
 """
 
 import pickle
@@ -25,7 +25,7 @@ _CHANNEL, _WAY = 1, 2
 
 def main() -> None:
     """Run one worker until its parent ends it."""
-    # A terminal and a service manager signal the whole group: the parent leads.
+    # A terminal or service manager signals the whole process group; only the parent reacts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     start: WorkerStart = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own parent wrote it)

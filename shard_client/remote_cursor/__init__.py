@@ -1,1 +1,1 @@
-"""One change-stream cursor on one replica set, kept alive."""
+"""A change-stream cursor on one replica set, reopened when it fails."""

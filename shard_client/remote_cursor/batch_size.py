@@ -1,4 +1,4 @@
-"""How many events to ask for at a time, so that a batch has about the size wanted."""
+"""The number of events to request per batch for a given size in bytes."""
 
 _FIRST = 101
 _MOST = 100_000
@@ -6,11 +6,12 @@ _MEMORY = 4
 
 
 class BatchSize:
-    """Adapts ``batchSize`` to the size of the events that come (docs/design.md, section 6).
+    """Adapts ``batchSize`` to the size of the received events (docs/design.md, section 6).
 
-    ``target_bytes`` is the size that a full batch should have; ``target`` may be changed. The first
-    batches are small, so that the first events come early; only full ones make the next one larger,
-    twice at most, since a few small events say little of those to come.
+    ``target_bytes`` is the desired size of a full batch; ``target`` can be changed later. The first
+    batches are small, so that the first events arrive early. Only a full batch makes the next one
+    larger, by a factor of two at most, since a few small events do not predict the size of later
+    events.
     """
 
     __slots__ = ("_average", "current", "target")
@@ -21,11 +22,11 @@ class BatchSize:
         self.current = _FIRST
 
     def arrived(self, events: int, size: int) -> None:
-        """Take note of a batch of ``events`` events with ``size`` bytes in all."""
+        """Record a batch of ``events`` events with a total of ``size`` bytes."""
         average = size / events
         if self._average:
             weight = min(1.0, events / self.current) / _MEMORY
-            # Events larger than thought count at once: they are what makes batches too large.
+            # Events larger than the average count at once, since they make batches too large.
             self._average = max(average, self._average + (average - self._average) * weight)
         else:
             self._average = average
@@ -34,6 +35,6 @@ class BatchSize:
 
 
 def _rounded(number: int) -> int:
-    """Keep the three leading bits, so that the same request serves for many batches."""
+    """Keep the three leading bits, so that one encoded getMore can be reused for many batches."""
     shift = max(0, number.bit_length() - 3)
     return number >> shift << shift

@@ -1,7 +1,7 @@
 """Cursor replies of change streams as slices: split without decoding, rebuilt by joining.
 
-An event's resume token is found at its fixed place at the front of the event, which is checked;
-events that begin otherwise are scanned. Source: docs/protocol.md, sections 1 and 2.
+An event's resume token is read at a fixed offset at the front of the event, after a check of the
+bytes before it. Events with another layout are scanned. Source: docs/protocol.md, sections 1 and 2.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +49,10 @@ _OK_FIELD = b"\x01ok\0" + _OK
 
 
 class CursorBatch(NamedTuple):
-    """One reply of a change stream's cursor, in slices of their own (no buffer is kept alive).
+    """One reply of a change-stream cursor; its slices are copies and keep no buffer alive.
 
-    ``pbrt`` is the raw postBatchResumeToken document (b"" if there is none), ``size`` the bytes of
-    all events, ``cluster_time`` the raw $clusterTime document.
+    ``pbrt`` is the raw postBatchResumeToken document (b"" if there is none), ``size`` the total
+    bytes of the events, ``cluster_time`` the raw $clusterTime document.
     """
 
     cursor_id: int
@@ -68,8 +68,8 @@ class CursorBatch(NamedTuple):
 def slice_cursor_reply(body: bytes) -> CursorBatch:
     """Split the raw body of an aggregate's or getMore's reply.
 
-    Raises CommandError if the reply says that the command failed, and ProtocolError if it is
-    malformed or an event has no resume token.
+    Raises CommandError if the command failed, and ProtocolError if the reply is malformed or an
+    event has no resume token.
     """
     cursor = cluster_time = operation_time = None
     is_ok: bool | None = None
@@ -78,7 +78,7 @@ def slice_cursor_reply(body: bytes) -> CursorBatch:
         if name == b"cursor" and kind == DOCUMENT:
             cursor = element
         elif name == b"ok":
-            # What is not the usual 1.0 is left to the decoder below.
+            # The decoder below handles any value other than the usual 1.0.
             is_ok = body[start:end] == _OK
         elif name == b"$clusterTime" and kind == DOCUMENT:
             cluster_time = body[start:end]
@@ -95,9 +95,9 @@ def slice_cursor_reply(body: bytes) -> CursorBatch:
 
 
 def leaves_open(body: bytes) -> bool:
-    """Tell whether the cursor goes on after this reply, without looking at its events.
+    """Return whether the cursor is still open after this reply, without reading its events.
 
-    False also for a reply that is malformed or says that the command failed.
+    Also returns False for a malformed reply or a failed command.
     """
     try:
         cursor = find(body, b"cursor")
@@ -112,7 +112,7 @@ def leaves_open(body: bytes) -> bool:
 def token_data(token: bytes) -> bytes:
     """Return the sort key of a raw resume token document: its ``_data`` as bytes.
 
-    Raises ProtocolError if there is none.
+    Raises ProtocolError if the token has no ``_data``.
     """
     return _token_data(token, 0, len(token))
 
@@ -129,12 +129,12 @@ def build_cursor_reply(
     operation_time: Timestamp | None = None,
     identity_first: bool | None = None,
 ) -> list[bytes]:
-    """Return the parts of the reply body that mongos would send, to be joined.
+    """Return the reply body that mongos would send, as parts for the caller to join.
 
-    ``size`` is the bytes of all ``events`` if the caller knows it; ``pbrt`` and ``cluster_time``
-    are raw documents; what is empty or None is left out. The order of fields is mongos's own:
-    id and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
-    says where they are.
+    ``size`` is the total bytes of ``events`` if known; ``pbrt`` and ``cluster_time``
+    are raw documents. Empty and None fields are omitted. Fields have the order that mongos uses: id
+    and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
+    sets their position.
     """
     if identity_first is None:
         identity_first = batch_name == "nextBatch"
@@ -205,14 +205,15 @@ def _slice_cursor(
 
 
 def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
-    """Split the elements of an array into events whose token is at the front; None if not so.
+    """Split the elements of an array into events; None if the array needs the scanning split.
 
     Array elements are named 0, 1, 2, …, so the names' widths are known. The bytes before a token's
-    text are the same for all tokens of one length, so one comparison checks them, and one unpacking
-    fetches length, those bytes and the key, taking the token to be as long as the last one. A
-    transaction's events have their token behind two other fields; only those are looked into.
+    text are the same for all tokens of one length. So one unpacking reads length, those bytes and
+    the key, on the assumption that the token is as long as the previous one, and one comparison
+    checks the bytes. An event of a transaction has two other fields before its token; only events
+    without a token at the front are scanned.
     """
-    # Copies, not views: a view costs less only from about 1.5 KB on, and keeps its whole batch.
+    # Copies, not views: a view is cheaper only from about 1.5 KB and keeps its whole batch alive.
     events: list[Event] = []
     append = events.append
     expected, key_end = b"", 0
@@ -249,23 +250,23 @@ def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
 
 @lru_cache(maxsize=256)
 def _front_with_key(key_size: int) -> Callable[[bytes, int], tuple[int, bytes, bytes]]:
-    """Return what unpacks an event's length, its bytes 4 to 24, and a key of ``key_size`` bytes."""
+    """Return an unpacker for an event's length, its bytes 4 to 24 and a ``key_size``-byte key."""
     unpack: Callable[[bytes, int], Any] = Struct(f"<I20s{key_size}s").unpack_from
     return unpack
 
 
 @lru_cache(maxsize=256)
 def _key_end(bytes_before_text: bytes) -> int:
-    """Return where in an event its sort key ends, given its bytes 4 to 24; 0 if they are others."""
+    """Return the end offset of an event's sort key, given bytes 4 to 24; 0 if no token is there."""
     id_field, token_size, data_field, text_size = _token_front(bytes_before_text)
-    # Inside the token: its length, this field, possibly _typeBits, a zero byte.
+    # The token contains its length, this field, possibly _typeBits, and a zero byte.
     if id_field != b"\x03_id\0" or data_field != b"\x02_data\0" or token_size < text_size + 16:
         return 0
     return _TOKEN_TEXT + int(text_size) - 1 if text_size > 1 else 0
 
 
 def _split_by_scanning(body: bytes, batch: Element) -> list[Event]:
-    """Split the elements of an array into events, wherever their ``_id`` is."""
+    """Split the elements of an array into events with ``_id`` at any position."""
     events = []
     for kind, _, start, end in iter_elements(body, batch.start, batch.end):
         if kind != DOCUMENT:
@@ -284,7 +285,7 @@ def _key_by_scanning(body: bytes, start: int, end: int) -> bytes:
 
 
 def _key_in_transaction(body: bytes, start: int, end: int) -> bytes:
-    """Return the sort key of an event that begins as a transaction's; b"" if it does not."""
+    """Return the sort key of an event with a transaction's leading fields; b"" for other events."""
     try:
         number, session, session_size = _transaction_front(body, start)
         if number != b"\x12txnNumber\0" or session != b"\x03lsid\0":
@@ -308,14 +309,14 @@ _heads: list[bytes] = []
 
 
 def _element_heads(count: int) -> list[bytes]:
-    """Return what comes before each of ``count`` documents in an array: type, index, zero byte."""
+    """Return the prefix of each of ``count`` documents in an array: type, index, zero byte."""
     if len(_heads) < count:
         _heads.extend(b"\x03%d\0" % index for index in range(len(_heads), count))
     return _heads[:count]
 
 
 def _heads_size(count: int) -> int:
-    """Return the bytes of ``_element_heads(count)``."""
+    """Return the total size in bytes of ``_element_heads(count)``."""
     size, digits, first = 2 * count, 1, 0
     while first < count:
         next_first = 10**digits

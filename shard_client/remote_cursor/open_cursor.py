@@ -1,4 +1,4 @@
-"""A cursor that is open on a server: what to send to read it on or to kill it."""
+"""A cursor that is open on a server, and the commands that read or kill it."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class OpenCursor:
     async def kill_over(self, connection: Connection, timeout: float) -> bool:
         """Kill the cursor over an idle connection to its member; False if that failed.
 
-        ``timeout`` in seconds. A cursor that is gone already counts as killed.
+        ``timeout`` is in seconds. A cursor that no longer exists counts as killed.
         """
         database, _, collection = self.namespace.partition(".")
         command = {"killCursors": collection, "cursors": [Int64(self.cursor_id)]}

@@ -1,4 +1,4 @@
-"""A progress cursor beside one that waits, to learn how far its member has got."""
+"""A progress cursor: reports a member's progress while the main cursor's getMore waits."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,22 +18,22 @@ log = structlog.get_logger()
 
 
 _LOOK = 0.001
-"""Seconds of a member's time that a look takes at least."""
+"""Minimum cost of one query, in seconds of a member's time."""
 _IN_VAIN = 0.05
-"""The same for a look that has found an event which the first cursor has not brought."""
+"""Extra cost, in seconds, if the query returned an event that the main cursor has not returned."""
 _UNUSED = 10.0
-"""Seconds after which a cursor that was not asked is closed."""
+"""Seconds without a query after which the progress cursor is closed."""
 
 TIME_DIGITS = 18
-"""How many characters of a sort key hold its cluster time (docs/protocol.md, section 3)."""
+"""Number of characters of a sort key that hold its cluster time (docs/protocol.md, section 3)."""
 
 
 class Probing(NamedTuple):
-    """How a progress cursor tells how far the first one's member has got.
+    """Configuration of a progress cursor.
 
-    ``opening`` gives database and ``aggregate`` of the probe after a raw resume token; with
-    ``fragments`` the first cursor splits large events; ``on_cost`` is told the seconds that a look
-    keeps the member busy.
+    ``opening`` returns the database and ``aggregate`` that open it after a raw resume token;
+    ``fragments`` states whether the main cursor splits large events; ``on_cost`` is called with the
+    seconds that a query keeps the member busy.
     """
 
     opening: Callable[[bytes], tuple[str, Mapping[str, Any]]]
@@ -42,21 +42,22 @@ class Probing(NamedTuple):
 
 
 class ProgressCursor:
-    """A probe of how far a member has got, asked while the first cursor's getMore waits.
+    """A second cursor on a member, queried while the getMore of the first (main) cursor waits.
 
-    No-ops wake no getMore (docs/protocol.md, section 6), so a promise that has moved would be seen
-    only at the end of the wait. Events wake it: the first cursor brings them, and those that this
-    one is given are dropped. It must be given every event that the first cursor brings, and may be
-    given others: a promise of it holds for both once the first cursor has got as far as the last
-    event that this one was given (docs/design.md, section 9).
+    No-ops do not wake a getMore (docs/protocol.md, section 6), so an advanced promise would be
+    seen only at the end of the wait. Events do wake it: the main cursor returns them, and events
+    that the progress cursor returns are dropped. The progress cursor must match every event that
+    the main cursor matches, and can match more. Its promise holds for both cursors once the main
+    cursor has reached the last event that the progress cursor returned (docs/design.md, section 9).
 
-    ``borrow(address, timeout)`` gives a connection to the first cursor's member for as long as it
-    is asked. ``command(pbrt)`` is the raw ``aggregate`` that opens the probe after a promise.
-    ``on_batch`` is called after each reply, with an empty batch that has the promise of both;
-    ``on_end`` with each task; ``on_cost`` with the seconds that the member was busy with it. With
-    ``fragments`` the first cursor splits events into fragments, which sort behind the event that
-    this one is given. It is opened when it is first asked, anew when ``most_behind`` bytes have
-    passed it by, and closed when nobody has asked for ten seconds: so it never has much to scan.
+    ``borrow(address, timeout)`` yields a connection to the main cursor's member for the duration of
+    a query. ``command(pbrt)`` returns the raw ``aggregate`` that opens the cursor after a promise.
+    ``on_batch`` is called after each reply, with an empty batch that has the promise of both
+    cursors; ``on_end`` with each finished task; ``on_cost`` with the seconds that a query kept the
+    member busy. With ``fragments``, the main cursor splits events into fragments, which sort after
+    the whole event that the progress cursor returns. The cursor is opened by the first query,
+    reopened when the main cursor has read ``most_behind`` bytes since the last query, and closed
+    after ten seconds without a query, so that it never has much to scan.
     """
 
     def __init__(
@@ -87,10 +88,10 @@ class ProgressCursor:
         self._task: asyncio.Task[None] | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
-        # What both have promised: its token and its sort key.
+        # The promise of both cursors: its token and its sort key.
         self._promise = b""
         self._promised = b""
-        # What this one has promised, and the last event that it was given.
+        # The progress cursor's own promise, and the sort key of the last event it returned.
         self._pbrt = b""
         self._key = b""
         self._last_event = b""
@@ -100,13 +101,13 @@ class ProgressCursor:
 
     @property
     def asking(self) -> bool:
-        """Whether it is being asked."""
+        """Whether a query or the closing is in progress."""
         return self._task is not None
 
     def ask(self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int) -> None:
-        """Begin to ask where ``first`` is, which has promised ``pbrt``, unless that is under way.
+        """Start a query for the main cursor ``first`` with promise ``pbrt``, unless one is running.
 
-        The member may wait ``await_ms`` milliseconds for its oplog to grow.
+        The member waits up to ``await_ms`` milliseconds for its oplog to grow.
         """
         if self._task is None and not self._stopping:
             self._note_promise(pbrt)
@@ -117,7 +118,7 @@ class ProgressCursor:
             self._task.add_done_callback(self._on_end)
 
     def close_if_unused(self) -> None:
-        """Close it in the background if it was not asked for some time."""
+        """Close the cursor in the background if there was no query for ten seconds."""
         unused = self._loop.time() - self._asked_at > _UNUSED
         if self._cursor is not None and self._task is None and unused and not self._stopping:
             self._task = self._loop.create_task(
@@ -126,16 +127,16 @@ class ProgressCursor:
             self._task.add_done_callback(self._on_end)
 
     def join(self, batch: CursorBatch) -> CursorBatch:
-        """Return a batch of the first cursor with the promise that both together allow.
+        """Return a batch of the main cursor with the promise of both cursors.
 
-        Raises ProtocolError if it has a promise that is none.
+        Raises ProtocolError if the batch's promise is malformed.
         """
         if not self._promise or not batch.pbrt:
-            return batch  # nobody has asked yet
+            return batch  # there was no query yet
         self._passed_by += batch.size
         key = token_data(batch.pbrt)
         if not batch.events and key < self._promised:
-            # This one was ahead of it, and has been believed.
+            # The progress cursor's promise was ahead and has been published already.
             batch = batch._replace(pbrt=self._promise)
         else:
             self._promise, self._promised = batch.pbrt, key
@@ -144,10 +145,11 @@ class ProgressCursor:
         return batch
 
     def _is_further(self) -> bool:
-        """Promise for both what this one has promised; False if that cannot be or is not new.
+        """Adopt the progress cursor's promise for both; False if it is invalid for both or not new.
 
-        It can when the first one has got as far as the last event that this one was given: if it
-        had an event to bring that lies between, this one would have been given that later.
+        It is valid for both when the main cursor has reached the last event that the progress
+        cursor returned: the progress cursor has no event between that one and its own promise, so
+        neither has the main cursor.
         """
         if not (self._has_come(self._last_event) and self._promised < self._key):
             return False
@@ -155,7 +157,7 @@ class ProgressCursor:
         return True
 
     def _has_come(self, key: bytes) -> bool:
-        """Tell whether the first cursor has nothing more to bring up to an event's sort key."""
+        """Return whether the main cursor has returned all its events up to a sort key."""
         if self._fragments:
             return key[:TIME_DIGITS] < self._promised[:TIME_DIGITS]
         return key <= self._promised
@@ -165,11 +167,11 @@ class ProgressCursor:
             self._promise, self._promised = pbrt, key
 
     async def stop(self, deadline: float) -> None:
-        """Kill the cursor, until ``deadline`` on the loop's clock."""
+        """Kill the cursor before ``deadline`` on the loop's clock."""
         self._stopping = True
         if self._task is not None:
             left = max(0.0, deadline - self._loop.time())
-            # An opening's reply tells which cursor to kill.
+            # The reply to an aggregate has the id of the cursor to kill.
             _, late = await asyncio.wait({self._task}, timeout=left / 2)
             if late:
                 self._task.cancel()
@@ -193,11 +195,11 @@ class ProgressCursor:
             except (CommandError, NetworkError):
                 if not kept:
                     raise
-                # It may have been closed, or its connection cut, while nobody used it.
+                # The server may have closed the idle cursor, or the idle connection was cut.
                 self._leave_behind()
                 batch = await self._next(first, batch_size, await_ms)
         except (CommandError, NetworkError, ProtocolError) as error:
-            # The first cursor's wait will end, and tell.
+            # The main cursor reports the failure when its wait ends.
             log.info("progress cursor failed", member=first.address, error=str(error))
             self._leave_behind()
             return
@@ -238,7 +240,7 @@ class ProgressCursor:
         if batch.events:
             self._last_event = batch.events[-1][0]
         if not batch.cursor_id:
-            self._cursor = None  # its end is the first cursor's to tell
+            self._cursor = None  # the main cursor reports the end of the stream
         elif batch.pbrt:
             self._pbrt, self._key = batch.pbrt, token_data(batch.pbrt)
         return batch
@@ -250,7 +252,8 @@ class ProgressCursor:
             if connection.closed:
                 raise NetworkError("the connection was lost")  # the next attempt kills it
             self._left_behind = None
-        # All that comes before the promise has been brought, whatever the one before was given.
+        # The main cursor has returned all events before the promise, so the state of the previous
+        # progress cursor no longer matters.
         self._pbrt, self._key, self._last_event = b"", b"", b""
         command = self._command(self._promise)
         self._sent.openings += 1

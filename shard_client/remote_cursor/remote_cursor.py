@@ -1,4 +1,4 @@
-"""A change stream's cursor on one replica set, read ahead and reopened when it fails."""
+"""A change-stream cursor on one replica set, with read-ahead and reopening after failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,29 +25,29 @@ log = structlog.get_logger()
 _T = TypeVar("_T")
 
 _MOST_BEHIND = 1024 * 1024
-"""Bytes of events that may pass a progress cursor by before it is opened anew."""
+"""Bytes of events that a progress cursor may lag behind before it is reopened."""
 
 LARGE_REPLY = 128 * 1024
-"""Bytes from which on a reply is worth asking for the next one before it is split."""
+"""Minimum size in bytes of a reply for which the next getMore is sent before it is split."""
 
 Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
-"""Database and ``aggregate`` that open the cursor: anew (None), or after a raw resume token."""
+"""Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
 
 
 class RemoteCursor:
     """Reads one cursor ahead (docs/design.md, section 6).
 
-    It has a connection while a getMore is in flight or about to be sent, and gives it back while it
-    is paused. The next ``getMore`` is sent as soon as a batch has arrived, unless paused: before a
-    large one is even split, so that the shard does not wait for the router. A failure that can be
-    resumed is mended by opening the cursor again after its own last postBatchResumeToken, with
-    growing pauses, up to ``failure_timeout``; any other ends the cursor. A member that has not
-    answered for ``reply_timeout`` is asked over another connection whether it is still there.
+    It holds a connection while a getMore is in flight or about to be sent, and releases it while
+    paused. Unless paused, it sends the next ``getMore`` as soon as a batch has arrived. If the
+    reply is large, it does so before splitting it, so that the shard does not wait for the router.
+    After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
+    growing pauses, for up to ``failure_timeout``. Any other failure ends the cursor. If a member
+    has not answered for ``reply_timeout``, it is probed over another connection.
 
-    ``dialer`` finds and connects the member to read from; ``opening`` gives the command;
-    ``probing`` lets ``look`` do something; ``sent`` counts commands.
-    ``on_batch`` and ``on_failure`` are plain calls; after ``on_failure(error, address)``, or a
-    batch that says that the stream was invalidated, nothing more comes.
+    ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
+    ``probing`` enables ``look``; ``sent`` counts commands.
+    ``on_batch`` and ``on_failure`` are synchronous callbacks. Neither is called again after
+    ``on_failure(error, address)`` or after a batch marked as invalidated.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RemoteCursor:
         self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
-        # The getMore that was sent last: what it asks for, and its bytes.
+        # The last getMore: its parameters and its bytes.
         self._wanted: tuple[OpenCursor, int, int] | None = None
         self._get_more = b""
         self._pbrt: bytes | None = None
@@ -117,12 +117,12 @@ class RemoteCursor:
 
     @property
     def address(self) -> str | None:
-        """The member that is or was last read from, as "host:port"."""
+        """The member read from, now or most recently, as "host:port"."""
         return self._last_address
 
     @property
     def state(self) -> str:
-        """What it does: "failing", "paused", "reading" or "opening"."""
+        """The current state: "failing", "paused", "reading" or "opening"."""
         if self._failing_since is not None:
             return "failing"
         if self._cursor is None:
@@ -131,55 +131,56 @@ class RemoteCursor:
 
     @property
     def failing_for(self) -> float | None:
-        """Seconds since the first failure that has not been mended yet."""
+        """Seconds since the first failure of the current outage; None if there is none."""
         return None if self._failing_since is None else self._loop.time() - self._failing_since
 
     @property
     def last_error(self) -> CommandError | None:
-        """What failed last, mended or not."""
+        """The last failure, whether or not the cursor has recovered from it."""
         return self._last_error
 
     def start(self) -> None:
-        """Begin."""
+        """Start reading in a background task."""
         self._task = self._loop.create_task(self._run(), name=f"remote cursor {self.name}")
         self._task.add_done_callback(self._ended)
 
     def pause(self) -> None:
-        """Send no further getMore; the one in flight still brings its batch."""
+        """Send no further getMore; a getMore in flight still delivers its batch."""
         self._paused = True
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         if self._paused:
             self._paused = False
             if self._resumed is not None and not self._resumed.done():
                 self._resumed.set_result(None)
 
     def set_await(self, seconds: float) -> None:
-        """Let the next getMore wait at most so long for events, at least a millisecond."""
+        """Limit the time that the next getMore waits for events; the minimum is 1 ms."""
         self._await_ms = max(1, ceil(seconds * 1000))
 
     def aim_at(self, batch_bytes: int) -> None:
-        """Let batches have this size from now on, or the one of the settings if that is less."""
+        """Set the target batch size, at most ``batch_target_bytes`` of the settings."""
         self._batch_size.target = min(batch_bytes, self._settings.batch_target_bytes)
 
     def waits(self, seconds: float) -> bool:
-        """Tell whether a getMore may wait ``seconds`` more, and ``look`` can be called."""
+        """Return whether a getMore may wait ``seconds`` more and ``look`` can be called."""
         ends = self._watchdog.asked_at
         waits = ends is not None and ends - self._loop.time() > seconds
         return waits and self._second is not None and not self._second.asking
 
     def look(self, seconds: float) -> None:
-        """Learn how far the member will have got in ``seconds``, while a getMore waits.
+        """Query the member's progress within ``seconds``, while a getMore waits.
 
-        By a progress cursor, so that this one waits on. An empty batch tells what came of it.
+        This uses the progress cursor, so the getMore keeps waiting. The result is delivered as an
+        empty batch.
         """
         if self._second is not None and self._cursor is not None and self._pbrt is not None:
             await_ms = max(1, ceil(seconds * 1000))
             self._second.ask(self._cursor, self._pbrt, self._batch_size.current, await_ms)
 
     def leave_member(self) -> None:
-        """Read on from another member: what this one tells stands still."""
+        """Drop a member that makes no progress and continue on another one."""
         connection = self._connection
         if connection is not None and self._cursor is not None and not self._stopping:
             self._dialer.suspect(connection.address)
@@ -188,7 +189,7 @@ class RemoteCursor:
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
 
-        May be called at any time, also instead of ``start``.
+        It can be called at any time, even without ``start``.
         """
         self._stopping = True
         deadline = self._loop.time() + self._settings.close_timeout
@@ -203,7 +204,8 @@ class RemoteCursor:
     async def _end(self, task: asyncio.Task[None]) -> None:
         if self._parked:
             task.cancel()
-        # A request in flight is let go on: an opening's reply tells which cursor to kill.
+        # A request in flight may finish: the reply to an aggregate has the id of the cursor to
+        # kill.
         _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
         if late:
             task.cancel()
@@ -235,7 +237,7 @@ class RemoteCursor:
             await self._park(asyncio.sleep(self._backoff.next_pause()))
 
     def _may_reopen(self, error: CommandError) -> bool:
-        """Take note of a resumable failure; tell whether there is time to open again."""
+        """Record a resumable failure; return whether there is time left to reopen."""
         connection = self._connection
         self._last_error = error
         if connection is not None and blames_member(error):
@@ -247,7 +249,7 @@ class RemoteCursor:
         if self._failing_since is None:
             self._failing_since = now
         lasted = now - self._failing_since
-        # A long outage is told once.
+        # A long outage is logged as a warning once.
         say = log.debug if self._told else log.warning
         say("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
         self._told = True
@@ -287,7 +289,7 @@ class RemoteCursor:
                     self._put_down()
                     await self._park(self._until_resumed())
                     if self._failing_since is not None:
-                        # It could not show that it was mended.
+                        # A paused cursor cannot recover, so the pause does not count.
                         self._failing_since += self._loop.time() - paused_at
                     continue
                 self._ask_for_more(self._cursor, await self._picked_up(self._cursor))
@@ -305,14 +307,14 @@ class RemoteCursor:
             self._deliver(batch)
 
     def _put_down(self) -> None:
-        """Let others use the connection."""
+        """Release the connection for other users."""
         connection, self._connection = self._connection, None
         self._watchdog.leave()
         if connection is not None:
             self._dialer.release(connection)
 
     async def _picked_up(self, cursor: OpenCursor) -> Connection:
-        """Return a connection to the cursor's member, the same one unless it was put down."""
+        """Return a connection to the cursor's member, the current one unless it was released."""
         if self._connection is None:
             timeout = self._settings.connect_timeout
             connection = await self._park(self._dialer.connect_to(cursor.address, timeout))
@@ -336,18 +338,18 @@ class RemoteCursor:
         self._backoff.reset()
 
     def _ask(self, connection: Connection, body: bytes, takes: float) -> None:
-        """Send a request whose answer may take so many seconds; ``_answer`` is to come next."""
+        """Send a request that may take ``takes`` seconds to answer; call ``_answer`` next."""
         connection.send_raw(body)
         self._watchdog.asked_at = self._loop.time() + takes
 
     async def _answer(self, connection: Connection) -> bytes:
-        """Return the reply, for which there is no limit but the watchdog's."""
+        """Return the reply; only the watchdog limits the wait."""
         try:
             return await connection.receive_raw(timeout=None)
         except NetworkError:
             due = self._watchdog.asked_at
             if self._failing_since is None and due is not None:
-                # A member that hung has been failing since its answer was due.
+                # A member that hangs has been failing since its answer was due.
                 self._failing_since = min(due, self._loop.time())
             raise
         finally:
@@ -370,13 +372,13 @@ class RemoteCursor:
             self._on_batch(batch)
 
     def _looked(self, batch: CursorBatch) -> None:
-        """Tell what the progress cursor has found, unless the first one is being opened anew."""
+        """Deliver the progress cursor's result, unless the main cursor is being reopened."""
         if self._cursor is not None and not self._stopping:
             self._clock.advance(batch.cluster_time)
             self._pbrt = batch.pbrt
             self._on_batch(batch)
 
-    # Waiting that may be cut short by ``close``.
+    # Waits that ``close`` can cancel.
 
     async def _park(self, awaitable: Awaitable[_T]) -> _T:
         self._parked = True
@@ -423,13 +425,13 @@ class RemoteCursor:
             self._put_down()
 
     async def _ask_member(self, address: Address, timeout: float) -> None:
-        """Have the member say hello; raises CommandError, NetworkError."""
+        """Send the member a hello; raises CommandError, NetworkError."""
         async with self._dialer.borrow(address, timeout, greet=True):
             pass
 
 
 def _retriable(error: CommandError) -> CommandError:
-    """Return the error of a member that stayed away too long: whoever resumes may find it back."""
+    """Return the error with the resumable label: the member may be back when a client resumes."""
     return CommandError(
         error.code,
         error.message,

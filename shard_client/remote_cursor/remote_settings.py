@@ -1,4 +1,4 @@
-"""What a remote cursor is given: its bounds, and how its member is found."""
+"""Interfaces and settings of a remote cursor: dialer, command counters, limits."""
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -8,39 +8,39 @@ from shard_client.wire.connection import Address, Connection
 
 
 class Dialer(Protocol):
-    """Has connections to the members of one replica set; those used are kept for others."""
+    """Supplies connections to the members of one replica set and keeps released ones for reuse."""
 
     async def connect(self, timeout: float) -> Connection:
-        """Return a connection to the member to read from, which has just said what it is.
+        """Return a connection to the member to read from, with a fresh hello reply.
 
-        ``timeout`` in seconds. Raises CommandError, NetworkError.
+        ``timeout`` is in seconds. Raises CommandError, NetworkError.
         """
         ...
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
-        """Return a connection to this very member. Raises CommandError, NetworkError."""
+        """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
         ...
 
     def release(self, connection: Connection) -> None:
-        """Take back a connection; one that is closed, or has a request in flight, is cut."""
+        """Take back a connection. It is cut if it is closed or has a request in flight."""
         ...
 
     def borrow(
         self, address: Address, timeout: float, *, greet: bool = False
     ) -> AbstractAsyncContextManager[Connection]:
-        """Give a connection to this very member for a block that takes a moment.
+        """Provide a connection to the member at ``address`` for a short ``async with`` block.
 
-        With ``greet`` it has said hello first. Entering raises CommandError, NetworkError.
+        With ``greet``, a hello is exchanged first. Entering raises CommandError, NetworkError.
         """
         ...
 
     def suspect(self, address: Address) -> None:
-        """Be told that a member does not answer, or not as the one to read from."""
+        """Report a member that does not answer, or is no longer the one to read from."""
         ...
 
 
 class SentCommands(Protocol):
-    """Counts what one replica set is sent."""
+    """Counters of the commands sent to one replica set."""
 
     openings: int
     get_mores: int
@@ -48,7 +48,7 @@ class SentCommands(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """Bounds of one remote cursor; times in seconds, sizes in bytes."""
+    """Limits of one remote cursor; times in seconds, sizes in bytes."""
 
     batch_target_bytes: int = 4 * 1024 * 1024
     await_time: float = 0.05

@@ -1,4 +1,4 @@
-"""Which failures of a shard's cursor are mended by opening it again."""
+"""Classification of a shard cursor's failures: resumable or not, network or member."""
 
 from shard_client.error_codes import NOT_PRIMARY_CODES, RESUMABLE_CODES, ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
@@ -8,10 +8,10 @@ _NETWORK = frozenset({ErrorCode.HostUnreachable, ErrorCode.HostNotFound, ErrorCo
 
 
 def is_resumable(error: CommandError) -> bool:
-    """Tell whether a cursor that failed so may be opened again after its last promise.
+    """Return whether a cursor can be reopened after its last promise when it failed with ``error``.
 
-    A cursor that is gone on the shard counts; a lost oplog position and fatal errors do not
-    (docs/protocol.md, section 4).
+    A missing or killed cursor on the shard is resumable; a lost oplog position and fatal errors are
+    not (docs/protocol.md, section 4).
     """
     return (
         error.code in RESUMABLE_CODES
@@ -23,12 +23,12 @@ def is_resumable(error: CommandError) -> bool:
 
 
 def blames_member(error: CommandError) -> bool:
-    """Tell whether the member that answered so, or not at all, is to be looked up again."""
+    """Return whether ``error`` (not primary, or unreachable) requires selecting a member again."""
     return error.code in NOT_PRIMARY_CODES or error.code in _NETWORK
 
 
 def from_network(error: NetworkError, address: str) -> CommandError:
-    """Return what mongos tells a client of a member that it could not talk to."""
+    """Return the error that mongos reports to a client for an unreachable member."""
     return CommandError(
         ErrorCode.HostUnreachable, f"Error connecting to {address} :: caused by :: {error}"
     )

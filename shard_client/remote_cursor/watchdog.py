@@ -1,4 +1,4 @@
-"""Cuts a connection whose member has stopped answering, but not one that takes its time."""
+"""A watchdog that cuts the connection to an unresponsive member, but not to a slow one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,10 +14,10 @@ log = structlog.get_logger()
 class Watchdog:
     """Guards one connection at a time against a member that hangs (docs/design.md, section 6).
 
-    A long scan of an oplog answers late, and asking again would only begin it anew. So when a reply
-    is ``patience`` seconds late, ``ask(address, timeout)`` asks the member over another connection:
-    only if that fails too is the guarded connection cut, and the caller that waits on it gets
-    NetworkError.
+    A long oplog scan answers late, and repeating the request would only restart the scan. So when a
+    reply is ``patience`` seconds late, ``ask(address, timeout)`` probes the member over another
+    connection. The guarded connection is cut only if the probe fails too; its pending request then
+    raises NetworkError.
     """
 
     def __init__(self, ask: Callable[[Address, float], Awaitable[None]], patience: float) -> None:
@@ -27,17 +27,17 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
         self.asked_at: float | None = None
-        """When the request in flight is to be answered at the latest; None without one."""
+        """Loop time at which the reply to the request in flight is due; None if none is pending."""
 
     def guard(self, connection: Connection) -> None:
-        """Guard ``connection`` from now on, and no other."""
+        """Guard ``connection`` instead of the previous one."""
         self._connection = connection
         self.asked_at = None
         if self._timer is None:
             self._schedule()
 
     def leave(self) -> None:
-        """Guard nothing until ``guard`` is called again: others may use the connection now."""
+        """Stop guarding until ``guard`` is called again, so that others can use the connection."""
         self._connection = None
         self.asked_at = None
         if self._timer is not None:
@@ -47,7 +47,7 @@ class Watchdog:
             self._probe.cancel()
 
     async def stop(self) -> None:
-        """Guard nothing more, and wait until nothing is asked."""
+        """Stop guarding and wait for a running probe to end."""
         self.leave()
         if self._probe is not None:
             await asyncio.wait({self._probe})

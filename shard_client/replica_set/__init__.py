@@ -1,1 +1,1 @@
-"""The members of one replica set, and which of them to read from."""
+"""The members of one replica set and the selection of a member to read from."""

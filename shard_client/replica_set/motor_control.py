@@ -1,4 +1,4 @@
-"""Replica sets followed by the driver's own monitoring. The only module that imports Motor."""
+"""Replica sets monitored by the driver. The only module that imports Motor."""
 
 import asyncio
 import threading
@@ -31,18 +31,18 @@ from shard_client.wire.connection import MONITOR_NAME, Address, format_address
 log = structlog.get_logger()
 
 _CLOSE_TIMEOUT = 2.5
-"""A little more than what the driver waits for a member that hangs."""
+"""A little more than the time that the driver waits for an unresponsive member."""
 
 _ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
 
 
 class MotorReplicaSet:
-    """A ``ReplicaSet`` that Motor watches (docs/design.md, section 8).
+    """A ``ReplicaSet`` that Motor monitors (docs/design.md, section 8).
 
-    The driver asks each member every ``heartbeat`` seconds over one connection of its own; it keeps
-    no second one for a streaming hello. A change in between shows in what members answer to the
-    router (``observe``, ``invalidate``), which has the driver look again at once. Must be made in a
-    running loop. ``local_threshold`` is in seconds.
+    The driver polls each member every ``heartbeat`` seconds over one connection of its own, without
+    a second connection for a streaming hello. Between two polls, the members' replies to the router
+    reveal a change (``observe``, ``invalidate``). When ``select`` then finds no suitable member,
+    the driver checks again at once. Create it in a running loop. ``local_threshold`` is in seconds.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class MotorReplicaSet:
 
     @property
     def hosts(self) -> tuple[Address, ...]:
-        """The members that the driver knows; at first the seeds."""
+        """The members known to the driver; initially the seeds."""
         return self._hosts
 
     async def primary(self, timeout: float) -> Address:
-        """Return the primary's address, waiting up to ``timeout`` seconds until there is one."""
+        """Return the primary's address, waiting up to ``timeout`` seconds for one."""
         return await self.select(PRIMARY, timeout)
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, waiting up to ``timeout`` seconds.
 
-        Raises CommandError (133, labelled resumable); at once after ``close``.
+        Raises CommandError (133, labelled resumable); after ``close`` it raises at once.
         """
         if preference.max_staleness is not None:
             self._learn_ages()
@@ -115,9 +115,9 @@ class MotorReplicaSet:
         raise no_member(preference, self._name)
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
-        """Take over what a member says it is; a secondary also tells who is primary.
+        """Record the role in a member's hello, and the primary that a secondary reports.
 
-        What is wrong with that shows when the one it names is asked.
+        If the reported primary is wrong, its own answer corrects that.
         """
         known = self._members.get(address)
         if hello.get("setName") != self._name or known is None:
@@ -131,7 +131,7 @@ class MotorReplicaSet:
                     self._promote(primary)
 
     def _promote(self, primary: Address) -> None:
-        """Take this member for the primary, and no other."""
+        """Record this member as the only primary."""
         for address, member in self._members.items():
             if address != primary and member.role == "primary":
                 self._members[address] = replace(member, role="secondary")
@@ -144,11 +144,11 @@ class MotorReplicaSet:
         return {at: member for at, member in self._members.items() if at != self._distrusted}
 
     def invalidate(self, address: Address) -> None:
-        """Have the driver look again before ``address`` is named once more."""
+        """Do not select ``address`` again before the driver has checked the set."""
         self._distrusted = address
 
     async def close(self) -> None:
-        """End the monitoring; a member that hangs is not waited for long."""
+        """Stop the monitoring, with a bounded wait for an unresponsive member."""
         self._closed = True
         self._changed.set()
         if self._check is not None:
@@ -157,12 +157,12 @@ class MotorReplicaSet:
         ended = asyncio.Event()
 
         def end() -> None:
-            # The driver says goodbye to its server, and waits for the answer.
+            # The driver ends its sessions on the server and waits for the reply.
             self._client.delegate.close()
-            with suppress(RuntimeError):  # the loop did not wait for it, and is closed
+            with suppress(RuntimeError):  # the loop did not wait for this and is closed
                 self._loop.call_soon_threadsafe(ended.set)
 
-        # No thread of the loop's own, which it would wait for in its end.
+        # Not a thread of the loop's executor: the loop would wait for it at shutdown.
         threading.Thread(target=end, name=f"end of {self._name}", daemon=True).start()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
@@ -171,10 +171,9 @@ class MotorReplicaSet:
             log.info("monitoring ends later", set=self._name)
 
     async def _ask_driver(self) -> None:
-        """Let the driver select a primary and read nothing from it.
+        """Make the driver select a primary and run a query without results on it.
 
-        A member that does not answer, or refuses since it is no primary, is one that the driver
-        looks for anew.
+        If that member does not answer or is no longer the primary, the driver checks it again.
         """
         distrusted = self._distrusted
         try:
@@ -186,12 +185,12 @@ class MotorReplicaSet:
             if self._distrusted == distrusted:
                 self._distrusted = None
             if not self._closed:
-                # The driver hands out its events once a second; what it knows is there already.
+                # The driver publishes its events once a second; its description is up to date.
                 self._take_over()
             self._changed.set()
 
     def _learn_ages(self) -> None:
-        """Learn when members wrote last: the driver reports no change for that."""
+        """Update the members' last writes: the driver publishes no event for those."""
         client: Any = self._client.delegate
         for address, told in _members_of(client.topology_description)[0].items():
             known = self._members.get(address)
@@ -201,11 +200,11 @@ class MotorReplicaSet:
                 )
 
     def _take_over(self) -> None:
-        client: Any = self._client.delegate  # Motor's types call its properties methods
+        client: Any = self._client.delegate  # Motor's types declare its properties as methods
         self.topology_changed(*_members_of(client.topology_description))
 
     def topology_changed(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
-        """Take over what the driver found, in the loop's thread."""
+        """Store the members that the driver found; runs in the loop's thread."""
         if members != self._members:
             roles = {format_address(address): one.role for address, one in members.items()}
             log.info("members", set=self._name, roles=roles)
@@ -217,7 +216,7 @@ class MotorReplicaSet:
         self._changed.set()
 
     def report(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
-        """Bring what the driver found from its threads to the loop."""
+        """Pass the members that the driver found from its threads to the loop."""
         if not self._closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.topology_changed, members, hosts)
 
@@ -227,14 +226,14 @@ class _Listener(TopologyListener):
         self._replica_set = replica_set
 
     def opened(self, event: TopologyOpenedEvent) -> None:
-        """Nothing is known yet."""
+        """Ignore the event: no members are known yet."""
 
     def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
         """Report the members."""
         self._replica_set.report(*_members_of(event.new_description))
 
     def closed(self, event: TopologyClosedEvent) -> None:
-        """Nothing is known any more."""
+        """Ignore the event: the monitoring has ended."""
 
 
 def _members_of(topology: TopologyDescription) -> tuple[dict[Address, Member], tuple[Address, ...]]:

@@ -1,4 +1,4 @@
-"""A replica set whose primary is found by asking: no tasks, no threads, nothing in between."""
+"""A replica set whose members are probed on demand, without background tasks or threads."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ log = structlog.get_logger()
 
 
 class ProbedReplicaSet:
-    """A ``ReplicaSet`` that says hello to its members when it is asked and knows no answer.
+    """A ``ReplicaSet`` that sends its members a hello when no known member is suitable.
 
-    Runs on any event loop, one in virtual time included. Where a driver may run its monitoring,
-    ``MotorReplicaSet`` notices changes sooner.
+    It runs on any event loop, including one in virtual time. ``MotorReplicaSet`` notices changes
+    sooner, but needs the driver's monitoring.
     """
 
     def __init__(self, name: str, seeds: Iterable[Address], *, probe_timeout: float = 2.0) -> None:
@@ -35,7 +35,7 @@ class ProbedReplicaSet:
 
     @property
     def hosts(self) -> tuple[Address, ...]:
-        """The members known now; at first the seeds."""
+        """The members currently known; initially the seeds."""
         return self._hosts
 
     async def primary(self, timeout: float) -> Address:
@@ -62,16 +62,16 @@ class ProbedReplicaSet:
         return found
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
-        """Take over what the member is now."""
+        """Record the member's current role."""
         known = self._members.get(address)
         self._note(address, hello, None if known is None else known.round_trip)
 
     def invalidate(self, address: Address) -> None:
-        """Forget what the member is, so that it is asked again."""
+        """Forget the member's role, so that it is probed again."""
         self._members.pop(address, None)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection stays open."""
 
     async def _probe(self, address: Address) -> None:
         try:
@@ -94,7 +94,7 @@ class ProbedReplicaSet:
             self._hosts = _hosts(hello) or (address,)
         elif hello.get("secondary"):
             self._members[address] = Member("secondary", hello.get("tags", {}), round_trip)
-            # Only a primary says who is no member any more.
+            # Only a primary's host list removes members.
             self._hosts = tuple(dict.fromkeys((*self._hosts, *_hosts(hello))))
         else:
             self._members.pop(address, None)

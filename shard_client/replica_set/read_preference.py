@@ -1,7 +1,8 @@
-"""Which member of a replica set to read from, as the drivers' server selection has it.
+"""Read preferences: the choice of a replica set member, as in the drivers' server selection.
 
-Pure: it is given what is known of the members and makes a choice. The rules: by mode, then by tags,
-then at random among those whose round trip is at most ``LOCAL_THRESHOLD`` longer than the shortest.
+The functions do no I/O: they choose among the given members. The choice is by mode, then by tags,
+then at random among the members whose round trip is at most a threshold longer than the shortest
+(by default ``LOCAL_THRESHOLD``).
 """
 
 import random
@@ -22,26 +23,27 @@ _ROLES_BY_MODE: Final = {
     "secondaryPreferred": (("secondary",), _PRIMARY_ALONE),
     "nearest": (("primary", "secondary"),),
 }
-"""The roles of the members that serve a mode, those of one rank together, the best first."""
+"""The roles that serve each mode, grouped by rank, the preferred rank first."""
 
 LOCAL_THRESHOLD: Final = 0.015
-"""Seconds of round trip by which a member may be farther than the nearest: mongos's default."""
+"""Seconds by which a member's round trip may exceed the shortest one: mongos's default."""
 
 HEARTBEAT: Final = 10.0
-"""Seconds from one hello of the monitoring to the next: the drivers' default."""
+"""Seconds between two hellos of the monitoring: the drivers' default."""
 
 Draw = Callable[[Sequence[Address]], Address]
-"""Picks one of several."""
+"""Picks one of several addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What is known of a member that is up.
+    """The description of an available member.
 
-    ``role`` is "primary" or "secondary", ``tags`` are the member's own, ``round_trip`` is the
-    average time of its hellos in seconds, None if it is not known yet. ``last_write`` is when it
-    wrote last by its own clock, ``seen`` when it said so, both in seconds, None if not known: they
-    change with each hello and do not count when two descriptions are compared.
+    ``role`` is "primary" or "secondary"; ``tags`` are the member's tags; ``round_trip`` is the
+    average time of its hellos in seconds, None if unknown. ``last_write`` is the time of its last
+    write by its own clock, ``seen`` the time at which it reported that; both are in seconds, None
+    if unknown. Comparisons ignore ``round_trip``, ``last_write`` and ``seen``, which change with
+    each hello.
     """
 
     role: str
@@ -53,10 +55,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ReadPreference:
-    """A mode, and the tag sets of which a member must have one, the first that any member has.
+    """A mode, a list of tag sets, and the permitted staleness.
 
-    No tag sets ask for nothing; none apply to a primary that is asked for as such. A secondary may
-    be ``max_staleness`` seconds behind, None: as much as it likes.
+    The first tag set that any member matches selects the members. An empty list matches every
+    member. Tag sets do not apply where a mode selects the primary alone. A secondary can be at most
+    ``max_staleness`` seconds behind; None sets no limit.
     """
 
     mode: str = "primary"
@@ -65,7 +68,7 @@ class ReadPreference:
 
     @classmethod
     def of(cls, document: Mapping[str, Any] | None) -> Self:
-        """Return what a command's ``$readPreference``, which was checked, asks for."""
+        """Build the read preference from a command's validated ``$readPreference``."""
         given = document or {}
         tag_sets = tuple(frozenset(tags.items()) for tags in given.get("tags", ()))
         staleness = given.get("maxStalenessSeconds")
@@ -78,9 +81,9 @@ class ReadPreference:
         threshold: float = LOCAL_THRESHOLD,
         draw: Draw = random.choice,
     ) -> Address | None:
-        """Return the member to read from, None if none will do.
+        """Return the member to read from, or None if no member is suitable.
 
-        ``threshold`` is in seconds; ``draw`` picks one of the members that are near enough.
+        ``threshold`` is in seconds; ``draw`` picks one of the members within the latency window.
         """
         if self.max_staleness is not None:
             members = fresh_enough(members, self.max_staleness)
@@ -90,7 +93,7 @@ class ReadPreference:
         return draw(within_window(suitable, members, threshold))
 
     def _suitable(self, members: Mapping[Address, Member]) -> list[Address]:
-        """Return the members of the best role and the first tag set that any member has."""
+        """Return the members that match the best available role and the first matching tag set."""
         for roles in _ROLES_BY_MODE[self.mode]:
             tagged = self.tag_sets if roles != _PRIMARY_ALONE else ()
             for tags in tagged or _ANY:
@@ -109,10 +112,11 @@ def fresh_enough(
 ) -> dict[Address, Member]:
     """Return the members without the secondaries that are more than ``most`` seconds behind.
 
-    A secondary is behind by how much longer ago than the primary it wrote last, each measured when
-    it said so, or without a primary than the secondary that wrote last; and by the time between two
-    hellos, since that may have changed meanwhile. One that has not told is kept. Source: the
-    drivers' specification of max staleness.
+    With a primary, a secondary's staleness is the age of its last write minus the age of the
+    primary's, each at the time of its own report. Without a primary, it is the newest last write of
+    all members minus its own. One ``heartbeat`` is added, since the lag can grow between two
+    hellos. A secondary that has not reported its last write is kept. Source: the drivers'
+    specification of max staleness.
     """
     measured = {
         at: (each.seen - each.last_write, each.last_write)
@@ -136,9 +140,9 @@ def fresh_enough(
 def within_window(
     suitable: Sequence[Address], members: Mapping[Address, Member], threshold: float
 ) -> list[Address]:
-    """Return those of the ``suitable`` members that are near enough, in their order.
+    """Return the ``suitable`` members within the latency window, in their order.
 
-    A member whose round trip is not known counts as near: it would never be measured otherwise.
+    A member with an unknown round trip is included: otherwise it would never be measured.
     """
     trips = [trip for each in suitable if (trip := members[each].round_trip) is not None]
     most = min(trips, default=0.0) + threshold

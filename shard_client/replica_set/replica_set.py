@@ -1,4 +1,4 @@
-"""What the router needs to know of a replica set: its name, its members, its primary."""
+"""The interface of a replica set: its name, its members, its primary."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,10 +11,10 @@ from shard_client.wire.connection import Address, format_address, parse_address
 
 
 class ReplicaSet(Protocol):
-    """A replica set whose members and primary something monitors.
+    """A monitored replica set.
 
-    Implementations: ``MotorReplicaSet`` (the driver's monitoring), ``ProbedReplicaSet`` (asks hello
-    when asked, no threads: what a simulated loop can run).
+    Implementations: ``MotorReplicaSet`` (the driver's monitoring), ``ProbedReplicaSet`` (sends a
+    hello on demand and uses no threads, so that it runs in a simulated loop).
     """
 
     @property
@@ -24,33 +24,33 @@ class ReplicaSet(Protocol):
 
     @property
     def hosts(self) -> tuple[Address, ...]:
-        """The members known now; at first the seeds."""
+        """The members currently known; initially the seeds."""
         ...
 
     async def primary(self, timeout: float) -> Address:
         """Return the primary's address, waiting up to ``timeout`` seconds for one.
 
-        Raises CommandError (133 FailedToSatisfyReadPreference, labelled resumable) when none came.
+        Raises CommandError (133 FailedToSatisfyReadPreference, labelled resumable) on a timeout.
         """
         ...
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for a read preference.
 
-        Waits and raises as ``primary``.
+        Waits and raises as ``primary`` does.
         """
         ...
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
-        """Be told what a member has just answered to a hello; no I/O of its own."""
+        """Record a member's latest hello reply; does no I/O."""
         ...
 
     def invalidate(self, address: Address) -> None:
-        """Say that ``address`` does not answer or answers as no primary; no I/O of its own."""
+        """Record that ``address`` does not answer or is not a primary; does no I/O."""
         ...
 
     async def close(self) -> None:
-        """End the monitoring."""
+        """Stop the monitoring."""
         ...
 
 
@@ -78,12 +78,12 @@ def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
 
 
 def host_string(name: str, hosts: Sequence[Address]) -> str:
-    """Return ``rsName/h1:p,h2:p``, as config.shards writes it."""
+    """Return ``rsName/h1:p,h2:p``, the format of config.shards."""
     return f"{name}/" + ",".join(map(format_address, hosts))
 
 
 def no_member(preference: ReadPreference, name: str) -> CommandError:
-    """Return what mongos answers when a replica set has no member to talk to."""
+    """Return the error that mongos reports when a replica set has no suitable member."""
     tags = ", ".join(map(_shown, preference.tag_sets))
     tags = f", tags: [ {tags} ]" if tags else ""
     return CommandError(

@@ -1,7 +1,7 @@
 """Walk raw BSON without decoding it.
 
-A document is named by the buffer that holds it and the offset of its length; everything is an
-offset into that buffer, nothing is copied. Source: bsonspec.org; docs/protocol.md, section 1.
+A document is identified by its buffer and the offset of its length. Positions are offsets into that
+buffer, and values are not copied. Source: bsonspec.org; docs/protocol.md, section 1.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DOUBLE, STRING, DOCUMENT, ARRAY, BINARY = 0x01, 0x02, 0x03, 0x04, 0x05
 BOOLEAN, NULL, INT32, TIMESTAMP, INT64 = 0x08, 0x0A, 0x10, 0x11, 0x12
 
 MAX_DEPTH = 200
-"""How deep documents may nest: servers take 180 levels from users and add a few of their own."""
+"""Maximum nesting depth: servers accept 180 levels from users and add a few of their own."""
 
 EMPTY_DOCUMENT = b"\x05\x00\x00\x00\x00"
 
@@ -31,7 +31,7 @@ _CODE_WITH_SCOPE = 0x0F
 
 
 class Element(NamedTuple):
-    """One field: its BSON type, its name, and where its value lies in the buffer."""
+    """One field: its BSON type, its name, and the offsets of its value in the buffer."""
 
     type: int
     name: bytes
@@ -56,10 +56,10 @@ def document_end(buffer: bytes, start: int, limit: int) -> int:
 
 
 def iter_elements(buffer: bytes, start: int = 0, limit: int | None = None) -> Iterator[Element]:
-    """Yield the fields of the document at ``start`` in order; nested ones are not entered.
+    """Yield the fields of the document at ``start`` in order; nested documents are not entered.
 
-    ``limit`` is where the document must have ended (the buffer's end if None). Raises ProtocolError
-    on a wrong length, an unknown type, or a field that does not fit.
+    The document must end by ``limit`` (the buffer's end if None). Raises ProtocolError on a wrong
+    length, an unknown type, or a field that does not fit.
     """
     end = document_end(buffer, start, len(buffer) if limit is None else limit) - 1
     position = start + 4
@@ -77,7 +77,7 @@ def iter_elements(buffer: bytes, start: int = 0, limit: int | None = None) -> It
 def find(buffer: bytes, name: bytes, start: int = 0, limit: int | None = None) -> Element | None:
     """Return the first field called ``name`` of the document at ``start``, or None.
 
-    Raises ProtocolError as ``iter_elements`` does, for what lies before that field.
+    Raises ProtocolError as ``iter_elements`` does, up to and including that field.
     """
     for element in iter_elements(buffer, start, limit):
         if element.name == name:
@@ -93,7 +93,7 @@ def string_value(buffer: bytes, element: Element) -> bytes:
 def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
     """Check every length in the document at ``start``, at all depths up to MAX_DEPTH.
 
-    Raises ProtocolError on what is malformed. Texts are not checked to be UTF-8.
+    Raises ProtocolError if the document is malformed. Strings are not checked for valid UTF-8.
     """
     pending = [(start, len(buffer) if limit is None else limit, 1)]
     while pending:
@@ -108,14 +108,14 @@ def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
 
 
 def _scope_start(buffer: bytes, element: Element) -> int:
-    """Return where the document inside a nested value begins."""
+    """Return the start offset of the document inside a nested value."""
     if element.type == _CODE_WITH_SCOPE:
         return _string_end(buffer, element.start + 4, element.end)
     return element.start
 
 
 def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
-    """Return where the value of type ``kind`` at ``start`` ends, at most ``limit``."""
+    """Return the end offset of the value of type ``kind`` at ``start``, at most ``limit``."""
     fixed = _FIXED.get(kind)
     if fixed is not None:
         end = start + fixed
@@ -126,12 +126,12 @@ def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
     elif kind == BINARY:
         length = _length(buffer, start, limit)
         end = start + 5 + length
-    elif kind == 0x0B:  # a regular expression: pattern and options, each ended by a zero byte
+    elif kind == 0x0B:  # a regular expression: pattern and options, each zero-terminated
         middle = buffer.find(0, start, limit)
         end = buffer.find(0, middle + 1, limit) + 1 if middle >= 0 else 0
     elif kind == 0x0C:  # DBPointer: a string and an ObjectId
         end = _string_end(buffer, start, limit) + 12
-    elif kind == _CODE_WITH_SCOPE:  # the length of all, a string, a document
+    elif kind == _CODE_WITH_SCOPE:  # the total length, a string, a document
         length = _length(buffer, start, limit)
         end = start + length
         if end > limit or document_end(buffer, _string_end(buffer, start + 4, end), end) != end:

@@ -17,7 +17,7 @@ _IDS = {"noop": 0, "snappy": 1, "zlib": 2, "zstd": 3}
 _NOOP, _SNAPPY, _ZLIB, _ZSTD = _IDS.values()
 
 AVAILABLE: tuple[str, ...] = ("snappy", "zstd", "zlib") if cramjam is not None else ("zlib",)
-"""Names of the compressors that work here, in the order in which servers prefer them."""
+"""Names of the available compressors, in the servers' order of preference."""
 
 NEVER_COMPRESSED = frozenset(
     {
@@ -25,28 +25,28 @@ NEVER_COMPRESSED = frozenset(
         "createUser", "updateUser", "copydb", "copydbgetnonce", "copydbsaslstart",
     }
 )  # fmt: skip
-"""Commands whose messages are never compressed: handshakes and those that carry secrets."""
+"""Commands whose messages are never compressed: handshakes and commands that carry secrets."""
 
 _ZLIB_LEVEL = 6
 _ZSTD_LEVEL = 3
 
 
 def negotiate(offered: Iterable[object], allowed: Sequence[str] = AVAILABLE) -> list[str]:
-    """Return those ``offered`` compressors that are ``allowed`` and work here, in their order.
+    """Return the ``offered`` compressors that are ``allowed`` and available, in the offered order.
 
-    What a server answers to ``compression`` in hello; the first is the one to use.
+    A server returns this list as ``compression`` in its hello reply; the first one is used.
     """
     usable = {name for name in allowed if name in AVAILABLE}
     return [name for name in offered if isinstance(name, str) and name in usable]
 
 
 def compressor_id(name: str) -> int:
-    """Return the number of the compressor in OP_COMPRESSED; raises KeyError if there is none."""
+    """Return the number of the compressor in OP_COMPRESSED; raises KeyError for an unknown name."""
     return _IDS[name]
 
 
 def compress(compressor: int, data: bytes) -> bytes:
-    """Compress ``data`` with the compressor of that number; it must be one of AVAILABLE or 0."""
+    """Compress ``data``; ``compressor`` is the number of one of AVAILABLE, or 0 (noop)."""
     if compressor == _ZLIB:
         return zlib.compress(data, _ZLIB_LEVEL)
     if compressor == _NOOP:
@@ -59,9 +59,9 @@ def compress(compressor: int, data: bytes) -> bytes:
 
 
 def decompress(compressor: int, data: bytes, size: int) -> bytes:
-    """Decompress ``data``, which must give exactly ``size`` bytes; never makes more than that.
+    """Decompress ``data`` to exactly ``size`` bytes; memory use is bounded by ``size``.
 
-    Raises ProtocolError if it does not, or if the compressor is unknown.
+    Raises ProtocolError if the result has another size, or if the compressor is unknown.
     """
     if compressor == _ZLIB:
         result = _inflate(data, size)
@@ -81,7 +81,7 @@ def decompress(compressor: int, data: bytes, size: int) -> bytes:
 def _inflate(data: bytes, size: int) -> bytes:
     inflater = zlib.decompressobj()
     try:
-        # One byte more than promised, so that too long a message shows.
+        # One byte more than declared, so that an oversized message is detected.
         result = inflater.decompress(data, size + 1)
     except zlib.error as error:
         raise ProtocolError(f"a message is not valid zlib: {error}") from error

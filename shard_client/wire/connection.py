@@ -1,4 +1,4 @@
-"""One connection to a server: a request at a time, raw or decoded."""
+"""A connection to a server: one request at a time, raw or decoded."""
 
 import asyncio
 import platform
@@ -31,13 +31,13 @@ from shard_client.wire.keepalive import probe_peer
 Address = tuple[str, int]
 """Host and port; a host that begins with a slash is the path of a Unix socket."""
 
-# A batch of a MiB is received again and again into the same buffer.
+# Batches of a MiB reuse the same receive buffer.
 _KEEP = 2 * 1024 * 1024
 _CLOSE_TIMEOUT = 1.0
 
 APP_NAME = "mergerouter"
 MONITOR_NAME = "mergerouter monitor"
-"""Names by which servers tell the connections that streams use from those that watch members."""
+"""Application names that distinguish streams' connections from monitoring connections."""
 
 _response_to = Struct("<i").unpack_from
 
@@ -60,13 +60,13 @@ def parse_address(text: str, *, default_port: int = 27017) -> Address:
 
 
 def format_address(address: Address) -> str:
-    """Return ``host:port``, an IPv6 address in brackets."""
+    """Return ``host:port``, with an IPv6 address in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(peername: Any) -> bool:
-    """Tell whether a socket's peer name is on this machine; False for what is no IP address."""
+    """Return whether a socket's peer name is a loopback address; False if it is no IP address."""
     if not isinstance(peername, tuple) or not peername:
         return False
     try:
@@ -78,12 +78,12 @@ def is_loopback(peername: Any) -> bool:
 
 
 class Connection:
-    """A connection that has said hello; made by ``open``. One request is in flight at a time.
+    """A connection after its hello, created by ``open``; at most one request is in flight.
 
-    ``hello`` is the server's latest decoded answer, ``round_trip`` the seconds it took to come,
-    ``address`` what was connected to. When the connection is cut, the caller that waits gets
-    NetworkError; a request that is cancelled or times out closes the connection, since its answer
-    may still come.
+    ``hello`` is the server's latest decoded hello reply, ``round_trip`` its latency in seconds,
+    ``address`` the address of the server. When the connection is cut, a pending request raises
+    NetworkError. A request that is cancelled or times out closes the connection, since its reply
+    can still arrive.
     """
 
     def __init__(self, address: Address, stream: FrameStream) -> None:
@@ -107,7 +107,7 @@ class Connection:
         compressors: Sequence[str] = (),
         app_name: str = APP_NAME,
     ) -> Self:
-        """Connect and say hello within ``timeout`` seconds.
+        """Connect and exchange a hello within ``timeout`` seconds.
 
         ``compressors`` are offered in order of preference. Raises NetworkError, CommandError.
         """
@@ -132,7 +132,7 @@ class Connection:
                     probe_peer(stream.transport)
         except TimeoutError as error:
             raise NetworkError(f"connecting to {format_address(address)} timed out") from error
-        except (OSError, UnicodeError) as error:  # a UnicodeError for what is no host name
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             raise NetworkError(f"cannot connect to {format_address(address)}: {error}") from error
         connection = cls(address, stream)
         try:
@@ -149,7 +149,7 @@ class Connection:
 
     @property
     def from_loopback(self) -> bool:
-        """Whether the server takes this connection for one from its own machine."""
+        """Whether the server sees this connection as coming from its own machine."""
         transport = self._stream.transport
         return transport is not None and is_loopback(transport.get_extra_info("peername"))
 
@@ -159,18 +159,18 @@ class Connection:
         return self._busy
 
     async def greet(self, timeout: float) -> None:
-        """Say hello once more, within ``timeout`` seconds: ``hello`` and ``round_trip`` are new.
+        """Exchange another hello within ``timeout`` seconds; updates ``hello`` and ``round_trip``.
 
         Raises NetworkError, CommandError.
         """
         await self._ask_hello({"hello": 1}, timeout)
 
     def rest(self) -> None:
-        """Give back the memory that large replies have taken; between two requests only."""
+        """Free the buffer that large replies have grown; call this only between two requests."""
         self._stream.shrink()
 
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once the connection has ended."""
+        """Call ``callback`` once the connection has ended."""
         self._stream.when_closed(callback)
 
     async def command(
@@ -178,7 +178,7 @@ class Connection:
     ) -> dict[str, Any]:
         """Run ``command`` on ``database`` and return the decoded reply.
 
-        ``timeout`` in seconds. Raises CommandError if the reply is not ok, NetworkError.
+        ``timeout`` is in seconds. Raises CommandError if the reply is not ok, NetworkError.
         """
         body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
         try:
@@ -192,13 +192,13 @@ class Connection:
     async def command_raw(self, body: bytes, *, timeout: float | None) -> bytes:
         """Send the raw command (with its ``$db``) and return the raw body of the reply.
 
-        ``timeout`` in seconds. Raises NetworkError; the reply may say that the command failed.
+        ``timeout`` is in seconds. Raises NetworkError; does not check whether the command failed.
         """
         self.send_raw(body)
         return await self.receive_raw(timeout=timeout)
 
     def send_raw(self, body: bytes) -> None:
-        """Send the raw command; ``receive_raw`` is to be called next. Raises NetworkError."""
+        """Send the raw command; call ``receive_raw`` next. Raises NetworkError."""
         request_id = next(self._request_ids)
         message = build_msg(body, request_id=request_id)
         if self._compressor is not None and _may_be_compressed(body):
@@ -211,7 +211,7 @@ class Connection:
             raise
 
     async def receive_raw(self, *, timeout: float | None) -> bytes:
-        """Return the raw body of the reply to what ``send_raw`` has sent, as ``command_raw``."""
+        """Return the raw body of the reply to ``send_raw``'s command, as ``command_raw`` does."""
         try:
             return await self._receive(self._take_body, timeout)
         finally:
@@ -220,12 +220,12 @@ class Connection:
     async def exchange(
         self, message: bytes, *, timeout: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Forward one whole uncompressed frame under a request id of our own; yield the replies.
+        """Forward one whole uncompressed frame under a new request id; yield the replies.
 
-        Whole frames, not compressed, with the server's own ids: the caller rewrites responseTo.
-        Ends with the first reply without moreToCome; at once if the request itself has it. Whoever
-        stops earlier closes the connection (``aclose`` the generator to be sure when). ``timeout``
-        is the seconds to wait for each reply. Raises NetworkError.
+        The replies are whole uncompressed frames with the server's ids; the caller rewrites
+        responseTo. The generator ends after the first reply without moreToCome, or at once if the
+        request itself has moreToCome. Ending it earlier closes the connection; ``aclose`` it to
+        control when. ``timeout`` is the seconds to wait for each reply. Raises NetworkError.
         """
         request_id = next(self._request_ids)
         self._begin(request_id)
@@ -244,7 +244,7 @@ class Connection:
             self._busy = False
 
     async def close(self) -> None:
-        """Close the connection and wait, for a second at most, until it is closed."""
+        """Close the connection, waiting at most a second for it to end."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await self._stream.close()
@@ -285,7 +285,7 @@ class Connection:
         self._expected = request_id
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:
-        """Return the next frame as ``take`` has it; whatever goes wrong ends the connection."""
+        """Return the result of ``take`` for the next frame; any error ends the connection."""
         try:
             async with asyncio.timeout(timeout):
                 reply = await self._stream.receive(take)

@@ -1,4 +1,4 @@
-"""Connections to members, used again: a bounded pool for each address."""
+"""A connection pool with a bounded number of connections per member."""
 
 import asyncio
 from collections import deque
@@ -14,11 +14,11 @@ from shard_client.wire.connection import Address, Connection, format_address
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Bounds of a pool's connections to one member; times in seconds.
+    """Limits of a pool's connections to one member; times in seconds.
 
-    ``most`` counts connections in use and idle ones together. ``most_idle`` idle ones are kept for
-    ``idle_time`` each, what is more than that for ``surplus_time``. ``most_brief`` callers of
-    ``borrow`` go on at a time.
+    ``most`` limits connections in use and idle ones together. Up to ``most_idle`` idle connections
+    are kept for ``idle_time`` each, further ones for ``surplus_time``. ``most_brief`` limits the
+    concurrent callers of ``borrow``.
     """
 
     most: int = 1000
@@ -29,7 +29,7 @@ class PoolLimits:
 
 
 class PoolCounts(NamedTuple):
-    """A pool's connections to one member: in use, idle, and all that it ever made."""
+    """Counts of a pool's connections to one member: in use, idle, and created in total."""
 
     in_use: int
     available: int
@@ -38,7 +38,7 @@ class PoolCounts(NamedTuple):
 
 @dataclass(slots=True)
 class _Member:
-    """The connections to one address; ``open`` are those in use, idle and being opened."""
+    """The connections to one address; ``open`` counts those in use, idle and being opened."""
 
     turns: asyncio.Semaphore
     open: int = 0
@@ -51,8 +51,8 @@ class ConnectionPool:
     """All connections of a process to the members of a cluster (docs/connections.md).
 
     ``take`` returns an idle connection or a new one; ``give_back`` keeps it for the next caller;
-    ``borrow`` does both around a block, for what takes a moment. ``greeted`` is called with each
-    connection that has just said hello. Must be made in a running loop.
+    ``borrow`` does both around a short block. ``greeted`` is called with each connection after each
+    hello. Create the pool in a running loop.
     """
 
     def __init__(
@@ -70,18 +70,19 @@ class ConnectionPool:
 
     @property
     def counts(self) -> dict[Address, PoolCounts]:
-        """The connections by member."""
+        """The connection counts by member."""
         return {
             address: PoolCounts(member.open - len(member.idle), len(member.idle), member.created)
             for address, member in self._members.items()
         }
 
     async def take(self, address: Address, timeout: float, *, greet: bool = False) -> Connection:
-        """Return a connection to ``address`` within ``timeout`` seconds, the last one used if any.
+        """Return a connection to ``address`` within ``timeout`` seconds.
 
-        With ``greet`` it has said hello after this was called, so that its ``hello`` tells what the
-        member is now. Raises NetworkError; CommandError: what the hello was answered with, or 202
-        when as many connections as are allowed are in use.
+        The most recently used idle connection is preferred. With ``greet``, a hello is exchanged
+        during the call, so that the connection's ``hello`` has the member's current state. Raises
+        NetworkError, and CommandError: the error reply to the hello, or 202 if the maximum number
+        of connections is in use.
         """
         deadline = self._loop.time() + timeout
         member = self._member(address)
@@ -98,9 +99,9 @@ class ConnectionPool:
                 await self._until_free(address, member, left)
 
     def give_back(self, connection: Connection) -> None:
-        """Keep ``connection`` for the next caller, who gets it with no request in flight.
+        """Keep ``connection`` for the next caller.
 
-        It is cut instead if it is closed or busy.
+        It is cut instead if it is closed or has a request in flight, or if the pool is closed.
         """
         if self._closed or connection.closed or connection.busy:
             connection.abort()
@@ -117,8 +118,9 @@ class ConnectionPool:
     ) -> AsyncIterator[Connection]:
         """Use a connection to ``address`` for a block, as from ``take``.
 
-        ``timeout`` bounds the wait for it, in seconds. A NetworkError of the block has the idle
-        connections to that member cut, since what broke one may have broken them unnoticed.
+        ``timeout`` limits the wait for the connection, in seconds. If the block raises
+        NetworkError, the idle connections to that member are cut too, since they may be broken as
+        well.
         """
         deadline = self._loop.time() + timeout
         turns = self._member(address).turns
@@ -147,7 +149,7 @@ class ConnectionPool:
             idle.pop()[0].abort()
 
     def close(self) -> None:
-        """Cut the idle connections; those in use are cut when they are given back."""
+        """Cut the idle connections; connections in use are cut when they are returned."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -174,9 +176,9 @@ class ConnectionPool:
         return connection
 
     async def _still_answers(self, connection: Connection, timeout: float) -> bool:
-        """Say hello over a connection that was idle; False if it had been cut meanwhile.
+        """Exchange a hello over a formerly idle connection; return False if it had been cut.
 
-        Raises NetworkError if the member does not answer, CommandError if it answers with one.
+        Raises NetworkError if the member does not answer, CommandError for an error reply.
         """
         asked_at = self._loop.time()
         try:
@@ -206,7 +208,7 @@ class ConnectionPool:
             raise _all_in_use(address, self._limits.most) from None
         except BaseException:
             if turn.done() and not turn.cancelled():
-                _wake_one(member)  # the turn was given to a caller that has left
+                _wake_one(member)  # pass on the turn of this cancelled caller
             raise
         finally:
             if turn in member.waiting:
@@ -218,7 +220,7 @@ class ConnectionPool:
             self._timer = self._loop.call_later(soon, self._expire)
 
     def _expire(self) -> None:
-        """Cut the connections that have been idle for too long."""
+        """Cut the connections that have been idle longer than allowed."""
         self._timer = None
         now, limits = self._loop.time(), self._limits
         for member in self._members.values():
@@ -233,7 +235,7 @@ class ConnectionPool:
 
 
 def _pop(member: _Member) -> Connection | None:
-    """Return the idle connection that was used last, so that the others may expire."""
+    """Return the most recently used idle connection, so that the others can expire."""
     while member.idle:
         connection, _ = member.idle.pop()
         if not connection.closed:
@@ -255,7 +257,7 @@ def _wake_one(member: _Member) -> None:
 
 
 def _all_in_use(address: Address, most: int) -> CommandError:
-    """Return what mongos, too, answers when its pool has no connection to spare in time."""
+    """Return the error that mongos also reports when its pool has no free connection in time."""
     return CommandError(
         ErrorCode.NetworkInterfaceExceededTimeLimit,
         f"all {most} connections to {format_address(address)} are in use",

@@ -1,8 +1,8 @@
-"""Cut a socket's byte stream into frames, with bounded memory and backpressure both ways.
+"""Split a socket's byte stream into frames, with bounded memory and backpressure both ways.
 
-A BufferedProtocol whose buffer is used again: under uvloop a batch of 1 MB costs an eighth of what
-it costs through data_received, most of it spared page faults (bench/micro_receive.py). Source of
-the rules: docs/protocol.md, section 1; docs/design.md, section 6.
+This is a BufferedProtocol with a reused buffer: under uvloop a batch of 1 MB costs an eighth of the
+time that data_received takes, mostly because page faults are avoided (bench/micro_receive.py).
+Sources: docs/protocol.md, section 1; docs/design.md, section 6.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 class FrameStream(asyncio.BufferedProtocol):
-    """One side of a connection: whole frames are pulled from it, bytes are written to it.
+    """One side of a connection: ``receive`` returns whole frames, ``write`` sends bytes.
 
-    ``connected``, if given, is called with the stream when the connection is made. What is
-    received and not yet asked for is at most one frame and what came with it: a peer that sends
-    more is left waiting, while a peer that goes away is noticed also when nobody receives.
-    The buffer grows with the bytes that have arrived, not with what a header claims, and is given
-    back after a frame that made it larger than ``keep`` bytes.
+    ``connected``, if given, is called with the stream when the connection is made. The stream
+    buffers at most one frame and the bytes received with it, and then pauses a peer that sends
+    more. The end of the connection is noticed even without a pending ``receive``. The buffer grows
+    with the bytes received, not with the length in a header. It is released once it is empty if it
+    is larger than ``keep`` bytes.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._keep = keep
         self._max_frame = max_frame
         self._view = memoryview(bytearray(_FIRST_CAPACITY))
-        self._start = 0  # what was received and not yet taken is _view[_start:_end]
+        self._start = 0  # _view[_start:_end] holds the bytes received and not yet taken
         self._end = 0
         self._reader: asyncio.Future[None] | None = None
         self._reading_paused = False
@@ -51,12 +51,12 @@ class FrameStream(asyncio.BufferedProtocol):
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def receive(self, take: Callable[[memoryview], T]) -> T | None:
-        """Wait for the next whole frame and return what ``take`` makes of it.
+        """Wait for the next whole frame and return the result of ``take(frame)``.
 
-        The view that ``take`` gets is valid during the call only (``bytes`` copies it whole).
-        Returns None when the connection has ended and all that had arrived has been taken. Raises
-        ProtocolError if a frame's length is out of bounds, and what ``take`` raises; the connection
-        is to be closed then.
+        The view passed to ``take`` is valid only during the call (``bytes`` copies it whole).
+        Returns None when the connection has ended and no whole frame is left. Raises ProtocolError
+        if a frame's length is out of bounds, and any exception of ``take``; the caller must then
+        close the connection.
         """
         while True:
             length = self._whole_frame()
@@ -84,10 +84,10 @@ class FrameStream(asyncio.BufferedProtocol):
         self.transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the peer has taken enough that more may be written.
+        """Wait until the write buffer has room, as the peer reads.
 
-        Returns at once if it may be written now. Raises NetworkError if the connection ends while
-        this waits.
+        Returns at once if it has room already. Raises NetworkError if the connection ends during
+        the wait.
         """
         while self._writable is not None:
             await asyncio.shield(self._writable)
@@ -95,34 +95,34 @@ class FrameStream(asyncio.BufferedProtocol):
                 raise NetworkError("the connection is closed")
 
     def abort(self) -> None:
-        """Cut the connection at once; what is queued for sending is dropped."""
+        """Cut the connection at once and drop the bytes queued for sending."""
         if self.transport is not None:
             self.transport.abort()
 
     async def close(self) -> None:
-        """Send what is queued, close, and wait until the connection has ended.
+        """Send the queued bytes, close, and wait until the connection has ended.
 
-        The caller bounds the wait (the peer may not read) and calls ``abort`` when it is over.
+        The caller limits the wait, since the peer may not read, and calls ``abort`` on a timeout.
         """
         if self.transport is not None:
             self.transport.close()
             await self.wait_closed()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection has ended; ``lost_error`` then tells why, None if orderly."""
+        """Wait for the end of the connection; ``lost_error`` is then its cause, None if orderly."""
         await asyncio.shield(self._gone)
 
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once the connection has ended."""
+        """Call ``callback`` once the connection has ended."""
         self._gone.add_done_callback(lambda _: callback())
 
     def shrink(self) -> None:
-        """Give back a buffer that has grown, unless something is in it."""
+        """Release a grown buffer if it is empty."""
         if self._start == self._end and len(self._view) > _FIRST_CAPACITY:
             self._view = memoryview(bytearray(_FIRST_CAPACITY))
             self._start = self._end = 0
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self.transport = cast(asyncio.Transport, transport)
@@ -150,7 +150,7 @@ class FrameStream(asyncio.BufferedProtocol):
         except ProtocolError:
             pass  # receive raises it
         self._wake_reader()
-        # Nothing more is read while a frame waits in a full buffer.
+        # Reading pauses while a whole frame waits in a full buffer.
         if self._end == len(self._view) and self.transport is not None:
             self._reading_paused = True
             self.transport.pause_reading()
@@ -167,7 +167,7 @@ class FrameStream(asyncio.BufferedProtocol):
     # The buffer.
 
     def _whole_frame(self) -> int | None:
-        """Return the length of the frame at the front, or None if it is not all there yet."""
+        """Return the length of the frame at the front, or None if it is incomplete."""
         available = self._end - self._start
         if available < HEADER_SIZE:
             return None
@@ -183,13 +183,13 @@ class FrameStream(asyncio.BufferedProtocol):
                 self._view = memoryview(bytearray(_FIRST_CAPACITY))
 
     def _make_room(self) -> None:
-        """Make place behind what was received: move it to the front, or into a larger buffer."""
+        """Make room after the received bytes: move them to the front or into a larger buffer."""
         pending = self._end - self._start
         if self._start:
             self._view[:pending] = self._view[self._start : self._end]
         else:
             length = frame_length(self._view)
-            # A little more than the frame, so that the next one, of about its size, fits too.
+            # A little larger than the frame, so that the next frame of similar size fits too.
             capacity = min(length + length // 4, max(_GROWTH, 4 * pending))
             view = memoryview(bytearray(capacity))
             view[:pending] = self._view[:pending]

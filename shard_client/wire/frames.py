@@ -1,6 +1,6 @@
-"""Frames of the MongoDB wire protocol: parsed and built, no I/O.
+"""Parse and build frames of the MongoDB wire protocol, without I/O.
 
-A frame is one whole message: the 16-byte header and what follows. Source: docs/protocol.md,
+A frame is one whole message: the 16-byte header and its content. Source: docs/protocol.md,
 section 1.
 """
 
@@ -32,7 +32,7 @@ _CHECKSUM_SIZE = 4
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
-"""How commands and replies are decoded: plain dicts in order, any date that BSON can hold."""
+"""Decoding options for commands and replies: plain ordered dicts, the full date range of BSON."""
 
 _header = Struct("<iiii")
 _int32 = Struct("<i")
@@ -44,7 +44,7 @@ _BODY, _SEQUENCE = 0, 1
 _MOST_SECTIONS = 100
 
 BODY_OFFSET = _op_msg.size
-"""Where the body document of an OP_MSG frame begins whose first section is the body."""
+"""Offset of the body document in an OP_MSG frame whose first section is the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class OpMsg:
     def document(self) -> dict[str, Any]:
         """Return the decoded command with its document sequences folded in as arrays.
 
-        Raises ProtocolError if a document is not valid BSON, or if the body has a field of a
-        sequence's name.
+        Raises ProtocolError if a document is not valid BSON, or if a body field has the name of a
+        sequence.
         """
         document = decode(self.body)
         for name, documents in self.sequences.items():
@@ -71,7 +71,7 @@ class OpMsg:
 
 @dataclass(frozen=True, slots=True)
 class OpQuery:
-    """An OP_QUERY, as old drivers send for their first hello."""
+    """An OP_QUERY, which old drivers send for their first hello."""
 
     flags: int
     namespace: str
@@ -97,7 +97,7 @@ class OpReply:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One parsed frame. ``op_code`` is the payload's; ``compressor`` (its number) how it came."""
+    """One parsed frame; ``op_code`` is the payload's, ``compressor`` a number, None if plain."""
 
     request_id: int
     response_to: int
@@ -110,18 +110,18 @@ def decode(document: bytes) -> dict[str, Any]:
     """Decode one BSON document; raises ProtocolError if it is not valid."""
     try:
         return bson.decode(document, CODEC)
-    # The decoder lets more out than InvalidBSON: ValueError of dates and regexes, TypeError, …
+    # The decoder raises more than InvalidBSON: ValueError for dates and regexes, TypeError, …
     except Exception as error:
         raise ProtocolError(f"not valid BSON: {error}") from error
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """Encode one document, fields in order; raises bson.errors.InvalidDocument."""
+    """Encode one document with its fields in order; raises bson.errors.InvalidDocument."""
     return bson.encode(document, codec_options=CODEC)
 
 
 def frame_length(buffer: bytes | bytearray | memoryview, offset: int = 0) -> int:
-    """Return the length in bytes of the frame at ``offset``, of which 4 bytes must be there.
+    """Return the length in bytes of the frame at ``offset``; reads the frame's first 4 bytes.
 
     Raises ProtocolError if it is below 16 or above MAX_MESSAGE_SIZE.
     """
@@ -132,9 +132,9 @@ def frame_length(buffer: bytes | bytearray | memoryview, offset: int = 0) -> int
 
 
 def parse_message(frame: bytes | memoryview) -> Message:
-    """Parse one whole frame, decompressing it if need be.
+    """Parse one whole frame, decompressing it if necessary.
 
-    Raises ProtocolError on everything malformed, an unknown opcode included.
+    Raises ProtocolError if the frame is malformed or has an unknown opcode.
     """
     frame = bytes(frame)
     request_id, response_to, op_code = _check_header(frame)
@@ -173,10 +173,10 @@ def parse_op_msg(frame: bytes) -> OpMsg:
 
 
 def find_body(frame: bytes) -> tuple[int, int]:
-    """Return where the body document of an OP_MSG frame begins and ends.
+    """Return the start and end offsets of the body document of an OP_MSG frame.
 
-    Flags, checksum and the sections' sizes are checked; no document is looked into, so that this
-    takes as long for 48 MB as for a few bytes, unless there is a checksum. Raises ProtocolError.
+    Flags, checksum and section sizes are checked. Documents are not read, so the time does not
+    depend on the frame's size unless there is a checksum. Raises ProtocolError.
     """
     found = [(start, end) for kind, start, end in iter_sections(frame) if kind == _BODY]
     return found[0]
@@ -185,9 +185,9 @@ def find_body(frame: bytes) -> tuple[int, int]:
 def iter_sections(frame: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield kind, start and end of each section of an OP_MSG frame (header included).
 
-    The start is that of the content, after the byte that tells the kind. Raises ProtocolError on
-    unknown flags or kinds, a wrong checksum, sizes that do not fit, too many sections, and, once
-    all are yielded, if there is no body.
+    The start is the offset of the content, after the kind byte. Raises ProtocolError on unknown
+    flags or kinds, a wrong checksum, sizes that do not fit, a second body, too many sections, and,
+    after the last section, if there is no body.
     """
     end = len(frame)
     if end < _op_msg.size:
@@ -224,9 +224,9 @@ def iter_sections(frame: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def reply_body(frame: memoryview) -> bytes:
-    """Return the raw body of a reply, an OP_MSG frame of any form; copies nothing else.
+    """Return the raw body of a reply in an OP_MSG frame of any form, usually with a single copy.
 
-    Raises ProtocolError if it is anything else, malformed, or has document sequences.
+    Raises ProtocolError if the frame is not an OP_MSG, is malformed, or has document sequences.
     """
     if len(frame) >= _op_msg.size:
         length, _, _, op_code, flags, kind = _op_msg.unpack_from(frame)
@@ -248,7 +248,7 @@ def build_msg(
     flags: int = 0,
     sequences: Mapping[str, Sequence[bytes]] | None = None,
 ) -> bytes:
-    """Return an OP_MSG frame around the raw BSON ``body``; a checksum when ``flags`` ask for it."""
+    """Return an OP_MSG frame around the raw BSON ``body``, with a checksum if set in ``flags``."""
     sections = [body]
     for name, documents in (sequences or {}).items():
         content = b"".join((name.encode(), b"\0", *documents))
@@ -259,9 +259,9 @@ def build_msg(
 def build_reply_parts(
     parts: Sequence[bytes], *, request_id: int, response_to: int, flags: int = 0
 ) -> list[bytes]:
-    """Put an OP_MSG header before the ``parts`` of one body document, to be joined or written.
+    """Return an OP_MSG frame, as parts to join or write, for the ``parts`` of one body document.
 
-    The first part holds at least the document's length. A checksum is added when ``flags`` ask.
+    The first part holds at least the document's length. A checksum is added if set in ``flags``.
     """
     (size,) = _int32.unpack_from(parts[0])
     return _build_parts(parts, size, request_id, response_to, flags)
@@ -292,7 +292,7 @@ def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags:
 
 
 def build_op_query(namespace: str, query: bytes, *, request_id: int) -> bytes:
-    """Return an OP_QUERY frame for one document, as the first hello of old drivers."""
+    """Return an OP_QUERY frame for one document, like the first hello of old drivers."""
     content = b"".join(
         (_int32.pack(0), namespace.encode(), b"\0", Struct("<ii").pack(0, -1), query)
     )
@@ -300,7 +300,7 @@ def build_op_query(namespace: str, query: bytes, *, request_id: int) -> bytes:
 
 
 def with_ids(frame: bytes, *, request_id: int, response_to: int) -> bytes:
-    """Return the frame with other ids in its header (the checksum, if any, made anew)."""
+    """Return the frame with new ids in its header; a checksum is recomputed."""
     length, _, _, op_code = _header.unpack_from(frame)
     head = _header.pack(length, request_id, response_to, op_code)
     if op_code == OP_MSG and frame[HEADER_SIZE] & CHECKSUM_PRESENT:
@@ -311,21 +311,24 @@ def with_ids(frame: bytes, *, request_id: int, response_to: int) -> bytes:
 
 
 def more_to_come(frame: bytes) -> bool:
-    """Tell whether this is an OP_MSG that others follow, or, as a request, that wants no reply."""
+    """Return whether this is an OP_MSG with moreToCome.
+
+    More replies follow such a reply; such a request gets no reply.
+    """
     return _int32.unpack_from(frame, 12)[0] == OP_MSG and bool(
         len(frame) > HEADER_SIZE and frame[HEADER_SIZE] & MORE_TO_COME
     )
 
 
 def is_compressed(frame: bytes) -> bool:
-    """Tell whether this is an OP_COMPRESSED."""
+    """Return whether this is an OP_COMPRESSED."""
     return bool(_int32.unpack_from(frame, 12)[0] == OP_COMPRESSED)
 
 
 def compress_frame(frame: bytes, compressor: int) -> bytes:
-    """Return the OP_COMPRESSED frame of a whole frame; ``compressor`` is a number that works here.
+    """Return a whole frame as OP_COMPRESSED; ``compressor`` is an available compressor's number.
 
-    Whether its command may be compressed is the caller's to know (compression.NEVER_COMPRESSED).
+    The caller checks whether the command may be compressed (compression.NEVER_COMPRESSED).
     """
     _, request_id, response_to, op_code = _header.unpack_from(frame)
     size = len(frame) - HEADER_SIZE
@@ -338,7 +341,7 @@ def compress_frame(frame: bytes, compressor: int) -> bytes:
 
 
 def decompress_frame(frame: bytes) -> bytes:
-    """Return the frame that an OP_COMPRESSED frame holds; raises ProtocolError."""
+    """Return the frame inside an OP_COMPRESSED frame; raises ProtocolError."""
     if len(frame) < _op_compressed.size:
         raise ProtocolError("an OP_COMPRESSED is cut off")
     _, request_id, response_to, _, op_code, size, compressor = _op_compressed.unpack_from(frame)
@@ -351,7 +354,7 @@ def decompress_frame(frame: bytes) -> bytes:
 
 
 def _check_header(frame: bytes) -> tuple[int, int, int]:
-    """Return requestID, responseTo and opCode of a frame of the right length."""
+    """Return requestID, responseTo and opCode; raises ProtocolError if the length is wrong."""
     if len(frame) < HEADER_SIZE:
         raise ProtocolError("a header is cut off")
     length, request_id, response_to, op_code = _header.unpack_from(frame)
@@ -361,7 +364,7 @@ def _check_header(frame: bytes) -> tuple[int, int, int]:
 
 
 def _sequence_end(frame: bytes, start: int, limit: int) -> int:
-    """Return where the section of kind 1 at ``start`` ends."""
+    """Return the end offset of the section of kind 1 at ``start``."""
     if limit - start < 4:
         raise ProtocolError("a document sequence is cut off")
     (size,) = _int32.unpack_from(frame, start)
@@ -417,7 +420,7 @@ def _parse_op_reply(frame: bytes) -> OpReply:
 
 
 def _cstring(frame: bytes, start: int, limit: int) -> tuple[str, int]:
-    """Return the text at ``start`` that a zero byte ends, and the offset after it."""
+    """Return the zero-terminated text at ``start`` and the offset after it."""
     end = frame.find(0, start, limit)
     if end < 0:
         raise ProtocolError("a name does not end")

@@ -1,4 +1,4 @@
-"""Probes that find out that a silent peer is gone, and keep the path to one that is not."""
+"""TCP keepalive: detects a dead peer and keeps the network path to a silent one open."""
 
 import asyncio
 import socket
@@ -9,13 +9,13 @@ _OPTIONS = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 def probe_peer(
     transport: asyncio.BaseTransport, *, idle: int = 120, interval: int = 10, times: int = 6
 ) -> None:
-    """Have the kernel probe a silent peer, and end the connection of one that is gone.
+    """Enable TCP keepalive: the kernel probes a silent peer and drops the connection to a dead one.
 
     Args:
-        transport: the connection; one without a socket (a simulated one) is left alone.
+        transport: the connection; one without a socket (a simulated one) is left unchanged.
         idle: seconds of silence before the first probe.
         interval: seconds between probes.
-        times: probes without an answer that end the connection.
+        times: number of unanswered probes after which the connection ends.
     """
     connection = transport.get_extra_info("socket")
     if connection is None:
