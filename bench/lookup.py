@@ -1,12 +1,11 @@
 """updateLookup on MongoDB's own servers: through mongos, and through the router in batches."""
 
-from pathlib import Path
 from typing import Any
 
 from bson import Timestamp
 from pymongo import MongoClient, UpdateOne
 
-from bench.processes import cpu_seconds, drain, medians, router
+from bench.processes import cpu_seconds, drain, listening, medians, router
 from bench.suite import Column, Options, Outcome, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
@@ -57,8 +56,8 @@ def _measure(
     cluster: TestCluster, where: str, events: int, start: str, runs: int
 ) -> list[dict[str, Any]]:
     mongos = cluster.mongos.rpartition(":")[2]
-    shards = [_pid_on(host.rpartition(":")[2]) for host in cluster.shards.values()]
-    servers = {"shards_cpu": shards, "mongos_cpu": [_pid_on(mongos)]}
+    shards = [listening("mongod", host.rpartition(":")[2]) for host in cluster.shards.values()]
+    servers = {"shards_cpu": shards, "mongos_cpu": [listening("mongos", mongos)]}
     rows = []
     with router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid):
         ways = (
@@ -111,17 +110,3 @@ def _swap(cluster: TestCluster) -> None:
             client.admin.command(
                 "moveChunk", f"{DATABASE}.{COLLECTION}", find={"s": number}, to=name
             )
-
-
-def _pid_on(port: str) -> int:
-    """Return the id of the mongod or mongos that was started with ``--port PORT``."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
-        if words[0].endswith((b"mongod", b"mongos")) and port.encode() in words:
-            return int(entry.name)
-    raise RuntimeError(f"no server on port {port}")
