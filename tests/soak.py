@@ -33,7 +33,10 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a router holds, and what is held for it on the shards."""
+    """What a router holds, and what is held for it on the shards.
+
+    Idle connections of its pools are not counted: the pools keep some of them for the next caller.
+    """
 
     connections: int
     cursors: int
@@ -72,16 +75,21 @@ class Soak:
         status = self._client.admin.command("serverStatus")
         process = Path(f"/proc/{self._router.process.pid}")
         shards = [client.admin.command("serverStatus") for client in self._shards]
+        pools = status["mergerouter"]["memberConnections"].values()
+        idle = sum(pool["available"] for pool in pools)
         # Real servers also count the connections of mongos and of each other.
         counted = [] if self._real else shards
         return Holdings(
             connections=status["connections"]["current"],
             cursors=_open_cursors(status),
             tasks=status["mergerouter"]["tasks"],
-            files=len(os.listdir(process / "fd")),
+            files=len(os.listdir(process / "fd")) - idle,
             threads=len(os.listdir(process / "task")),
             shard_cursors=sum(map(_open_cursors, shards)),
-            shard_connections=sum(each["connections"]["current"] for each in counted),
+            shard_connections=(
+                sum(each["connections"]["current"] for each in counted)
+                - (0 if self._real else idle)
+            ),
         )
 
     def settled(self, before: Holdings) -> dict[str, int]:

@@ -1,29 +1,50 @@
 """How two readings of one stream differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import bson
 from bson import Timestamp
 
-from tests.differential.plans import Plan
-from tests.differential.reading import Failure, Reading, decoded, token_time
+from tests.differential.plans import Plan, token_time
+from tests.differential.reading import Failure, Reading, decoded
 
 _SHOWN = 1200
 _CAUSED_BY = " :: caused by :: "
+_OF_SHARD = "Error on remote shard"
 
 
-def differences(plan: Plan, mongos: Reading, router: Reading, end: Timestamp) -> list[str]:
+def differ_by_shard(mongos: Reading, router: Reading) -> bool:
+    """Return whether both readings end with a shard's error, and not with the same one."""
+    ends = [each.failures[-1:] for each in (mongos, router)]
+    return ends[0] != ends[1] and all(end and end[0].message.startswith(_OF_SHARD) for end in ends)
+
+
+def differences(
+    plan: Plan,
+    mongos: Reading,
+    router: Reading,
+    end: Timestamp,
+    of_shards: Sequence[Failure] = (),
+) -> list[str]:
     """Return how the router's reading differs from mongos's, up to the cluster time ``end``.
 
     What is left to chance is not compared: where batches are cut, promises between them, which
-    events come before an error of another shard, and the order of events with equal tokens.
+    events come before an error of another shard, which of several shards' errors comes first, and
+    the order of events with equal tokens.
+
+    Args:
+        plan: what was read.
+        mongos: what mongos gave.
+        router: what the router gave.
+        end: the cluster time up to which both were read.
+        of_shards: the errors of the shards when each is read alone.
     """
     found = [f"wrong in itself through mongos: {each}" for each in mongos.wrong]
     found += [f"wrong in itself through the router: {each}" for each in router.wrong]
     found += _openings(plan, mongos, router)
-    found += _failures(plan, mongos, router)
+    found += _failures(plan, mongos, router, of_shards)
     found += _events(mongos, router, end)
     if mongos.invalidated != router.invalidated:
         found.append(f"closed by itself: mongos {mongos.invalidated}, router {router.invalidated}")
@@ -44,9 +65,16 @@ def _openings(plan: Plan, mongos: Reading, router: Reading) -> Iterator[str]:
         yield f"first token: mongos {promised}, router {our_promise}"
 
 
-def _failures(plan: Plan, mongos: Reading, router: Reading) -> Iterator[str]:
+def _failures(
+    plan: Plan, mongos: Reading, router: Reading, of_shards: Sequence[Failure]
+) -> Iterator[str]:
     if mongos.failures == router.failures:
         return
+    if differ_by_shard(mongos, router):
+        known = {(each.code, _anywhere(each).message) for each in of_shards}
+        last = [each.failures[-1] for each in (mongos, router)]
+        if all((each.code, _anywhere(each).message) in known for each in last):
+            return
     if plan.stage.get("fullDocument") == "updateLookup":
         # Where stages run on mongos, and where on its shards, is not the router's to follow.
         theirs, ours = ([_anywhere(each) for each in r.failures] for r in (mongos, router))

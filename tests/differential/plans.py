@@ -85,6 +85,24 @@ class Plan:
         stages = [{"$changeStream": options}, *self.command["pipeline"][1:]]
         return replace(self, command={**self.command, "pipeline": stages})
 
+    def from_time(self) -> "Plan":
+        """Return the plan of a stream from the cluster time of this one's token, if it has one.
+
+        A shard that is read alone need not have the event that the token names.
+        """
+        options = dict(self.stage)
+        for name in ("resumeAfter", "startAfter"):
+            token = options.pop(name, None)
+            if token is not None:
+                options["startAtOperationTime"] = token_time(token["_data"])
+        stages = [{"$changeStream": options}, *self.command["pipeline"][1:]]
+        return replace(self, command={**self.command, "pipeline": stages})
+
+
+def token_time(token: str) -> Timestamp:
+    """Return the cluster time of a resume token's ``_data``."""
+    return Timestamp(int(token[2:10], 16), int(token[10:18], 16))
+
 
 class Planner:
     """Draws plans for the streams of one seed.

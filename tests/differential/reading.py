@@ -10,7 +10,7 @@ from bson import Int64, Timestamp
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
-from tests.differential.plans import Plan, Token
+from tests.differential.plans import Plan, Token, token_time
 from tests.harness.raw_client import RawClient
 
 _RAW = CodecOptions(document_class=RawBSONDocument)
@@ -70,11 +70,6 @@ class Reading:
         """Everything that a client could resume after."""
         events = [bson.decode(bson.decode(event, _RAW)["_id"].raw) for event in self.events]
         return events + [token for _, token in self.promises]
-
-
-def token_time(token: str) -> Timestamp:
-    """Return the cluster time of a resume token's ``_data``."""
-    return Timestamp(int(token[2:10], 16), int(token[10:18], 16))
 
 
 def is_invalidate(token: str) -> bool:

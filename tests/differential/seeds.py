@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from random import Random
 from typing import Any
@@ -14,10 +14,16 @@ from bson import Timestamp
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tests.differential.comparison import command_text, differences
+from tests.differential.comparison import command_text, differ_by_shard, differences
 from tests.differential.deliberate import is_deliberate
-from tests.differential.plans import Plan, Planner, Token
-from tests.differential.reading import DeadlineError, Reader, Reading, is_invalidate, token_time
+from tests.differential.plans import Plan, Planner, Token, token_time
+from tests.differential.reading import (
+    DeadlineError,
+    Failure,
+    Reader,
+    Reading,
+    is_invalidate,
+)
 from tests.differential.workload import Client, Workload
 
 LIVE_STREAMS = 4
@@ -213,9 +219,10 @@ class _Run:
         line = command_text(plan)
         ended = str(mongos.failures[-1])[:120] if mongos.failures else ""
         self._say(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
-        found = pair.failures or differences(plan, mongos, router, end)
+        found = pair.failures or differences(plan, mongos, router, end, pair.of_shards)
         if pair.joined is not None and not pair.failures:
-            found += [f"in legs: {each}" for each in differences(plan, mongos, pair.joined, end)]
+            joined = differences(plan, mongos, pair.joined, end, pair.of_shards)
+            found += [f"in legs: {each}" for each in joined]
         if found and not is_deliberate(plan, mongos, router):
             outcome.differences.append("\n    ".join([line, *found]))
 
@@ -229,6 +236,8 @@ class _Pair:
         self.router = Reader(servers.router, plan, _READ_SECONDS)
         self.joined: Reading | None = None
         self.failures: list[str] = []
+        self.of_shards: list[Failure] = []
+        """The error of each shard that fails when it is read alone; filled where errors differ."""
         self._servers = servers
 
     async def opened(self) -> None:
@@ -249,6 +258,19 @@ class _Pair:
                 raise result
         if self.plan.legs and not self.failures and not self.router.reading.failures:
             await self._read_in_legs(end)
+        if differ_by_shard(self.mongos.reading, self.router.reading):
+            await self._read_each_shard(end)
+
+    async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
+        """Read the stream of each shard alone, through mongos, for the error that ends it."""
+        for shard in self._servers.members:
+            if shard == "config":
+                continue
+            plan = self.plan.from_time()
+            plan = replace(plan, command={**plan.command, "$_passthroughToShard": {"shard": shard}})
+            with suppress(DeadlineError):
+                part = await Reader(self._servers.mongos, plan, _READ_SECONDS).read(end)
+                self.of_shards += part.failures
 
     async def _read_in_legs(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read the stream by turns through the router and through mongos."""
