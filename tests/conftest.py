@@ -1,4 +1,4 @@
-"""Options of the whole test run."""
+"""Options and hooks of the whole test run."""
 
 import os
 
@@ -10,9 +10,9 @@ from tests.harness.clusters import DEFAULT_IMAGE, DOCKER_IMAGE
 pytest_plugins = ["tests.conformance.plugin"]
 
 _BY_FILE = {"integration", "recordings", "faults", "differential", "examples"}
-"""Folders whose files are not divided among the processes of pytest-xdist."""
+"""Folders in which pytest-xdist runs each file's tests in one process."""
 
-# A busy machine must not fail a property for being slow; pytest-timeout bounds every test.
+# No deadline for examples, since a busy machine is slow; pytest-timeout bounds every test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
@@ -30,9 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault(DOCKER_IMAGE, DEFAULT_IMAGE)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Module-scoped clusters are started once: one process runs all tests of such a file.
+    # One process runs all tests of such a file, so that module-scoped clusters start only once.
     for item in items:
         if item.path.parent.name in _BY_FILE and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

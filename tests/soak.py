@@ -1,6 +1,6 @@
-"""Clients that come and go by the thousands, politely or not; then: what has been left behind?
+"""Connect and disconnect thousands of clients in various ways, then check for leaks.
 
-``python -m tests.soak [--connections N]``; a smaller round is part of the test run.
+``python -m tests.soak [--connections N]``. A smaller round is part of the test run.
 """
 
 import argparse
@@ -33,9 +33,9 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a router holds, and what is held for it on the shards.
+    """The resources of a router, and the shards' resources that it uses.
 
-    Idle connections of its pools are not counted: the pools keep some of them for the next caller.
+    Idle pooled connections are not counted: the pools keep some of them for the next caller.
     """
 
     connections: int
@@ -47,7 +47,7 @@ class Holdings:
     shard_connections: int
 
     def beyond(self, other: "Holdings") -> dict[str, int]:
-        """Return what this has more of than ``other``, by name."""
+        """Return by how much each count exceeds that of ``other``, by name."""
         more = {
             each.name: getattr(self, each.name) - getattr(other, each.name) for each in fields(self)
         }
@@ -55,7 +55,7 @@ class Holdings:
 
 
 class Soak:
-    """Rounds of clients against one router; close it when done."""
+    """Runs rounds of clients against one router. Call ``close`` when done."""
 
     def __init__(self, cluster: TestCluster, router: RouterProcess) -> None:
         self._cluster = cluster
@@ -66,12 +66,12 @@ class Soak:
         self.made: Counter[str] = Counter()
 
     def close(self) -> None:
-        """Close the connections that looked on."""
+        """Close the connections used for counting."""
         for client in (self._client, *self._shards):
             client.close()
 
     def holdings(self) -> Holdings:
-        """Count what is held now."""
+        """Return the current counts."""
         status = self._client.admin.command("serverStatus")
         process = Path(f"/proc/{self._router.process.pid}")
         shards = [client.admin.command("serverStatus") for client in self._shards]
@@ -93,7 +93,7 @@ class Soak:
         )
 
     def settled(self, before: Holdings) -> dict[str, int]:
-        """Wait until no more is held than ``before``; return what is still there at last."""
+        """Wait until no count exceeds ``before``; return the excess that is left at a deadline."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (left := self.holdings().beyond(before)) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -101,12 +101,12 @@ class Soak:
 
     @property
     def resident_kib(self) -> int:
-        """The router's memory."""
+        """The router's resident memory in KiB."""
         status = Path(f"/proc/{self._router.process.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0])
 
     async def round(self, connections: int, seed: int = 0) -> None:
-        """Have so many clients come and go."""
+        """Connect this many clients, each with a random behaviour."""
         chance = random.Random(seed)
         left = connections
         while left:
@@ -125,7 +125,7 @@ class Soak:
 
 
 def _watch() -> dict[str, Any]:
-    """A stream like others, or one that nobody else watches."""
+    """Return an opening that shares its stream with other clients or, at random, does not."""
     pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
     if random.random() < 0.5:
         pipeline.append({"$match": {"n": random.random()}})
@@ -137,14 +137,14 @@ def _open_cursors(status: dict[str, Any]) -> int:
 
 
 def _reset(client: RawClient) -> None:
-    """Have the connection end with a reset, as that of a process that was killed."""
+    """Reset the connection, as the kernel does for a killed process."""
     connection = client.writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     client.writer.transport.abort()
 
 
 async def _says_nothing(client: RawClient) -> None:
-    """Closed as soon as it is there."""
+    """Close the connection as soon as it is open."""
 
 
 async def _says_hello(client: RawClient) -> None:
@@ -179,7 +179,7 @@ async def _watches_in_a_session(client: RawClient) -> None:
 
 
 async def _watches_and_forgets(client: RawClient) -> None:
-    """Leaves a cursor that only its idle time ends."""
+    """Leave a cursor open that only the idle timeout ends."""
     await client.command("soak", _watch())
 
 
@@ -200,9 +200,9 @@ async def _goes_in_the_middle_of_a_long_wait(client: RawClient) -> None:
 
 
 async def _reads_the_feed(client: RawClient) -> None:
-    """A client of the feed, which says what it wants or not, and is killed.
+    """Open a feed, with or without a request line, and reset the connection.
 
-    One that closes looks like one that only ended its own side; probes tell after a minute or so.
+    A plain close would look like a half-closed connection, which only keepalive probes end.
     """
     if random.random() < 0.5:
         client.send_bytes(b'{"database": "soak"}\n')
@@ -224,7 +224,7 @@ _BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
 
 
 def main() -> int:
-    """Run rounds until all connections were made; tell what is left and how memory went."""
+    """Run the rounds; print what is left and the memory after each. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=10)

@@ -1,4 +1,4 @@
-"""Which rules the recorded cases hold."""
+"""The rules that each recorded case verifies."""
 
 from tests.conformance.report import Rule
 
@@ -120,7 +120,7 @@ _BY_CASE: dict[str, tuple[Rule, ...]] = {
 
 
 def rules_of(case: str, *, conversation: bool) -> list[Rule]:
-    """Return what a case holds: its own rules, and with getMores those of all replies."""
+    """Return a case's own rules and, if it has getMores, those that all replies verify."""
     rules = list(_BY_CASE.get(case, ()))
     if conversation:
         rules += [("2", _FIRST), ("2", _NEXT)]

@@ -1,4 +1,4 @@
-"""One cluster with a router before it for all conformance tests, and the report on them."""
+"""Fixtures of the conformance tests, which share one cluster and the router in front of it."""
 
 import itertools
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ _names = itertools.count(1)
 
 @pytest.fixture
 def db(client: Client) -> Iterator[Database[dict[str, Any]]]:
-    """A database of this test's own."""
+    """Return a database that no other test uses; drop it afterwards."""
     database = client[f"test{next(_names)}"]
     yield database
     client.drop_database(database.name)
@@ -62,19 +62,19 @@ def db(client: Client) -> Iterator[Database[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def workload(cluster: TestCluster, client: Client) -> Workload:
-    """The recorded workload, run through the router."""
+    """Run the recorded workload through the router."""
     return run_workload(cluster, client)
 
 
 @pytest.fixture
 def sharded(db: Database[dict[str, Any]], cluster: TestCluster) -> Collection[dict[str, Any]]:
-    """A collection sharded by ``k``: below 10, below 20 and the rest on a shard each."""
+    """Return a collection sharded by ``k``: below 10, below 20 and the rest on one shard each."""
     return shard_over_three(db, "spread", list(cluster.shards)[:3])
 
 
 @pytest.fixture(scope="session")
 def newer() -> Iterator[Client]:
-    """A router's client before an embedded cluster that makes version 2 tokens, as 7.0 and 8.0."""
+    """Return a client of a router whose cluster makes version 2 tokens, as 7.0 and 8.0 do."""
     if real_servers_named():
         pytest.skip("shown on the embedded cluster, which plays newer servers")
     with (

@@ -1,4 +1,4 @@
-"""Collections and writes that several tests need."""
+"""Collections that several conformance tests use."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Collects what became of each rule's tests, prints the table and writes the report.
+"""A pytest plugin that collects test outcomes by rule, prints a table and writes the report.
 
-Loaded by tests/conftest.py, so that it also sees runs of which this folder is only a part.
+tests/conftest.py loads it, so that it also sees runs that include other folders.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ def _function(nodeid: str) -> str:
 
 
 class _Recorder:
-    """Sees the outcomes of all tests, those of other processes (pytest-xdist) included."""
+    """Records the outcomes of all tests, including those that pytest-xdist runs elsewhere."""
 
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes

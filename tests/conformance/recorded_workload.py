@@ -1,4 +1,4 @@
-"""The recorded workload run again, and the recorded cases' tokens found among its events."""
+"""Running the recorded workload again and matching its tokens with the recorded ones."""
 
 import random
 import re
@@ -15,28 +15,28 @@ from tests.recordings.workload import setup, workload
 
 _TOKEN = re.compile("82[0-9A-F]{40,}")
 _RANDOM = re.compile("5A1004[0-9A-F]{32}|(?<=726567696F6E00)3C[0-9A-F]{4}")
-"""A collection's UUID, or a region, in a token."""
+"""The parts of a token that differ from run to run: a collection's UUID, a region."""
 
 _POSITION = re.compile("resume-([0-9]+)-([a-z]+)")
 _STREAMS = ("db", "coll-orders", "coll-big-split")
-"""Between them these have all tokens that the cases resume from."""
+"""The streams whose events include every token that a case resumes from."""
 
 _TIME_DIGITS = 18
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One run of the workload: its events by stream, and its tokens by the recorded ones."""
+    """One run of the workload: events by stream, and this run's tokens by recorded token."""
 
     events: Mapping[str, list[Event]]
     tokens: Mapping[str, str]
 
     @property
     def drops_at_one_time(self) -> bool:
-        """Whether ``orders`` was dropped as it was for the recording.
+        """Whether the shards dropped ``orders`` at the same cluster times as in the recording.
 
-        All shards but the database's primary did so at one cluster time. Real servers mostly do,
-        but a no-op may put one of them a tick ahead of the others.
+        In the recording all shards but the database's primary dropped it at one cluster time. Real
+        servers usually do so, but a no-op may put one of them a tick ahead of the others.
         """
         times = [
             event["clusterTime"]
@@ -46,7 +46,7 @@ class Workload:
         return len({*times[:-1]}) == 1 and times[-1] > times[0]
 
     def here(self, value: Any) -> Any:
-        """Return a recorded value with the tokens that this run has in their place."""
+        """Return a recorded value with its tokens replaced by this run's."""
         if isinstance(value, str):
             return _TOKEN.sub(lambda match: self.tokens.get(match[0], match[0]), value)
         if isinstance(value, Mapping):
@@ -56,7 +56,7 @@ class Workload:
         return value
 
     def after(self, token: str, count: int) -> list[Event]:
-        """Return the events of the stream on ``rec`` that come after a token of this run."""
+        """Return up to ``count`` events of the stream on ``rec`` after a token of this run."""
         return [e for e in self.events["db"] if e["_id"]["_data"] > token][:count]
 
 
@@ -78,9 +78,9 @@ def run_workload(cluster: TestCluster, client: Client) -> Workload:
 
 
 def _tokens(events: Mapping[str, list[Event]]) -> dict[str, str]:
-    """Find the cases' tokens, which come from a run of their own, by what they are about."""
+    """Match the tokens in the cases with this run's tokens that describe the same changes."""
     tokens: dict[str, str] = {}
-    # Those named by their place in the stream first: of a document's events it tells which.
+    # Cases named by a position come first: a position identifies one of a document's events.
     for name, case in sorted(cases().items(), key=lambda item: not _POSITION.match(item[0])):
         steps = case.get("steps", ())
         named = [[step["command"], step["reply"].get("errmsg")] for step in steps]
@@ -95,7 +95,7 @@ def _tokens(events: Mapping[str, list[Event]]) -> dict[str, str]:
 
 
 def _at(events: list[Event], place: re.Match[str], token: str) -> str:
-    """Return the token like ``token`` that is nearest to the case's place."""
+    """Return the matching token that is nearest to the position in the case's name."""
     wanted = int(place[1])
     alike = [
         (abs(position - wanted), event["_id"]["_data"])
@@ -106,7 +106,7 @@ def _at(events: list[Event], place: re.Match[str], token: str) -> str:
 
 
 def _first(streams: Mapping[str, list[Event]], target: Any, token: str) -> str | None:
-    """Return the first token like ``token``, of the collection that the case watches if it does."""
+    """Return the first matching token, limited to ``target`` if that is a collection."""
     for event in chain.from_iterable(streams.values()):
         of_target = not isinstance(target, str) or event.get("ns", {}).get("coll") in (None, target)
         if of_target and _about(event["_id"]["_data"]) == _about(token):
@@ -116,5 +116,5 @@ def _first(streams: Mapping[str, list[Event]], target: Any, token: str) -> str |
 
 
 def _about(token: str) -> str:
-    """Return a token without what differs from run to run."""
+    """Return a token without the parts that differ from run to run."""
     return _RANDOM.sub("", token[_TIME_DIGITS:])

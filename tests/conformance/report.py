@@ -1,4 +1,4 @@
-"""The conformance report: which rule is held by which tests, and how they fared."""
+"""The conformance report: the tests that verify each rule, and their outcomes."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.conformance.rules import RULES
 
 Rule = tuple[str, str]
-"""Section and words."""
+"""The section and the rule's text."""
 
 NOT_RUN = "not run here"
 _ROW = re.compile(r"^\| (.*) \| (.*) \| (.*) \| (.*) \|$")
@@ -28,10 +28,10 @@ Each run fills in its column, of the rules that it has run, and leaves the rest 
 
 @dataclass
 class Outcomes:
-    """What became of the tests of one run, by rule.
+    """The outcomes of one run's tests, by rule.
 
-    ``tests`` has the tests' functions as ``file::function``; ``failed`` the rules that do not
-    hold, ``skipped`` those of which nothing was run, with the reason.
+    ``tests`` names the test functions as ``file::function``. ``passed`` and ``failed`` count
+    outcomes. ``skipped`` gives the reason why a rule's tests were skipped.
     """
 
     tests: dict[Rule, set[str]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Outcomes:
     skipped: dict[Rule, str] = field(default_factory=dict)
 
     def held_by(self, rule: Rule) -> str:
-        """Return the functions that hold a rule, as the report names them."""
+        """Return the test functions that verify a rule, formatted for the report."""
         return ", ".join(f"`{name}`" for name in sorted(self.tests.get(rule, ())))
 
     def result(self, rule: Rule) -> str:
@@ -58,7 +58,7 @@ def all_rules() -> Iterable[Rule]:
 
 
 def written(path: Path) -> Mapping[Rule, tuple[str, str, str]]:
-    """Read a report: tests, embedded and real result by rule; empty when there is none."""
+    """Read a report: tests, embedded and real result by rule; empty if the file is missing."""
     rows: dict[Rule, tuple[str, str, str]] = {}
     section = ""
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -70,7 +70,7 @@ def written(path: Path) -> Mapping[Rule, tuple[str, str, str]]:
 
 
 def document(outcomes: Outcomes, before: Mapping[Rule, tuple[str, str, str]], *, real: bool) -> str:
-    """Return the report as Markdown; ``before`` has what this run does not fill in."""
+    """Return the report as Markdown; ``before`` fills the cells that this run did not produce."""
     lines = [_HEAD]
     section = ""
     for rule in all_rules():
@@ -90,7 +90,7 @@ def document(outcomes: Outcomes, before: Mapping[Rule, tuple[str, str, str]], *,
 
 
 def table(outcomes: Outcomes) -> list[str]:
-    """Return a terminal's lines on the rules whose tests are part of the run."""
+    """Return one line of terminal output for each rule whose tests are part of the run."""
     width = 90
     return [
         f"{section:>12}  {rule[:width]:<{width}}  {outcomes.result((section, rule)).strip('*')}"

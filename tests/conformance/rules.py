@@ -1,7 +1,7 @@
-"""The rules of docs/protocol.md, sections 2 to 6, each in one line, in its order and its words.
+"""The rules of docs/protocol.md, sections 2 to 6, one line each, in the page's order and words.
 
-A test names what it holds with ``@pytest.mark.rule(section, rule)``. A rule that no test holds
-fails the run; docs/conformance.md is made from this table and the tests' outcomes.
+``@pytest.mark.rule(section, rule)`` names a rule that a test verifies. A rule without a test
+fails the run. docs/conformance.md is generated from this table and the tests' outcomes.
 """
 
 RULES: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""A change stream as raw commands, so that tests see whole replies."""
+"""A change stream driven by raw commands, so that tests see whole replies."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ class Stream:
         database: the database's name.
         target: a collection's name, or 1.
         options: the options of ``$changeStream``.
-        stages: what follows it.
+        stages: the stages after ``$changeStream``.
         cursor: the command's ``cursor``.
-        session: whose cursor it is; None takes one of the client's.
+        session: the session that owns the cursor; None starts a new one.
         fields: further fields of the aggregate command.
     """
 
@@ -73,7 +73,7 @@ class Stream:
         return self._take(self.client[self.database].command(command, session=self.session))
 
     def until(self, done: Callable[[Self], Any], **fields: Any) -> list[Event]:
-        """Read on until ``done(self)``; return all events so far."""
+        """Read until ``done(self)`` is true; return all events so far."""
         deadline = time.monotonic() + PATIENCE
         while not done(self):
             assert self.id, f"the stream ended with {self.events}"
@@ -82,15 +82,15 @@ class Stream:
         return self.events
 
     def read(self, count: int, **fields: Any) -> list[Event]:
-        """Read on until there are ``count`` events; return all so far, which may be more."""
+        """Read until there are at least ``count`` events; return all so far."""
         return self.until(lambda self: len(self.events) >= count, **fields)
 
     def past(self, end: Timestamp) -> list[Event]:
-        """Read on until nothing at or before ``end`` can come, or the stream has ended."""
+        """Read until the stream has passed ``end`` or has ended; return all events so far."""
         return self.until(lambda self: not self.id or time_of(self.pbrt) > end)
 
     def failure(self) -> dict[str, Any]:
-        """Read on until a getMore fails; return the error's whole reply."""
+        """Read until a getMore fails; return the whole error reply."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
@@ -100,7 +100,7 @@ class Stream:
         raise AssertionError(f"no failure after {self.events}")
 
     def close(self) -> None:
-        """Kill the cursor, if it is still there."""
+        """Kill the cursor if it is still open."""
         self.client[self.database].command(
             {"killCursors": self.collection, "cursors": [self.id]}, session=self.session
         )
@@ -132,7 +132,7 @@ def next_tick(time: Timestamp) -> Timestamp:
 
 
 def refused(client: Client, database: str, command: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a command that must fail, and return the error's whole reply."""
+    """Run a command that must fail; return the whole error reply."""
     try:
         reply = client[database].command(dict(command))
     except OperationFailure as error:

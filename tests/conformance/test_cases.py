@@ -1,4 +1,4 @@
-"""Every recorded case through the whole router: what the real mongos answered, it answers."""
+"""Every recorded case, run through the whole router: it answers as the real mongos did."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ CONVERSATIONS = sorted(
     for name, case in cases().items()
     if "steps" in case and any("getMore" in step["command"] for step in case["steps"][1:])
 )
-# These go on with a cursor that another of them opened: they are one conversation here.
+# These cases share one cursor, so they are run as one conversation.
 ON_AN_OPEN_CURSOR = [
     "getMore-wrong-collection",
     "getMore-negative-batch",
@@ -33,7 +33,7 @@ ON_AN_OPEN_CURSOR = [
 ]
 IN_PART = {"serverStatus", "explain"}
 ON_A_DROPPED_COLLECTION = {"resumeAfter-drop", "startAfter-invalidate"}
-"""How these end depends on how the shards' cluster times interleave."""
+"""Cases whose end depends on how the shards' cluster times interleave."""
 SINGLE = sorted(cases().keys() - {*FRAGMENTS, *CONVERSATIONS, *ON_AN_OPEN_CURSOR, *IN_PART})
 _DIFFERS = VARIES | {"counter", "databases", "shards", "parsed"}
 
@@ -41,7 +41,7 @@ Document = Mapping[str, Any]
 
 
 def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet]:
-    """Return the cases as parameters that carry their rules."""
+    """Return the cases as test parameters, each marked with its rules."""
     return [
         pytest.param(
             name, marks=[rule(*each) for each in rules_of(name, conversation=conversation)]
@@ -120,7 +120,7 @@ async def test_conversation(
 def compare(
     events: list[Event], recorded: list[Event], workload: Workload, command: Document
 ) -> None:
-    """Require this run's history, and the recorded shape unless shards interleave otherwise."""
+    """Compare events with this run's history and, if the shards interleave alike, the recording."""
     start = command["pipeline"][0]["$changeStream"]
     if command["aggregate"] == 1 and events:
         assert events == workload.after(start["resumeAfter"]["_data"], len(events))
@@ -139,7 +139,7 @@ def _about(event: Event) -> tuple[Any, Any]:
 
 
 def assert_opened(reply: Document, recorded: Document, command: Document) -> None:
-    """Require a good opening's shape, and the token that the client started from if it did."""
+    """Check the shape of a successful opening and, if the stream resumed, its starting token."""
     assert reply["ok"], reply
     starts = command["pipeline"][0]["$changeStream"].keys() & {
         "resumeAfter",
@@ -170,7 +170,7 @@ async def test_conversation_on_an_open_cursor(raw: RawClient, workload: Workload
 
 
 def _swap(value: Any, old: int, new: int) -> Any:
-    """Put one cursor's id in place of another's, in messages too."""
+    """Replace one cursor's id by another's, in messages as well."""
     if isinstance(value, str):
         return value.replace(str(old), str(new))
     if isinstance(value, list):
@@ -219,7 +219,7 @@ async def test_explain(raw: RawClient, workload: Workload) -> None:
         assert list(ours) == list(theirs)
         planner = theirs["stages"][0]["$cursor"]["queryPlanner"]
         assert ours["stages"][0]["$cursor"]["queryPlanner"]["namespace"] == planner["namespace"]
-        # What a shard does only for mongos, which asks with stages of its own, is not there.
+        # Only mongos adds this internal stage to its requests to shards.
         inner = {"internalCheckTopologyChange"}
         assert _stages(ours["stages"]) == [s for s in _stages(theirs["stages"]) if s not in inner]
 
@@ -228,7 +228,7 @@ def _stages(stages: list[Document]) -> list[str]:
     return [
         stage["$changeStream"]["stage"] if "$changeStream" in stage else next(iter(stage))
         for stage in stages
-        # mongos looks for new shards among the shards' own events, which takes a $match.
+        # mongos adds a $match that detects new shards among the shards' own events.
         if "$match" not in stage
     ]
 

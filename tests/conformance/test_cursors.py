@@ -1,4 +1,4 @@
-"""Cursors: batches, waiting, tokens that go along, and how they end (section 2)."""
+"""Cursors: batches, waiting, their resume tokens, and how they end (section 2)."""
 
 import time
 from typing import Any
@@ -197,7 +197,7 @@ async def test_two_get_mores_and_a_kill(router: RouterProcess) -> None:
         first.send("test", waiting)
         deadline = time.monotonic() + PATIENCE
         while True:
-            # Until the first one has arrived, this one is answered: it must not wait itself.
+            # Before the first getMore has arrived, this one is answered, so it must not wait.
             refusal = await second.command("test", {**waiting, "maxTimeMS": 1})
             if not refusal["ok"]:
                 break
@@ -247,7 +247,7 @@ async def test_cursors_die_with_their_session(router: RouterProcess) -> None:
 
 
 def open_on_shards(cluster: TestCluster) -> int:
-    """Count the change streams' cursors that are open on the shards."""
+    """Count the change stream cursors that are open on the shards."""
     total = 0
     for shard in cluster.shards:
         with cluster.direct(shard) as direct:
@@ -258,7 +258,7 @@ def open_on_shards(cluster: TestCluster) -> int:
 
 @rule("2", "a closed stream leaves no cursor open on the shards")
 async def test_no_cursor_stays_on_the_shards() -> None:
-    """On a cluster of its own, since other tests' streams may still be on their way out."""
+    """Use a separate cluster, since other tests' streams may still be closing."""
     client: Client
     with (
         start_cluster(2, noop_interval=0.2) as cluster,

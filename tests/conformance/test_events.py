@@ -27,7 +27,7 @@ def watched(
 
 
 def only(events: list[Event], kind: str) -> Event:
-    """Return the one event of its kind."""
+    """Return the only event of this kind."""
     [event] = [event for event in events if event["operationType"] == kind]
     return event
 
@@ -108,7 +108,7 @@ def test_ddl_without_expanded_events(client: Client, db: Data) -> None:
         client.drop_database(db.name)
         events = stream.until(lambda stream: not stream.id)
     assert kinds(events[:3]) == ["rename", "drop", "insert"]
-    # Dropping a database drops its collections; other shards may have it too.
+    # Dropping a database drops its collections, on every shard that has the database.
     assert kinds(events[3:])[-1] == "invalidate"
     assert {*kinds(events[3:])} == {"drop", "dropDatabase", "invalidate"}
     renamed, dropped = events[:2]
@@ -124,7 +124,7 @@ def test_ddl_without_expanded_events(client: Client, db: Data) -> None:
     assert list(invalidate) == HEAD
     assert invalidate["clusterTime"] == cause["clusterTime"]
     before, after = cause["_id"]["_data"], invalidate["_id"]["_data"]
-    # The token's one difference is the boolean: 6E is false, 6F is true.
+    # The tokens differ in the boolean only: 6E is false, 6F is true.
     differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert differing == [("E", "F")]
 
@@ -244,7 +244,7 @@ def test_refined_shard_keys_are_events_of_newer_servers(newer: Client) -> None:
 
 @rule("5", "reshardCollection (showExpandedEvents)")
 def test_resharded_collections(client: Client, cluster: TestCluster, sharded: Documents) -> None:
-    if cluster.real:  # which by default take five minutes at least
+    if cluster.real:  # resharding takes at least five minutes by default
         with cluster.direct("config") as config:
             config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
     documents = [{"_id": k, "k": k, "z": -k} for k in (1, 11, 21)]
@@ -361,7 +361,7 @@ def test_update_lookup(client: Client, sharded: Documents) -> None:
     for event in updates:
         assert list(event) == [*HEAD, "fullDocument", "ns", "documentKey", "updateDescription"]
         k = event["documentKey"]["k"]
-        # Looked up when the event is read: maybe later than the change, maybe after the delete.
+        # The lookup happens when the event is read, possibly after later changes or the delete.
         assert event["fullDocument"] in (
             {"_id": k, "k": k, "v": 1},
             {"_id": k, "k": k, "v": 2},
@@ -417,7 +417,7 @@ def test_images_that_are_not_asked_for(client: Client, db: Data) -> None:
 
 @rule("5", "matchCollectionUUIDForUpdateLookup")
 def test_lookup_in_a_collection_of_the_same_name(newer: Client) -> None:
-    """Version 8.0's option, which the version 2 shards of the embedded cluster know."""
+    """The option is new in 8.0; the embedded cluster's version 2 shards support it."""
     db = newer["lookups"]
     db.a.insert_one({"_id": 1})
     options = {"fullDocument": "updateLookup", "matchCollectionUUIDForUpdateLookup": True}

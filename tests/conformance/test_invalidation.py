@@ -1,4 +1,4 @@
-"""How streams end, and how they go on after their end (section 5)."""
+"""Invalidated streams: how they end, and how clients start after them (section 5)."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_collection_streams(client: Client, db: Data, how: str) -> None:
         db.a.insert_one({"_id": "later"})
         events = to_the_end(stream)
     cause = {"rename onto": "rename", "dropDatabase": "drop"}.get(how, how)
-    # Renaming onto a collection may drop it first, which ends its stream as well.
+    # Renaming onto a collection may drop it first, which also ends its stream.
     assert kinds(events) in (
         ["insert", cause, "invalidate"],
         ["insert", "drop", "invalidate"],
@@ -99,7 +99,7 @@ def test_sharded_collections(client: Client, sharded: Documents) -> None:
     assert kinds(events)[-1] == "invalidate"
     first = next(event for event in events if event["operationType"] == "invalidate")
     causes = [event for event in events if event["operationType"] == "drop"]
-    # What is not at the first drop's time comes no more.
+    # Only the drops at the first drop's cluster time are delivered.
     assert {event["clusterTime"] for event in causes} == {first["clusterTime"]}
     invalidates = [event for event in events if event["operationType"] == "invalidate"]
     assert len(invalidates) == len(causes)
@@ -162,7 +162,7 @@ def test_a_pipeline_may_hide_the_invalidate_but_not_the_end(client: Client, db: 
         db.a.drop()
         events = to_the_end(stream)
     assert kinds(events) == ["insert"]
-    # The token is the invalidate's: startAfter takes it.
+    # The token is the invalidate's, so startAfter accepts it.
     db.a.insert_one({"_id": 2})
     with Stream(client, db.name, "a", {"startAfter": stream.pbrt}, only_inserts) as stream:
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
@@ -171,7 +171,7 @@ def test_a_pipeline_may_hide_the_invalidate_but_not_the_end(client: Client, db: 
 @rule("5", ENDS)
 @rule("3, resuming", SWALLOWED)
 def test_one_end_after_the_other(client: Client, db: Data) -> None:
-    """From each end the stream goes on to the next one, also when that is in the past."""
+    """startAfter each invalidate reads on to the next one, also when both are in the past."""
     start = now(client)
     for number in range(3):
         db.create_collection("a")
@@ -195,7 +195,7 @@ def test_one_end_after_the_other(client: Client, db: Data) -> None:
 def test_resuming_on_what_is_dropped(
     client: Client, db: Data, collation: dict[str, Any] | None
 ) -> None:
-    """The rest and the end come again, with and without the collection."""
+    """Resuming gives the remaining events and the invalidate, even if the collection is gone."""
     with Stream(client, db.name, "a") as stream:
         db.a.insert_many([{"_id": 1}, {"_id": 2}])
         first = stream.read(1)[0]

@@ -1,4 +1,4 @@
-"""Events that are too large for a document, and their fragments (section 5)."""
+"""Events larger than a document may be, and their fragments (section 5)."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_too_large(client: Client, big: Collection[dict[str, Any]]) -> None:
     with Stream(client, big.database.name, "big", IMAGES) as stream:
         write(big)
         error = stream.failure()
-        # The shard's batch that fails may have had the event before it.
+        # The shard's failed batch may have contained the preceding event.
         assert kinds(stream.events) in ([], ["insert"])
     assert (error["code"], error["codeName"]) == (10334, "BSONObjectTooLarge")
     assert "errorLabels" not in error
@@ -82,7 +82,7 @@ def test_small_events_stay_whole(client: Client, db: Data) -> None:
 
 @rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
 def test_a_fragment_without_splitting(client: Client, big: Collection[dict[str, Any]]) -> None:
-    """The stream that would go on from a fragment must split as the first one did."""
+    """Without the images the event fits into one document, so the fragment is not found."""
     name = big.database.name
     with Stream(client, name, "big", IMAGES, SPLIT) as stream:
         write(big)

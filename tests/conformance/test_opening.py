@@ -1,4 +1,4 @@
-"""Opening: what is refused, and what is taken (section 4). Recorded cases are in test_cases.py."""
+"""Openings that are refused or accepted (section 4); test_cases.py has the recorded cases."""
 
 import time
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _TIME = "826B0001550000003D"
 
 
 def opening(options: Mapping[str, Any], *stages: Mapping[str, Any], **fields: Any) -> Any:
-    """Return an aggregate on ``a`` with a change stream."""
+    """Return an aggregate command that opens a change stream on ``a``."""
     return {
         "aggregate": fields.pop("aggregate", "a"),
         "pipeline": [{"$changeStream": dict(options)}, *stages],
@@ -150,10 +150,10 @@ def test_internal_stages(client: Client, stage: str) -> None:
     ids=lambda stage: next(iter(stage)),
 )
 def test_stages_that_are_not_allowed(client: Client, db: Data, stage: dict[str, Any]) -> None:
-    db.create_collection("a")  # a stage with a collection of its own first looks for the database
+    db.create_collection("a")  # stages that name another collection require the database
     name = next(iter(stage))
     if name in ("$graphLookup", "$bucketAuto", "$sortByCount", "$count"):
-        # Some of these are read, or become others, before it is asked whether they may be there.
+        # Some of these are parsed or rewritten before they are checked against the allowed stages.
         assert refused(client, db.name, opening({}, stage))["code"]
         return
     error = refused(client, db.name, opening({}, stage))
@@ -267,7 +267,7 @@ async def test_impossible_read_preferences(
 @rule("4", "readPreference chooses the members that shards are read from")
 @rule("4", "ResumableChangeStreamError on codes that clients may resume after")
 def test_a_read_preference_that_no_member_satisfies(cluster: TestCluster, db: Data) -> None:
-    """One-member shards have no secondaries: the client is told so, and may try again."""
+    """One-member shards have no secondaries, so the opening fails with a retriable error."""
     parameters = {"openTimeoutMs": 700}
     client: Client
     with (
@@ -298,7 +298,7 @@ NOT_A_STRING = "40647: _data missing or not a string"
         pytest.param({"resumeAfter": {"_data": "not hex"}}, 9, marks=rule("3", NO_HEX)),
         pytest.param({"resumeAfter": {"_data": ""}}, 40649, marks=rule("3", "40649: empty")),
         pytest.param(token("2B0629296E1404"), 50795, marks=rule("3", "50795: version")),
-        # No version, or one that is a string; and so on for each field.
+        # A missing version, a version that is a string, and likewise for each field.
         pytest.param({"resumeAfter": {"_data": _TIME + "04"}}, 50796, marks=rule("3", TYPES)),
         pytest.param(token("3C610004"), 50854, marks=rule("3", TYPES)),
         pytest.param(token("2B0204"), 51055, marks=rule("3", TYPES)),
@@ -577,7 +577,7 @@ def test_inside_other_stages(client: Client, db: Data, stage: dict[str, Any], co
 
 @rule("4", "on a system. collection: 73")
 def test_names_that_look_internal(client: Client, db: Data) -> None:
-    """Only names that begin with ``system.`` are the system's."""
+    """Only names that begin with ``system.`` are reserved."""
     for name in ("systemindexes", "system_users", "a.system"):
         with Stream(client, db.name, name) as stream:
             db[name].insert_one({"_id": name})

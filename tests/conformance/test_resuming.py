@@ -1,4 +1,4 @@
-"""Resuming: whatever the cut, before plus after is the history (section 3)."""
+"""Resuming: the events before and after any cut make up the whole history (section 3)."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -32,13 +32,13 @@ RESUMING = "3, resuming"
 
 
 def rest(client: Client, database: str, start: dict[str, Any], count: int) -> list[Event]:
-    """Return what a database's stream gives from a start, waiting for ``count`` events."""
+    """Return the events of a database's stream from a start, once there are ``count``."""
     with Stream(client, database, 1, start) as stream:
         return stream.read(count)
 
 
 def history(client: Client, sharded: Documents) -> tuple[list[Event], list[dict[str, Any]]]:
-    """Write all kinds of things; return the events, and the tokens of all batches."""
+    """Make changes of all kinds; return the events and the tokens of all batches."""
     db = sharded.database
     with Stream(client, db.name) as stream:
         for number in range(6):
@@ -128,7 +128,7 @@ def test_any_history_and_any_cut(client: Client, sharded: Documents) -> None:
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
 @rule("6", "the recorded workload gives the recorded events")
 def test_any_cut_of_the_recorded_workload(client: Client, workload: Workload) -> None:
-    # The two large events of 9 MiB come between the 609th and the 612th.
+    # The two events of 9 MiB lie between the 609th and the 612th.
     events = workload.events["db"]
     assert len(events) == 618
 
@@ -264,7 +264,7 @@ def test_a_version_1_token_on_newer_shards(newer: Client) -> None:
         for number in (1, 2, 3):
             db.a.insert_one({"_id": number})
         events = stream.read(3)
-    # What 6.0 made before the upgrade: the same event's token, and a mark's.
+    # Tokens that 6.0 made before the upgrade: the same event's, and a high water mark.
     data = events[0]["_id"]["_data"]
     old = data[:18] + "2B022C0100296E" + data[32:70] + "461E5F6964002B020004"
     assert rest(newer, db.name, {"resumeAfter": {"_data": old}}, 2) == events[1:]
@@ -276,7 +276,7 @@ def test_a_version_1_token_on_newer_shards(newer: Client) -> None:
 @rule("4", "resume point no longer in an oplog: 286")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
 def test_a_rolled_over_oplog() -> None:
-    """Real servers keep 990 MB of oplog and more; the embedded cluster's is as small as asked."""
+    """Real servers keep at least 990 MB of oplog; the embedded cluster's size is configurable."""
     if real_servers_named():
         pytest.skip("takes more than 990 MB of writes")
     client: Client
@@ -291,7 +291,7 @@ def test_a_rolled_over_oplog() -> None:
                 token = stream.read(1)[0]["_id"]
             for number in range(1, 150):
                 client.db.a.insert_one({"_id": number})
-        # A router that has none of it in memory.
+        # A new router has nothing of the stream in memory.
         with (
             start_router(cluster.configdb) as router,
             pymongo.MongoClient(router.uri) as client,
@@ -317,7 +317,7 @@ def test_resume_after_an_invalidate(client: Client, db: Data) -> None:
 
 @rule("3", "a token resumes on any router or mongos")
 def test_a_token_of_a_wider_stream(client: Client, db: Data) -> None:
-    """A cluster's or a database's token resumes the narrower stream on its event's collection."""
+    """A token of a cluster or database stream resumes a stream on the event's collection."""
     with Stream(client, "admin", 1, CLUSTER) as stream:
         db.a.insert_many([{"_id": 1}, {"_id": 2}])
         first, second = stream.read(2)[:2]
@@ -327,7 +327,7 @@ def test_a_token_of_a_wider_stream(client: Client, db: Data) -> None:
 
 @rule(RESUMING, "resuming after any PBRT gives the rest of the history")
 def test_marks_of_other_streams(client: Client, db: Data) -> None:
-    """A high water mark is a time and nothing else: any stream takes it, of whatever exists."""
+    """A high water mark holds only a cluster time, so every stream accepts it."""
     marks = []
     for database, target, options in (
         (db.name, "a", {}),
@@ -359,7 +359,7 @@ def test_a_changed_pipeline_without_ids(client: Client, db: Data) -> None:
 
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
 def test_ids_of_all_types(client: Client, db: Data) -> None:
-    """A token names its document, whatever its id is made of."""
+    """A token identifies its document by an ``_id`` of any type."""
     ids: list[Any] = [
         *(1, 2.5, Int64(2**40), Decimal128("3.25"), -7, 1e300, "a\0b", "ü", "", None, True),
         *(ObjectId(), Binary(b"x", 0), Binary(b"u" * 16, 4), Timestamp(1, 2), MinKey(), MaxKey()),
@@ -379,7 +379,7 @@ def test_router_is_used(router: RouterProcess, client: Client) -> None:
 
 
 def test_three_shards(db: Data, cluster: TestCluster) -> None:
-    """The collection that these tests use lies where they think."""
+    """The collection that these tests use has documents on all three shards."""
     spread = shard_over_three(db, "spread", list(cluster.shards)[:3])
     spread.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
     for shard, k in zip(list(cluster.shards)[:3], (1, 11, 21), strict=True):

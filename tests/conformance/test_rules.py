@@ -1,4 +1,4 @@
-"""Every rule has a test, and the report says so."""
+"""Every rule has a test, and the report lists it."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.conformance.report import Outcomes, all_rules, document, written
 
 @pytest.fixture
 def collected(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Outcomes:
-    """What the whole folder holds; skips where only a part of it was collected."""
+    """Return the tests by rule; skip the test if only a part of the folder was collected."""
     here = Path(__file__).parent
     files = {item.path for item in request.session.items}
     if any("::" in arg for arg in pytestconfig.args) or {*here.glob("test_*.py")} - files:
@@ -23,7 +23,7 @@ def test_every_rule_has_a_test(collected: Outcomes) -> None:
 
 
 def test_report_is_current(pytestconfig: pytest.Config, collected: Outcomes) -> None:
-    """``make conformance`` makes it anew."""
+    """If this fails, run ``make conformance`` to write the report again."""
     if pytestconfig.getoption("--conformance-report"):
         pytest.skip("this run makes it anew")
     report = written(REPORT)

@@ -1,4 +1,4 @@
-"""Collections that are sharded in all ways, and that change their shards (sections 5 and 6)."""
+"""Collections sharded in various ways, and chunks that move (sections 5 and 6)."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_equal_ids_on_several_shards(client: Client, sharded: Documents) -> None
 @rule("5", LOOKUPS)
 @rule("4", "collation applies to the user's stages")
 def test_a_collection_with_a_collation(client: Client, cluster: TestCluster, db: Data) -> None:
-    """Its lookups tell apart what its own collation does not; its streams do not inherit it."""
+    """Streams do not inherit it, and lookups distinguish ids that it considers equal."""
     simple = {"locale": "simple"}
     db.create_collection("a", collation={"locale": "en_US", "strength": 2})
     first, second = list(cluster.shards)[:2]
@@ -156,7 +156,7 @@ def test_an_unsharded_collection_becomes_sharded(
 
 @rule("6", MOVES)
 def test_documents_of_before_the_key(client: Client, db: Data) -> None:
-    """Each event has the key of its time, and is found again by it."""
+    """Each event has the shard key of its time, and resuming finds it by that key."""
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({"_id": 0, "k": 0, "l": 0})
         db.a.create_index("k")
@@ -179,7 +179,7 @@ def test_documents_of_before_the_key(client: Client, db: Data) -> None:
 def test_a_database_gets_another_primary_shard(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
-    """6.0 to 8.0 copy the collections under new UUIDs and drop the old ones, for all to see."""
+    """6.0 to 8.0 copy the collections under new UUIDs and drop the old ones, as visible events."""
     first, second = list(cluster.shards)[:2]
     client.admin.command("enableSharding", db.name, primaryShard=first)
     client.admin.command("shardCollection", f"{db.name}.sharded", key={"_id": 1})
@@ -203,7 +203,7 @@ def test_a_database_gets_another_primary_shard(
         shown = [(e["operationType"], e["ns"]["coll"]) for e in stream.past(end)]
     made = [("create", "a"), ("insert", "a"), ("createIndexes", "a"), ("create", "t")]
     assert shown[:5] == [*made, ("create", "v")]
-    # Which of the two comes first goes by their UUIDs.
+    # The UUIDs decide which of the two comes first.
     assert sorted(shown[5:7]) == [("create", "a"), ("create", "sharded")]
     dropped = [("createIndexes", "a"), ("drop", "a"), ("drop", "t")]
     assert shown[7:] == [*dropped, ("insert", "a"), ("update", "a")]

@@ -1,4 +1,4 @@
-"""Shards that come and go under an open stream (section 6)."""
+"""Shards that are added and removed while a stream is open (section 6)."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ rule = pytest.mark.rule
 
 @pytest.fixture(scope="module")
 def growing() -> Iterator[tuple[Client, TestCluster]]:
-    """A cluster of this module's own, whose shards may change."""
+    """Return a cluster for this module alone, since its tests add and remove shards."""
     with (
         start_cluster(3, noop_interval=0.2) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
@@ -79,7 +79,7 @@ def test_resuming_from_before_a_shard_was_added(growing: tuple[Client, TestClust
 def test_a_shard_joins_before_the_start(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     in_time, seconds = False, 4
-    while not in_time:  # a busy machine may take longer to add a shard than it is given
+    while not in_time:  # on a busy machine, adding a shard may take longer than the limit
         soon = Timestamp(now(client).time + seconds, 1)
         with Stream(client, "admin", 1, {**CLUSTER, "startAtOperationTime": soon}) as stream:
             new, _ = cluster.add_shard()
@@ -110,7 +110,7 @@ def test_members_that_write_a_no_op_each_ten_seconds() -> None:
             for number in range(1, 6):
                 client.db.a.insert_one({"_id": number})
                 stream.read(number + 1, max_time_ms=5000)
-            # Waiting for the members' own no-ops takes up to ten seconds each time.
+            # The members' own no-ops come up to ten seconds apart.
             assert time.monotonic() - began < 8
 
 

@@ -1,4 +1,4 @@
-"""Transactions: what their events carry, and how they come from several shards (section 5)."""
+"""Transactions: the fields and the order of their events, on one or several shards (section 5)."""
 
 from collections import defaultdict
 from typing import Any
@@ -118,7 +118,7 @@ def test_shards_own_streams(client: Client, cluster: TestCluster, sharded: Docum
             cluster.direct(shard) as direct,
             Stream(direct, name, 1, {"resumeAfter": start}) as own,
         ):
-            # An idle member promises more with its next no-op.
+            # An idle member's promise advances with its next no-op.
             apart += own.past(end)
     assert merged == sorted(apart, key=lambda event: event["_id"]["_data"])
 
@@ -133,7 +133,7 @@ def test_a_large_transaction(client: Client, sharded: Documents) -> None:
 
     with Stream(client, sharded.database.name) as stream:
         with client.start_session() as session:
-            session.with_transaction(insert)  # once more, if a busy machine takes over a minute
+            session.with_transaction(insert)  # retried if a busy machine takes more than a minute
         events = stream.read(5)
     assert sorted(event["documentKey"]["_id"] for event in events) == [0, 1, 2, 3, 9]
     assert len({event["txnNumber"] for event in events}) == 1
@@ -149,7 +149,7 @@ def test_a_large_transaction(client: Client, sharded: Documents) -> None:
 @rule("5", "a write that changes nothing is no event")
 @rule("5", "a transaction's events on several shards interleave by token")
 def test_a_shard_on_which_nothing_changed(client: Client, sharded: Documents) -> None:
-    """It takes part in the commit, with no operation."""
+    """The shard takes part in the commit without an operation of its own."""
     sharded.insert_many([{"_id": k, "k": k} for k in (1, 11)])
     with Stream(client, sharded.database.name, sharded.name) as stream:
         with client.start_session() as session, session.start_transaction():
@@ -176,7 +176,7 @@ def test_deletes_have_the_whole_key(client: Client, sharded: Documents) -> None:
 
 @rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
 def test_images(client: Client, db: Data) -> None:
-    """Each operation has its own, also several on one document."""
+    """Each operation has its own images, even if several change one document."""
     db.create_collection("a", changeStreamPreAndPostImages={"enabled": True})
     db.a.insert_one({"_id": 1, "v": 0})
     images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
@@ -193,7 +193,7 @@ def test_images(client: Client, db: Data) -> None:
 
 @rule("5", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
 def test_only_what_is_watched(client: Client, db: Data) -> None:
-    """Operations elsewhere keep their places: a wider stream goes on from the same token."""
+    """Other operations keep their txnOpIndex, so a wider stream resumes from the same token."""
     for name in ("a", "b"):
         db.create_collection(name)
     with Stream(client, db.name, "a") as stream:
@@ -217,7 +217,7 @@ def test_only_what_is_watched(client: Client, db: Data) -> None:
 
 @rule("5", "a transaction's events on several shards interleave by token")
 def test_streams_that_begin_inside(client: Client, sharded: Documents) -> None:
-    """What is committed after the start belongs to the stream, whenever it was written."""
+    """Operations committed after the start are in the stream, whenever they were written."""
     with client.start_session() as session:
         session.start_transaction()
         for k in (1, 11, 21):

@@ -1,7 +1,7 @@
-"""Ways to ask for a change stream: every stage, option and field that parsers may know.
+"""Change stream requests with every stage, option and field that a server's parser may know.
 
-The names are those that the stage parsers, the options of ``$changeStream`` and the fields of
-``aggregate`` have in MongoDB 6.0, 7.0 and 8.0, and some that none has.
+The names are the stages, the options of ``$changeStream`` and the fields of ``aggregate`` in
+MongoDB 6.0, 7.0 and 8.0, and some that do not exist.
 """
 
 import uuid
@@ -75,7 +75,7 @@ STAGES: list[dict[str, Any]] = [
     *({name: {}} for name in _OTHER_STAGES),
     *({"$_internalInhibitOptimization": argument} for argument in (5, "x", [], {"a": 1})),
 ]
-"""Stages that follow ``$changeStream``."""
+"""Stages to append to ``$changeStream``."""
 
 OPTIONS: list[dict[str, Any]] = [
     {"resumeAfter": 5},

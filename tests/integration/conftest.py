@@ -1,4 +1,4 @@
-"""A cluster for all tests that leave it as it was; the others have one of their own."""
+"""A cluster for all tests that leave it unchanged; other tests start their own."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _SHARING = {"test_facade_cursors", "test_facade_drivers", "test_facade_lifecycle
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[TestCluster]:
-    """Two shards."""
+    """Return a cluster of two shards."""
     with start_cluster(shards=2) as started:
         yield started
 

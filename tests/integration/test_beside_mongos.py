@@ -1,4 +1,4 @@
-"""The same commands through a real mongos and through the router: the same answers."""
+"""A real mongos and the router give the same answers to the same commands."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ STRICT: dict[str, Any] = {"apiVersion": "1", "apiStrict": True}
 
 
 class Pair(NamedTuple):
-    """Ports of a mongos and of a router that has it as its upstream."""
+    """The ports of a mongos and of a router whose upstream it is."""
 
     mongos: int
     router: int
@@ -55,7 +55,7 @@ def compared(reply: Reply) -> Mapping[str, Any]:
 
 
 async def same(pair: Pair, database: str, command: dict[str, Any], **how: Any) -> Mapping[str, Any]:
-    """Run the command on both, check that they answer alike, return the answer."""
+    """Run the command on both and require equal answers; return the answer."""
     async with both(pair) as (mongos, router):
         expected = compared(await mongos.command(database, command, **how))
         assert compared(await router.command(database, command, **how)) == expected
@@ -258,8 +258,8 @@ async def test_document_sequences_of_own_commands(pair: Pair) -> None:
     await same(pair, "admin", {"ping": 1}, sequences={"documents": [{"a": 1}]})
 
 
-# mongos takes a shard's event of this type for news of a new shard, also where a client's stage has
-# put the name there: the event is lost. The router loses none (docs/protocol.md, section 5).
+# mongos treats a shard's event of this type as the announcement of a new shard, even if a client's
+# stage wrote the name, and drops it. The router delivers it (docs/protocol.md, section 5).
 SWALLOWED = "kNewShardDetected"
 INTERNAL_TYPES = [
     SWALLOWED,
@@ -284,7 +284,7 @@ async def test_projected_names_of_internal_events(pair: Pair, name: str) -> None
         await mongos.command("db", {"create": collection})
         watch = {**WATCH, "aggregate": collection, "pipeline": pipeline}
         cursors = [(await each.command("db", watch))["cursor"]["id"] for each in clients]
-        # A second stream tells when the first has gone past the event.
+        # A second stream shows when the first has passed the event.
         plain = await mongos.command("db", {**WATCH, "aggregate": collection})
         inserted = [{"_id": 1}]
         reply = await mongos.command("db", {"insert": collection, "documents": inserted})

@@ -1,4 +1,4 @@
-"""Clients that go, politely or not, silent ones and ones that stop reading."""
+"""Clients that disconnect, fall silent or stop reading, and the router's shutdown."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 def test_nothing_is_left_of_clients_that_came_and_went(
     cluster: TestCluster, router: RouterProcess
 ) -> None:
-    """10,000 of them: ``python -m tests.soak``."""
+    """``python -m tests.soak`` does the same with 10,000 clients."""
     soak = Soak(cluster, router)
     asyncio.run(soak.round(60))
     wait_for(lambda: not soak.holdings().cursors, "idle cursors to end")
@@ -68,13 +68,13 @@ def test_nothing_is_left_of_clients_that_came_and_went(
 
 
 def test_silent_clients_are_probed(router: RouterProcess) -> None:
-    """The kernel does it; what is to be seen of it is that the timer runs."""
+    """The kernel sends the keepalive probes; /proc/net/tcp shows that the timer runs."""
     table = Path("/proc/net/tcp")
     if not table.exists():
         pytest.skip("needs Linux's table of connections")
 
     def timer(near: int, far: int) -> str:
-        """The kind of timer that runs on the connection, as the table has it."""
+        """Return the kind of the connection's active timer, as in /proc/net/tcp."""
         for row in table.read_text().splitlines():
             fields = row.split()
             if fields[1].endswith(f":{near:04X}") and fields[2].endswith(f":{far:04X}"):
@@ -100,7 +100,7 @@ def test_a_client_that_stops_reading_stops_only_its_own_stream(
 
     async def run() -> None:
         async with await RawClient.connect(router.port) as deaf:
-            # Its socket takes little, so that the router's answers stay with the router.
+            # A small receive buffer, so that the router has to keep the replies.
             deaf.writer.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
             )
@@ -112,7 +112,7 @@ def test_a_client_that_stops_reading_stops_only_its_own_stream(
                 deaf.send("stopped", {"getMore": cursor_id, "collection": "c", "batchSize": 50})
             await asyncio.to_thread(write_and_watch, router, 1500)
             grown = (soak.resident_kib - before) * 1024
-            # 30 MB went by; the stopped stream holds its budget, and one reply on its way out.
+            # Of 30 MB, the stopped stream keeps its budget and one reply that is being sent.
             assert grown < 10 * _MIB, f"{grown / _MIB:.1f} MiB"
 
     asyncio.run(run())
@@ -122,7 +122,7 @@ def test_a_client_that_stops_reading_stops_only_its_own_stream(
 
 
 def write_and_watch(router: RouterProcess, first: int) -> None:
-    """Write 30 MB through the router, and see that they arrive."""
+    """Write 30 MB through the router and check that all events arrive."""
     client: Client
     filler = "x" * 20_000
     with (
@@ -140,7 +140,7 @@ def write_and_watch(router: RouterProcess, first: int) -> None:
 def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
     cluster: TestCluster, router: RouterProcess, events: int, filler: int
 ) -> None:
-    """Measured on the process: ten times the budget and more wait on the shard, not here."""
+    """At least ten times the budget stays on the shard; the process's memory shows it."""
     client: Client
     soak = Soak(cluster, router)
     database = f"ahead{filler}"
@@ -177,7 +177,7 @@ def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
         assert described["gateHolder"] == "shard1"
         assert described["waiting"]
         assert BUDGET / 4 < most <= BUDGET
-        # The buffer, what the last getMore in flight brought, and what its socket had read.
+        # The buffer, the reply of the last getMore in flight, and its socket's read buffer.
         assert grown < 3 * BUDGET, f"{grown / _MIB:.1f} MiB"
         seen = [stream.next()["documentKey"]["_id"] for _ in range(events)]
         assert seen == list(range(events))
@@ -185,7 +185,7 @@ def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
 
 
 async def test_shutdown_is_told_so_that_drivers_resume_elsewhere(cluster: TestCluster) -> None:
-    """A getMore in flight is answered; new commands are refused, with the label on streams."""
+    """A getMore in flight is answered; new commands fail, change streams with the label."""
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 1000}
     watch = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
     router = await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""Merged cursors on a cluster: nothing lost when shards come, nothing left when streams go."""
+"""Merged cursors on a cluster lose no event when shards join and leave nothing behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +27,7 @@ def servers() -> Iterator[TestCluster]:
 
 @dataclass
 class Engine:
-    """A registry on the cluster, and a client of its mongos."""
+    """A cursor registry on the cluster, and a client of its mongos."""
 
     servers: TestCluster
     registry: CursorRegistry
@@ -142,7 +142,7 @@ async def test_closed_streams_leave_no_cursor_on_any_shard(engine: Engine):
 
 
 async def _open_cursors(engine: Engine) -> int:
-    """Cursors open on the shards, by their own account."""
+    """Return the number of open cursors that the shards report."""
     total = 0
     for name in engine.servers.shards:
         client = engine.servers.direct(name)

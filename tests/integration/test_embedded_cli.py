@@ -1,4 +1,4 @@
-"""`mergerouter embedded` as a program."""
+"""The ``mergerouter embedded`` program."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What applications may expect of the embedded mongos; the same tests run on real servers."""
+"""The embedded mongos behaves as applications expect; the same tests run on real servers."""
 
 import threading
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def client(cluster: TestCluster) -> Iterator[Client]:
 
 @pytest.fixture
 def orders(client: Client) -> Iterator[Any]:
-    """A collection over three shards by region: …h, h…p, p…"""
+    """Return a collection split over three shards by region: below h, h to p, and from p on."""
     client.admin.command("enableSharding", "shop", primaryShard="shard0")
     client.admin.command("shardCollection", "shop.orders", key={"region": 1, "_id": 1})
     for at, shard in (("h", "shard1"), ("p", "shard2")):
@@ -137,7 +137,7 @@ def test_views_of_sharded_collections(client: Client, orders: Any) -> None:
 def test_writes_that_name_no_shard_are_refused(
     client: Client, orders: Any, run: Any, code: int
 ) -> None:
-    # servers from 7.0 on find the document by themselves, except for an array in the key
+    # From 7.0 on, servers find the document by themselves; an array in the key stays an error.
     version = client.server_info()["versionArray"]
     if version[0] >= 7 and "insert_one" not in run.__code__.co_names:
         pytest.skip("refused by MongoDB 6.0 and older only")
@@ -184,8 +184,8 @@ def test_mixed_bulk(orders: Any) -> None:
 
 
 def test_transaction_over_shards_is_all_or_nothing(client: Client, orders: Any) -> None:
-    # Shards learn outside of transactions what is sharded and what is not; inside one that is a
-    # transient error, after which drivers run the transaction again.
+    # Shards refresh their routing tables outside of transactions only. Inside one, a stale table
+    # is a transient error, after which drivers run the transaction again.
     client.shop.log.insert_one({"_id": 0})
 
     def insert(session: ClientSession) -> None:

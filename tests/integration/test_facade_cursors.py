@@ -1,4 +1,4 @@
-"""Cursors over the wire, with requests that no driver sends: in use, killed, another session's."""
+"""Cursors over the wire, with requests that no driver sends: in use, killed, of other sessions."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Real drivers through the router: one connection string for reads, writes and streams."""
+"""Real drivers on the router: one connection string for reads, writes and change streams."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def client(router: RouterProcess) -> Iterator[MongoClient[dict[str, Any]]]:
 
 @pytest.fixture
 def collection(client: MongoClient[dict[str, Any]]) -> Collection[dict[str, Any]]:
-    """A collection of its own, sharded so that both shards have documents."""
+    """Return a new collection, sharded so that both shards have documents."""
     name = f"c{uuid.uuid4().hex[:8]}"
     client.admin.command("enableSharding", "facade")
     client.admin.command("shardCollection", f"facade.{name}", key={"_id": 1})
@@ -195,7 +195,7 @@ def node_modules() -> Path:
         pytest.skip(f"Node's packages cannot be had: {error}")
 
 
-@pytest.mark.timeout(300)  # npm may have to install the packages first
+@pytest.mark.timeout(300)  # npm may first have to install the packages
 def test_node_s_driver(
     router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
 ) -> None:

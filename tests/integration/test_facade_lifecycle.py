@@ -1,4 +1,4 @@
-"""The router's beginning and end: a cluster that is not there, restarts, clients that go."""
+"""The router's lifecycle: unreachable clusters, restarts, shutdown, clients that disconnect."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def get_mores(client: pymongo.MongoClient[dict[str, Any]]) -> int:
 
 @contextmanager
 def watcher(uri: str, wanted: int) -> Iterator[tuple[list[Any], threading.Thread]]:
-    """Watch ``life.c`` in a thread until ``wanted`` events came; yields what was seen."""
+    """Watch ``life.c`` in a thread until ``wanted`` events have arrived; yield the list of them."""
     seen: list[Any] = []
     opened = threading.Event()
 
@@ -147,7 +147,7 @@ def test_a_client_that_dies_in_a_get_more_leaves_no_cursor(cluster: TestCluster)
 
 @contextmanager
 def forwarder(port: int, target: tuple[str, int]) -> Iterator[None]:
-    """Forward a port to a server that listens elsewhere."""
+    """Forward a port to a server on another port."""
     listening = socket.create_server(("127.0.0.1", port))
     ends: list[socket.socket] = []
 

@@ -1,6 +1,6 @@
-"""updateLookup through the router: each event has its document, wherever that is now.
+"""updateLookup through the router finds each event's document wherever it is now.
 
-On real servers every stream is also read through mongos, which must give the same bytes.
+On real servers, every stream is also read through mongos, which must return the same bytes.
 """
 
 import itertools
@@ -62,7 +62,7 @@ _names = itertools.count(1)
 
 @pytest.fixture
 def db(mongos: Client, cluster: TestCluster) -> Iterator[Data]:
-    """A database of the test's own, its primary the first shard."""
+    """Return a new database whose primary is the first shard."""
     database = mongos[f"lookups{next(_names)}"]
     first = next(iter(cluster.shards))
     mongos.admin.command("enableSharding", database.name, primaryShard=first)
@@ -71,7 +71,7 @@ def db(mongos: Client, cluster: TestCluster) -> Iterator[Data]:
 
 
 def tick(client: Client) -> Timestamp:
-    """Return a cluster time after all that has happened."""
+    """Return a cluster time after all changes so far."""
     time = client.admin.command("ping")["$clusterTime"]["clusterTime"]
     return Timestamp(time.time, time.inc + 1)
 
@@ -79,7 +79,7 @@ def tick(client: Client) -> Timestamp:
 def drain(
     client: Client, command: Mapping[str, Any], database: str, past: Timestamp
 ) -> list[bytes]:
-    """Read a stream until its token is past a time; return the events as they came."""
+    """Read a stream until its token has passed a time; return the raw events."""
     events: list[bytes] = []
     deadline = time.monotonic() + _PATIENCE
     with client.start_session() as session:
@@ -103,9 +103,9 @@ def drain(
 
 
 class Both:
-    """Reads streams through the router and, where there is one, through mongos beside it.
+    """Reads streams through the router and, on real servers, through mongos as well.
 
-    ``clients`` are those of the router and of a mongos that serves change streams.
+    ``clients`` holds a client of the router and, on real servers, one of the mongos.
     """
 
     def __init__(self, cluster: TestCluster, router: Client, mongos: Client) -> None:
@@ -121,7 +121,7 @@ class Both:
         stages: Sequence[Mapping[str, Any]] = (),
         **fields: Any,
     ) -> list[Event]:
-        """Read all that has happened since the start that ``options`` name."""
+        """Read all events since the start given in ``options``; both sides must agree."""
         command = {
             "aggregate": target,
             "pipeline": [{"$changeStream": dict(options)}, *stages],
@@ -148,7 +148,7 @@ def documents(events: Sequence[Event]) -> list[Any]:
 
 
 def spread(db: Data, cluster: TestCluster, name: str = "a", key: str = "k") -> None:
-    """Shard a collection: below 10 on the first shard, the rest on the second."""
+    """Shard a collection by ``k``: below 10 on the first shard, the rest on the second."""
     namespace = f"{db.name}.{name}"
     admin = db.client.admin
     admin.command("shardCollection", namespace, key={key: 1})
@@ -244,7 +244,7 @@ def test_shard_keys(both: Both, db: Data, key: Mapping[str, Any] | None) -> None
 
 
 def test_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
-    """1, 1.0 and NumberLong(1) are one _id to a server; a text is one by its collation."""
+    """Servers treat 1, 1.0 and NumberLong(1) as one _id, and compare texts by collation."""
     ids: list[Any] = [
         1, 2.0, bson.Int64(3), bson.Decimal128("4"), "a", "B", bson.ObjectId(), None, True,
         {"x": 1, "y": [1.0, "z"]}, bson.Binary(b"x"), bson.Timestamp(1, 1), bson.MaxKey(),
@@ -261,7 +261,7 @@ def test_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
     db.a.delete_one({"_id": 2})
     found = documents(both.read(db.name, "a", options=since(start)))
     if cluster.real:
-        # The embedded cluster's finds know no collation of a collection.
+        # The embedded cluster's finds ignore a collection's collation.
         assert found[4] == {"_id": "A", "new": True}
     assert found[:4] == [
         {"_id": 1.0, "new": True},
@@ -474,7 +474,7 @@ _NINE_MB = 9_000_000
 def test_large_events_are_split_after_the_lookup(
     both: Both, db: Data, cluster: TestCluster, images: bool
 ) -> None:
-    """With images, the shards split what the lookup makes even larger."""
+    """With images, the shards already split events that the lookup enlarges further."""
     spread(db, cluster)
     options: dict[str, Any] = {}
     if images:
@@ -563,7 +563,7 @@ def test_explain_shows_the_lookup_after_the_merge(router: Client, db: Data) -> N
 
 
 def test_drivers_get_the_documents(router: Client, db: Data, cluster: TestCluster) -> None:
-    """While chunks move back and forth, with a reader that waits."""
+    """A waiting reader gets every document while chunks move back and forth."""
     spread(db, cluster)
     db.a.insert_many([{"_id": k, "k": k} for k in range(20)])
     with router[db.name].a.watch(full_document="updateLookup") as stream:

@@ -1,4 +1,4 @@
-"""What the router holds in memory is bounded by its settings, whatever shards and clients do."""
+"""The router's memory stays within its settings, whatever shards and clients do."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ from tests.harness.routers import RouterProcess, start_router
 
 MIB = 1024 * 1024
 EVENTS, SIZE = 12_000, 8_000
-"""Some 90 MiB, of which the router may hold a small part."""
+"""About 90 MiB of events, of which the router may buffer a small part."""
 
 SETTINGS = {
     "remoteBufferBytes": 4 * MIB,
@@ -26,13 +26,13 @@ SETTINGS = {
     "repliesBytes": 16 * MIB,
 }
 BOUND = 32 * MIB
-"""Buffers, log and replies, and what an allocator needs beside."""
+"""The sum of the settings above, as the allowed growth of the process."""
 
 IDS = itertools.count(1)
 
 
 class LongTape:
-    """Plays events that are made when they are asked for; silent until ``open_gate`` if told so."""
+    """Generates events on demand; its promise stays at the start until ``gate`` is set."""
 
     ended = False
 
@@ -58,7 +58,7 @@ class LongTape:
 
 @dataclass
 class Scene:
-    """A router before a shard that has much, one that promises nothing until told, and config."""
+    """A router on a shard with many events, a shard without a promise, and a config server."""
 
     router: RouterProcess
     members: list[ReplayMember]
@@ -67,7 +67,7 @@ class Scene:
 
     @property
     def cursors(self) -> int:
-        """Cursors open on the shard that has much."""
+        """The number of cursors open on the shard with many events."""
         return len(self.members[0].tapes)
 
     @property
@@ -85,7 +85,7 @@ class Scene:
 
 @dataclass
 class Client:
-    """A client that keeps the numbers of its events."""
+    """A client that checks that its events arrive without gaps."""
 
     connection: RawClient
     cursor: int

@@ -1,4 +1,4 @@
-"""Applications write and a watcher watches through the router, while the cluster is rearranged."""
+"""Applications write and watch through the router while chunks move and a shard is added."""
 
 import random
 import re
@@ -19,11 +19,11 @@ from tests.harness.until import PATIENCE
 
 MOVES = 15
 LEAST = 40
-"""Documents of each application."""
+"""The number of documents that each application inserts."""
 
 APPLICATIONS = 3
 _AGAIN = {13388, 24}
-"""StaleConfig and LockTimeout."""
+"""The codes of StaleConfig and LockTimeout."""
 
 _NOT_MOVED = re.compile("would move shards and that transaction failed|There is either an orphan")
 REGIONS = "abchijpqz"
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @dataclass
 class Application:
-    """Writes documents of its own, and knows what must be there in the end."""
+    """Writes documents of its own and records the state that they must have at the end."""
 
     number: int
     client: Client
@@ -87,8 +87,8 @@ class Application:
 def retried(command: Callable[[], object]) -> None:
     """Run a command until it succeeds: mongos gives up after some tries while a chunk moves.
 
-    A document that is given another shard moves in a transaction, which may fail as all may, and
-    may meet an orphan of its own that is not yet deleted there. Nothing is done in any case.
+    A change of a document's shard key runs in a transaction. It may fail as any transaction may,
+    or because the new shard still has an orphan of the document. A failed try changes nothing.
     """
     while True:
         try:
@@ -100,7 +100,7 @@ def retried(command: Callable[[], object]) -> None:
 
 
 class Watcher:
-    """Collects the collection's events until the last document is there."""
+    """Collects the collection's events until the last document's has arrived."""
 
     def __init__(self, client: Client) -> None:
         self.events: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
 
 
 def rearrange(client: Client, cluster: TestCluster) -> None:
-    """Split and move chunks at random; in the middle of it all, add a shard."""
+    """Split and move chunks at random, and add a shard after half of the moves."""
     chance, admin = random.Random(99), client.admin
     for move in range(MOVES):
         where = {"region": chance.choice(REGIONS), "_id": 1}
@@ -148,14 +148,14 @@ def rearrange(client: Client, cluster: TestCluster) -> None:
             try:
                 admin.command("split", "shop.orders", middle=middle)
             except OperationFailure:
-                continue  # a bound already
+                continue  # already the bound of a chunk
 
 
 def replayed(events: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    """Return the documents as the events leave them.
+    """Apply the events; return the resulting documents.
 
-    By the whole document key: one that goes to another shard is deleted there and inserted here
-    at about one cluster time, in whatever order.
+    Documents are identified by their whole document key: a change of shard is a delete and an
+    insert at about the same cluster time, in either order.
     """
     documents: dict[Any, dict[str, Any]] = {}
     for event in events:

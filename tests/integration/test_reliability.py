@@ -1,4 +1,4 @@
-"""Writes, watchers, and all that can fail meanwhile: nothing is lost, doubled or out of order."""
+"""Watchers lose, repeat and reorder no event while members, shards and the router fail."""
 
 import os
 import random
@@ -19,7 +19,7 @@ from tests.harness.routers import RouterProcess, start_router
 REGIONS = "ahz"
 LAST = "the last document"
 FASTER = {"replyTimeoutMs": 500, "connectTimeoutMs": 1000}
-"""So that a member that hangs is noticed within the time that a test may take."""
+"""Parameters with which the router notices a hanging member within a test's time."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -38,7 +38,7 @@ def cluster() -> Iterator[TestCluster]:
 
 
 class Writer:
-    """Inserts numbered documents into all shards, each until it is acknowledged."""
+    """Inserts numbered documents on all shards, and retries each until it is acknowledged."""
 
     def __init__(self, cluster: TestCluster) -> None:
         self.written: list[Any] = []
@@ -61,7 +61,7 @@ class Writer:
             try:
                 self._client.shop.orders.insert_one(document)
             except DuplicateKeyError:
-                break  # the answer to an earlier attempt was lost
+                break  # an earlier attempt succeeded, but its reply was lost
             except PyMongoError:
                 time.sleep(0.05)
                 continue
@@ -70,7 +70,7 @@ class Writer:
 
 
 class Watcher:
-    """Watches until the last document; with ``patience``, over many streams, each resumed."""
+    """Watches until the last document, and resumes after every ``patience`` tries if given."""
 
     def __init__(self, router: RouterProcess, patience: int | None = None) -> None:
         self.events: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ class Watcher:
         left = self._patience or 10**9
         while left and stream.alive:
             event = stream.try_next()
-            # Also when nothing came: the token moves on, and may be resumed from as well.
+            # The token advances without events too, and the next stream resumes from it.
             self._token = stream.resume_token
             left -= 1
             if event is not None:
@@ -106,7 +106,7 @@ class Watcher:
 
 
 class Faults:
-    """What befalls cluster and router, one after the other, under load."""
+    """Injects faults into the cluster and the router, one after the other, under load."""
 
     def __init__(
         self, cluster: TestCluster, router: RouterProcess, caught_up: Callable[[], None]
@@ -154,14 +154,14 @@ class Faults:
         self._move(self._added)
 
     def _remove(self) -> None:
-        """Drained, taken out, and shut down soon after."""
+        """Drain a shard, remove it, and stop its server soon afterwards."""
         self._drain()
         self._cluster.remove_shard(self._added)
         time.sleep(0.5)
         self._cluster.stop_member(self._added)
 
     def _remove_and_bring_back(self) -> None:
-        """A shard of the same name; on the embedded cluster it is the same server, too."""
+        """Remove a shard and add one of the same name; embedded, it is also the same server."""
         self._drain()
         host = self._cluster.remove_shard(self._added)
         time.sleep(0.2)
@@ -169,12 +169,12 @@ class Faults:
         self._move(self._added)
 
     def _drain(self) -> None:
-        """Nobody who resumes is to need what only the shard has: then it may be removed."""
+        """Move the chunk away and wait until no watcher can resume from the shard's own events."""
         self._move("shard2")
         self._caught_up()
 
     def _add_while_config_is_away(self) -> None:
-        """Away for the router only: without it, no real mongos could add one."""
+        """Add a shard while the config server hangs; a real mongos could not add one then."""
         embedded = not self._cluster.real
         if embedded:
             self._cluster.hang_member("config")
@@ -209,7 +209,7 @@ def test_nothing_is_lost_while_everything_fails_in_turn(cluster: TestCluster) ->
         while any(len(watcher.events) <= written for watcher in watchers):
             for ended in running:
                 if ended.done():
-                    ended.result()  # its error says more than that nobody watches any more
+                    ended.result()  # a watcher's error is more helpful than a timeout
             seen = [len(watcher.events) for watcher in watchers]
             assert time.monotonic() < deadline, f"{seen} events of {written} documents"
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A router before two real mongoses: one at a time, for all connections and workers."""
+"""A router with two real mongoses: all connections and workers use one of them at a time."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ CONNECTIONS = 6
 
 
 class Before(NamedTuple):
-    """A cluster with two mongoses, and a router of two workers that has both as its upstream."""
+    """A cluster with two mongoses, and a router of two workers with both as its upstream."""
 
     cluster: RealCluster
     router: RouterProcess
@@ -44,7 +44,7 @@ def before() -> Iterator[Before]:
 
 
 async def read_on_other_connections(router: RouterProcess) -> None:
-    """Open a cursor on each of several connections and go on with it on all others."""
+    """Open a cursor on each of several connections and read it on all others."""
     async with AsyncExitStack() as owned:
         clients = [
             await owned.enter_async_context(await RawClient.connect(router.port))
@@ -65,7 +65,7 @@ async def test_a_pool_finds_its_cursors_whichever_mongos_has_failed(before: Befo
     with pymongo.MongoClient(before.router.uri) as client:
         client.db.w.insert_one({"_id": 0})
         before.cluster.stop_mongos(first)
-        for number in range(1, 20):  # the driver retries; the application sees no error
+        for number in range(1, 20):  # the driver retries, and the application sees no error
             client.db.w.insert_one({"_id": number})
         await read_on_other_connections(before.router)
         before.cluster.start_mongos(first)

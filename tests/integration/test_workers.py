@@ -1,4 +1,4 @@
-"""Several workers on one port, seen by drivers: one server, also when a worker dies."""
+"""Several workers on one port appear to drivers as one server, even if a worker dies."""
 
 import asyncio
 import json
@@ -120,7 +120,7 @@ def test_one_client_with_many_streams_reads_them_on_any_connection(
 
 
 async def on_both(router: RouterProcess) -> tuple[RawClient, RawClient]:
-    """Return a connection to each worker, by the worker that their cursors' ids name."""
+    """Return one connection to each worker, identified by the ids of its cursors."""
     found: dict[int, RawClient] = {}
     while len(found) < 2:
         client = await RawClient.connect(router.port)
@@ -134,12 +134,12 @@ async def on_both(router: RouterProcess) -> tuple[RawClient, RawClient]:
 
 
 async def in_flight(one: RawClient, two: RawClient, cursor_id: int) -> asyncio.Task[Reply]:
-    """Have ``one`` wait in a getMore, as ``two`` finds; return the task that gets the reply."""
+    """Start a getMore on ``one``, confirmed through ``two``; return the task with its reply."""
     get_more = {"getMore": cursor_id, "collection": "c"}
     while True:
         one.send("cross", {**get_more, "maxTimeMS": 60_000})
         answer = asyncio.create_task(one.receive())
-        while not answer.done():  # with the code 143, if the other one came first
+        while not answer.done():  # done with code 143 if the other getMore arrived first
             reply = await two.command("cross", {**get_more, "maxTimeMS": 1})
             if reply.get("code") == 143:
                 return answer
@@ -204,7 +204,7 @@ def test_the_feed_is_served_by_the_workers(router: RouterProcess, client: Client
 
 
 class Changes(ServerListener):
-    """What a driver sees of its server."""
+    """Records the types that a driver's monitor assigns to the server."""
 
     def __init__(self) -> None:
         self.types: list[str] = []
@@ -288,7 +288,7 @@ def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
     wait_for(lambda: sum(each["streams"] for each in workers(clients[0])) == 5, "all streams")
     pids = [each["pid"] for each in workers(clients[0])]
     begun = time.monotonic()
-    # As a service manager does: everybody gets the signal, the parent leads.
+    # A service manager signals every process; the workers leave the shutdown to the parent.
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     assert router.stop() == 0
@@ -378,7 +378,7 @@ def test_a_worker_that_hangs_holds_nobody_up(cluster: TestCluster) -> None:
     os.kill(pids[1], signal.SIGSTOP)
     try:
         answered: set[int] = set()
-        for _ in range(60):  # it may get some until it is known to hang
+        for _ in range(60):  # the hanging worker may get some until the parent notices
             with socket.create_connection(("127.0.0.1", router.port)):
                 time.sleep(0.02)
         for _ in range(4):
