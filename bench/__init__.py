@@ -1,1 +1,1 @@
-"""Benchmarks: ratios side by side in one run. `make bench` runs them all."""
+"""Benchmarks that compare ways side by side in one run. `make bench` runs them all."""

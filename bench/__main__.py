@@ -1,4 +1,4 @@
-"""`python -m bench [suite...]`: measure, print tables, keep figures under bench/results."""
+"""`python -m bench [suite...]`: measure, print tables, store the figures under bench/results."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from bench.document import document
 from bench.report import RESULTS, circumstances, keep, show
 from bench.suite import Options, Suite
 
-# One module of this package each, which has a SUITE; in the order in which they run.
+# The suites in the order in which they run: each is a module of this package with a SUITE.
 SUITES = (
     "throughput",
     "scaling",
@@ -26,10 +26,11 @@ SUITES = (
     "notes",
 )
 REAL = ("real_servers", "guest", "lookup")
-"""Those that need MongoDB's own servers."""
+"""The suites that need MongoDB's own servers."""
 
 
 def main() -> None:
+    """Run the suites that the command line names, and print and store their figures."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--quick", action="store_true", help="a minute instead of several")

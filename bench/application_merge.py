@@ -1,4 +1,4 @@
-"""What an application does without a router: pymongo's watch() on every shard, merged by heapq."""
+"""A merge without a router, in an application: pymongo's watch() on every shard, and heapq."""
 
 import argparse
 import heapq
@@ -12,6 +12,7 @@ from pymongo.change_stream import ChangeStream
 
 
 def main() -> None:
+    """Merge the streams of the given ports; print events, seconds and CPU seconds as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ports", type=int, nargs="+")
     parser.add_argument("--events", type=int, required=True)
@@ -29,7 +30,10 @@ def main() -> None:
 
 
 def merge(streams: list[ChangeStream[dict[str, Any]]], stop_after: int) -> int:
-    """Merge by token until ``stop_after`` events came out; the heap holds each stream's head."""
+    """Merge by token until ``stop_after`` events have been delivered, and return their number.
+
+    The heap holds the first unread event of each stream, or its resume token if it has none.
+    """
     heads: list[tuple[str, int, bool]] = []
     events, last = 0, ""
     for number in range(len(streams)):

@@ -1,4 +1,7 @@
-"""Writes to all shards at a steady rate until it is ended; prints a line once it has begun."""
+"""Write to all shards at a steady rate until terminated; print a line after connecting.
+
+Usage: background_writes URI SHARDS RATE, where RATE is documents a second for each shard.
+"""
 
 import sys
 import time
@@ -8,6 +11,7 @@ from pymongo import MongoClient
 
 
 def main() -> None:
+    """Write until the process is terminated."""
     uri, shards, rate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     client: MongoClient[dict[str, Any]] = MongoClient(uri)
     documents = client["bench"]["events"]
@@ -20,7 +24,7 @@ def main() -> None:
         late = time.perf_counter() - begun - number * step
         if late < 0:
             time.sleep(-late)
-        elif late > 1:  # the cluster is slower than asked for: no catching up
+        elif late > 1:  # the cluster cannot keep the rate: drop the backlog
             begun, number = time.perf_counter(), 0
 
 

@@ -1,6 +1,6 @@
-"""Put the latest tables into docs/performance.md: `python -m bench.document [suite...]`.
+"""Copy the latest tables into docs/performance.md: `python -m bench.document [suite...]`.
 
-Each goes between the marks `<!-- figures: NAME -->` and `<!-- end -->`.
+Each suite's tables replace the text between `<!-- figures: NAME -->` and `<!-- end -->`.
 """
 
 import re
@@ -13,11 +13,16 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main() -> None:
+    """Copy the tables of the suites that the command line names, by default of all."""
     document(sys.argv[1:])
 
 
 def document(names: list[str]) -> None:
-    """Put the tables of these suites, by default of all that have a place, into the page."""
+    """Copy the tables of these suites into the page, by default of all that the page has marks for.
+
+    Raises:
+        SystemExit: the page has no marks for a suite, or the suite has no stored figures.
+    """
     page = PAGE.read_text()
     marked = re.findall(r"<!-- figures: (\w+) -->", page)
     for name in names or marked:

@@ -1,4 +1,4 @@
-"""Drain change streams as fast as a client can: raw frames, events counted but not decoded."""
+"""Drain change streams at a client's full speed: raw frames, events counted but not decoded."""
 
 import argparse
 import json
@@ -16,11 +16,12 @@ _HEADER = struct.Struct("<iiiiIB")
 _LENGTH = struct.Struct("<i")
 _LARGEST_REPLY = 17 * 1024 * 1024
 
-# How each event begins: only the token is a document by this name.
+# The start of each event. In a change event only the token is a document with the name _id.
 _FRONT = b"\x03_id\0"
 
 
 def main() -> None:
+    """Drain one stream on each port in parallel; print events, times and CPU seconds as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ports", type=int, nargs="+", help="one stream on each, all in parallel")
     parser.add_argument("--events", type=int, required=True, help="stop after so many")
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 class _Stream:
-    """A change stream; replies are received into the same memory again, which costs least."""
+    """A change stream that receives all replies into one buffer, the cheapest way to receive."""
 
     def __init__(self, number: int, port: int, args: argparse.Namespace) -> None:
         self._share = args.events // len(args.ports)
@@ -80,7 +81,7 @@ class _Stream:
             self._connect(port)
 
     def drain(self) -> int:
-        """Read this stream's share and return how many events came."""
+        """Read this stream's share of the events; return how many arrived."""
         with self._socket:
             while self._events < self._share:
                 self._events += _count(self._call(self._more))
@@ -90,7 +91,7 @@ class _Stream:
         self._socket = socket.create_connection(("127.0.0.1", port))
 
     def _call(self, command: dict[str, Any]) -> memoryview:
-        """Return the body of the reply, good until the next call."""
+        """Send a command and return the reply's body, valid until the next call."""
         body = bson.encode(command)
         self._socket.sendall(_HEADER.pack(21 + len(body), 1, 0, 2013, 0, 0) + body)
         memory, received, length = self._memory, 0, _HEADER.size
@@ -105,14 +106,15 @@ class _Stream:
 
 
 def _count(body: memoryview) -> int:
-    """Return the number of events in a reply: one more than the last one's index in the array."""
+    """Return the number of events in a reply: the last event's array index plus one."""
     window = 4096
     while True:
         start = max(0, len(body) - window)
         tail = bytes(body[start:])
         front = tail.rfind(_FRONT)
         if front >= 16:
-            # Before it: a type, the index as text, a zero byte, the event's length.
+            # In front of the token: a type byte, the index as text, a zero byte, the event's
+            # length.
             index = tail.rfind(b"\x03", 0, front - 5) + 1
             return int(tail[index : front - 5]) + 1
         if not start:

@@ -1,4 +1,4 @@
-"""The events that the replaying shards play: one global order, dealt out to the shards."""
+"""The events that the replaying shards serve: one global order, distributed round-robin."""
 
 from datetime import UTC, datetime
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Many clients of one stream: what they cost the router and the shards, in CPU and memory."""
+"""Many clients of one stream: their cost to the router and the shards, in CPU and memory."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ SHARDS = 4
 SIZE = 500
 PROCESSES = 2
 EVENTS = {1: 200_000, 10: 100_000, 100: 40_000, 1000: 4_000}
-"""How many clients, and how many events each of them gets."""
+"""Numbers of clients, and the events that each client reads."""
 
 COLUMNS = (
     Column("clients", "clients"),
@@ -46,7 +46,7 @@ _MIB = 1024 * 1024
 
 
 def run(options: Options) -> Outcome:
-    """Measure over numbers of clients."""
+    """Measure each number of clients in EVENTS."""
     rows = []
     for clients, events in EVENTS.items():
         options.say(f"{clients} clients on one stream")
@@ -97,7 +97,7 @@ def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
 
 @contextmanager
 def _opened(port: int, clients: int, events: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that have opened their shares of the clients' cursors and wait to be told."""
+    """Start processes that open the clients' cursors and then wait for a line on stdin."""
     shares = [clients // PROCESSES + (n < clients % PROCESSES) for n in range(PROCESSES)]
     start = f"{FIRST_SECOND}:1"
     with ExitStack() as stack:

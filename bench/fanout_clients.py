@@ -1,7 +1,7 @@
 """Many clients of one stream in one process: raw frames, events counted but not decoded.
 
-Opens all cursors, prints a line, waits for a line on stdin, then drains them all at once and prints
-what it got as JSON.
+The process opens all cursors, prints a line and waits for a line on stdin. Then it drains all
+cursors in parallel and prints its totals as JSON.
 """
 
 import argparse
@@ -15,14 +15,17 @@ from typing import Any, cast
 import bson
 import uvloop
 
-# An event begins with its token; the tokens here are 112 characters long.
+# An event begins with its token. The tokens of this benchmark are 112 characters long.
 EVENT_START = b"\x03_id\0\x81\0\0\0\x02_data\0"
 
 _LENGTH = struct.Struct("<i")
 
 
 class Client(asyncio.Protocol):
-    """One client: ``ask`` sends a command, ``drain`` asks on until so many events have come."""
+    """One client connection: ``ask`` sends one command, ``drain`` reads a cursor.
+
+    ``events`` and ``batches`` count what ``drain`` has received.
+    """
 
     def __init__(self) -> None:
         self.events = 0
@@ -35,13 +38,16 @@ class Client(asyncio.Protocol):
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail ``drain`` if it has not finished."""
         if not self._done.done():
             self._done.set_exception(exc or ConnectionError("the router closed a connection"))
 
     def data_received(self, data: bytes) -> None:
+        """Collect a frame; pass it to ``ask``, or count its events and send the next getMore."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < 4:
@@ -64,13 +70,17 @@ class Client(asyncio.Protocol):
             self._done.set_result(None)
 
     async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Send a command; return its reply."""
+        """Send a command and return its reply."""
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(framed(command))
         return bson.decode((await self._waiter)[21:])
 
     async def drain(self, cursor: int, wanted: int) -> None:
-        """Read ``wanted`` events."""
+        """Send getMores until ``wanted`` events have arrived.
+
+        Raises:
+            ConnectionError: the router closed the connection before that.
+        """
         more = {"getMore": bson.Int64(cursor), "collection": "$cmd.aggregate", "$db": "admin"}
         self._more, self._wanted = framed(more), wanted
         self._transport.write(self._more)
@@ -78,7 +88,7 @@ class Client(asyncio.Protocol):
 
 
 def framed(command: dict[str, Any]) -> bytes:
-    """Return a command as an OP_MSG."""
+    """Return a command as an OP_MSG frame."""
     body = bson.encode(command)
     return struct.pack("<iiiiIB", 21 + len(body), 1, 0, 2013, 0, 0) + body
 
@@ -112,6 +122,7 @@ async def _run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Open the clients, drain them when a line arrives on stdin, and print the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--clients", type=int, required=True)

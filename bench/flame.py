@@ -1,4 +1,4 @@
-"""Flame graphs of a router at work, by py-spy."""
+"""Flame graphs of a working router, sampled by py-spy."""
 
 import contextlib
 import shutil
@@ -15,10 +15,13 @@ _RATE = 400
 
 @contextlib.contextmanager
 def profiled(pid: int, path: Path | None) -> Iterator[None]:
-    """Sample process ``pid`` during the block and write a flame graph to ``path``, if there is one.
+    """Sample process ``pid`` during the block and write a flame graph to ``path``.
 
-    The sampler stops the process for each sample: figures taken meanwhile are not to be used.
-    Raises RuntimeError if py-spy is not installed or may not look at the process.
+    Does nothing if ``path`` is None. The sampler stops the process for each sample, so discard the
+    figures of a profiled run.
+
+    Raises:
+        RuntimeError: py-spy is not installed, or lacks the permission to inspect the process.
     """
     if path is None:
         yield
@@ -36,7 +39,7 @@ def profiled(pid: int, path: Path | None) -> Iterator[None]:
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    time.sleep(1.0)  # py-spy says nothing when it has begun
+    time.sleep(1.0)  # py-spy does not report when it has started
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What watching costs a cluster of real servers, and how late events come."""
+"""The cost of watching to a cluster of real servers, and the latency of events."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,11 +17,12 @@ LOADS = (
     Load("all members busy, 30/s each", (0, 1, 2), 30),
 )
 WATCHERS = ((1, False), (100, False), (100, True), (300, False), (300, True))
-"""How many clients, and whether each has a filter of its own."""
+"""Numbers of clients, and whether each client has a filter of its own."""
 _WATCHED = Load("all members busy, 10/s each", (0, 1, 2), 10)
 _ROUTER_SECONDS, _MONGOS_SECONDS = 8.0, 20.0
 _NOOP_SECONDS = 11.0
-"""After so long an idle member has written a no-op, so that mongos has told what was written."""
+"""Seconds after which every idle member has written a no-op, so that mongos has released all
+events."""
 
 _COSTS = (
     Column("CPU ms/s", "cpu", ".1f"),
@@ -55,7 +56,7 @@ NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure where MERGEROUTER_MONGO_BIN names the servers' folder; else there is nothing."""
+    """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
     if options.real_binaries is None:
         options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
         return Outcome([])
@@ -111,7 +112,7 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
         with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
             for way in (mongos, Way("router", port, pid)):
                 options.say(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
-                # Beside a router that nobody watches, mongos has no help from its notes.
+                # The router has no watchers here, so its notes do not make mongos faster.
                 figures = observe(
                     uri, members, way, _WATCHED, 10.0,
                     clients=clients, distinct=distinct, settle=2.0, patience=1.0,

@@ -1,4 +1,4 @@
-"""Latency: from a write's acknowledgement to its arrival through watch()."""
+"""Latency: from a write's acknowledgement to the arrival of its event through watch()."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -47,7 +47,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to watch: its name and where it is."""
+    """One way to watch: its name, its URI and its router, if it has one."""
 
     name: str
     uri: str
@@ -72,7 +72,7 @@ SUITE = Suite("latency", "How late does an event come while other members are id
 
 
 def _notes(cluster: TestCluster) -> list[dict[str, Any]]:
-    """What nudging takes without the router, on a shard and on the config server."""
+    """Measure the round trip of a note, without the router, to a shard and to the config server."""
     rows = []
     for member in ("shard1", "config"):
         took = note_round_trips(_direct(cluster, member), 50)
@@ -97,7 +97,17 @@ def _states(cluster: TestCluster, ways: list[Way], options: Options) -> Iterator
 
 
 def measure(cluster: TestCluster, way: Way, first: int, pauses: list[float]) -> dict[str, Any]:
-    """Write after each pause and watch ``way``."""
+    """Write one document after each pause and watch through ``way``.
+
+    Args:
+        cluster: the cluster to write to.
+        way: the way to watch.
+        first: the number of the first document.
+        pauses: seconds to wait before each write.
+
+    Returns latencies in milliseconds; through a router also its CPU milliseconds and nudges per
+    event.
+    """
     watcher = Watcher(way.uri)
     watcher.start()
     client: MongoClient[dict[str, Any]]

@@ -1,7 +1,7 @@
-"""Many clients that watch from now on, in one process: raw frames, one of them decoding.
+"""Many clients in one process that watch from now on: raw frames, decoded for one client only.
 
-Opens all streams, prints a line, and reads them until a line comes on stdin; then prints what it
-got as JSON: events in all, and when each document's event came to the first client.
+The process opens all streams, prints a line and reads until a line arrives on stdin. Then it prints
+as JSON the number of events and the time at which the first client received each document's event.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import uvloop
 from bench.fanout_clients import framed
 
 _AT_ONCE = 20
-"""Streams that are opened at a time."""
+"""The number of streams that are opened at the same time."""
 
 
 async def _watch(port: int, number: int, distinct: bool, found: "_Found") -> None:
@@ -46,7 +46,7 @@ async def _watch(port: int, number: int, distinct: bool, found: "_Found") -> Non
 
 
 class _Found:
-    """What all clients have got."""
+    """The totals of all clients."""
 
     def __init__(self, clients: int) -> None:
         self.opening = asyncio.Semaphore(_AT_ONCE)
@@ -58,17 +58,18 @@ class _Found:
         self._left = clients
 
     def opened(self, _: int) -> None:
-        """Note that one more stream is open."""
+        """Count one more open stream."""
         self._left -= 1
         if not self._left:
             self.all_open.set()
 
     def take(self, number: int, body: bytes) -> None:
-        """Note a reply."""
+        """Count a reply; the first client's replies are decoded and give the arrival times."""
         now = time.perf_counter()
         self.replies += 1
         if number:
-            # Each event has its token, its document and its document key.
+            # The text occurs once in each event's token and once in the reply's own token.
+            # token.
             self.events += body.count(b"\x02_data\0") - 1
             return
         reply = bson.decode(body)
@@ -97,12 +98,13 @@ async def _run(args: argparse.Namespace) -> None:
     await asyncio.wait((told, failed), return_when=asyncio.FIRST_COMPLETED)
     result = {"events": found.events, "replies": found.replies, "arrived": found.arrived}
     print(json.dumps(result), flush=True)
-    # The streams end with their connections.
+    # Closing the connections ends the streams.
     for task in tasks:
         task.cancel()
 
 
 def main() -> None:
+    """Run the watchers that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--clients", type=int, default=1)

@@ -1,4 +1,4 @@
-"""updateLookup on MongoDB's own servers: through mongos, and through the router in batches."""
+"""updateLookup on real servers: one by one through mongos, in batches through the router."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure where MERGEROUTER_MONGO_BIN names the servers' folder; else there is nothing."""
+    """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
     if options.real_binaries is None:
         options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
         return Outcome([])
@@ -71,7 +71,7 @@ def _measure(
 
 
 def _drain(port: str, events: int, start: str, processes: dict[str, list[int]]) -> dict[str, float]:
-    """Drain the updates once; return events a second, and µs of CPU an event of each kind."""
+    """Drain the updates once; return events a second and the CPU µs per event of each process."""
 
     def used() -> dict[str, float]:
         return {name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()}
@@ -84,7 +84,7 @@ def _drain(port: str, events: int, start: str, processes: dict[str, list[int]]) 
 
 
 def _update_all(cluster: TestCluster, events: int) -> str:
-    """Insert the documents, then update each once; return where the updates begin."""
+    """Insert the documents, update each once, and return the cluster time of the first update."""
     shards = len(cluster.shards)
     client: MongoClient[dict[str, Any]]
     with MongoClient(cluster.mongos_uri) as client:
@@ -102,7 +102,7 @@ def _update_all(cluster: TestCluster, events: int) -> str:
 
 
 def _swap(cluster: TestCluster) -> None:
-    """Move each shard's documents to the next one."""
+    """Move each shard's documents to the next shard."""
     names = list(cluster.shards)
     client: MongoClient[dict[str, Any]]
     with MongoClient(cluster.mongos_uri) as client:

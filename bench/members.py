@@ -1,4 +1,4 @@
-"""What the members of a cluster have been made to do: CPU, oplog entries, getMores, connections."""
+"""Activity of a cluster's members: CPU, oplog entries, getMores and connections."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tests.harness.clusters import TestCluster
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A member's counters at one moment."""
+    """A member's counters at one moment: CPU seconds, getMores so far, open connections."""
 
     cpu: float
     get_mores: int
@@ -22,7 +22,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The counters of all members at one moment."""
+    """The counters of all members at one moment, by member.
+
+    ``at`` is ``time.perf_counter()``; ``time`` is the newest cluster time of any member.
+    """
 
     at: float
     time: Timestamp
@@ -30,7 +33,7 @@ class Moment:
 
 
 class Members:
-    """The primaries of a cluster of real servers, the config server's included."""
+    """The primaries of a cluster of real servers, including the config server's."""
 
     def __init__(self, cluster: TestCluster) -> None:
         hosts = {**cluster.shards, "config": cluster.configdb}
@@ -43,7 +46,7 @@ class Members:
 
     @property
     def pids(self) -> list[int]:
-        """The members' processes."""
+        """The process ids of the members."""
         return list(self._pids.values())
 
     def close(self) -> None:
@@ -52,7 +55,7 @@ class Members:
             client.close()
 
     def moment(self) -> Moment:
-        """Take note of all counters."""
+        """Read the counters of all members."""
         counts, newest = {}, Timestamp(0, 0)
         for name, client in self._clients.items():
             status = client.admin.command("serverStatus")
@@ -65,10 +68,11 @@ class Members:
         return Moment(time.perf_counter(), newest, counts)
 
     def between(self, before: Moment, after: Moment) -> dict[str, dict[str, float]]:
-        """Return what each member did, a second: CPU in ms, getMores, notes and their bytes.
+        """Return each member's activity between two moments.
 
-        ``connections`` are those that have come. Notes are the oplog's no-ops, those apart that a
-        primary writes by itself.
+        The keys are ``cpu`` (ms a second), ``get_mores``, ``notes`` and ``note_bytes`` (each a
+        second), and ``connections``, the growth in open connections. Notes are the oplog's no-op
+        entries, except the periodic ones that a primary writes by itself.
         """
         seconds = after.at - before.at
         found = {}

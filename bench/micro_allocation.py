@@ -1,4 +1,4 @@
-"""What the settings of shard_client.allocation spare: split batches, hold them, build replies.
+"""Savings of the settings in shard_client.allocation: split batches, hold them, build replies.
 
 Run: .venv/bin/python -m bench.micro_allocation [--held 4]
 """
@@ -22,6 +22,7 @@ BATCHES = 400
 
 
 def reply(events: list[bytes]) -> bytes:
+    """Return a getMore's reply with these events, as one frame."""
     parts = build_cursor_reply(
         "nextBatch", cursor_id=1, namespace="bench.events", events=events, pbrt=b""
     )
@@ -29,7 +30,13 @@ def reply(events: list[bytes]) -> bytes:
 
 
 def measure(size: int, held: int, tuned: bool) -> tuple[float, float]:
-    """Return microseconds of CPU and page faults an event, in a process of its own."""
+    """Return CPU microseconds and page faults per event; call it in a new process.
+
+    Args:
+        size: bytes of an event.
+        held: how many batches are held before replies are built from them.
+        tuned: whether to apply the settings of shard_client.allocation.
+    """
     count = BATCH_BYTES // size
     frame = memoryview(reply([event(number, size) for number in range(count)]))
     if tuned:
@@ -49,11 +56,12 @@ def measure(size: int, held: int, tuned: bool) -> tuple[float, float]:
             batches.clear()
     used = time.process_time() - used
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    assert len(body) < len(sent)  # both stay to the end, as in a connection
+    assert len(body) < len(sent)  # both buffers stay alive to the end, as in a connection
     return used / BATCHES / count * 1e6, faults / BATCHES / count
 
 
 def main() -> None:
+    """Measure two sizes of events with and without the settings, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--held", type=int, default=4)
     args = parser.parse_args()

@@ -3,7 +3,7 @@
 Run: .venv/bin/python -m bench.micro_cursor_reply [--batch-bytes 1048576]
 
 The garbage collector runs, and batches are held for a while as the merge holds them, so that memory
-is taken and given back as in the router.
+is allocated and freed as in the router.
 """
 
 import argparse
@@ -23,7 +23,10 @@ HELD = 8
 
 
 def best(action: Callable[[], object], repeat: int, per: int) -> float:
-    """Return the microseconds of one of ``per`` events in the quickest of ROUNDS rounds."""
+    """Return the CPU microseconds per event in the fastest of ROUNDS rounds.
+
+    Each round calls ``action`` ``repeat`` times; each call handles ``per`` events.
+    """
     held: deque[object] = deque(maxlen=HELD)
     quickest = float("inf")
     for _ in range(ROUNDS):
@@ -35,7 +38,7 @@ def best(action: Callable[[], object], repeat: int, per: int) -> float:
 
 
 def measure(size: int, count: int) -> tuple[float, float, float]:
-    """Return microseconds an event for splitting, for building parts, and for joining them."""
+    """Return the microseconds per event for splitting, for building parts, and for joining them."""
     events = [event(number, size) for number in range(count)]
     last = find(events[-1], b"_id")
     assert last is not None
@@ -63,6 +66,7 @@ def measure(size: int, count: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
+    """Measure several sizes of events and batches, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-bytes", type=int, default=1024 * 1024)
     args = parser.parse_args()

@@ -2,7 +2,8 @@
 
 Run: .venv/bin/python -m bench.micro_receive
 
-One process asks, another answers with a frame; printed is the asking process's CPU per frame.
+One process sends requests, another answers each with a frame. The figures are the first process's
+CPU time per frame.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ KEEP = 8 * 1024 * 1024
 
 
 class Chunks(asyncio.Protocol):
-    """What a frame costs through data_received: chunks that are joined."""
+    """A receiver that collects a frame's chunks in data_received and joins them."""
 
     def __init__(self, connected: Callable[[Any], None]) -> None:
         self.connected = connected
@@ -32,13 +33,16 @@ class Chunks(asyncio.Protocol):
         self.frame: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport and report the connection."""
         self.transport = cast(asyncio.Transport, transport)
         self.connected(self)
 
     def write(self, data: bytes) -> None:
+        """Send a request."""
         self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
+        """Collect a chunk; complete ``receive`` with the last one."""
         if not self.chunks:
             self.missing = int.from_bytes(data[:4], "little")
         self.chunks.append(data)
@@ -49,17 +53,19 @@ class Chunks(asyncio.Protocol):
             self.frame.set_result(frame)
 
     async def receive(self) -> bytes:
+        """Wait for a frame and return its body."""
         self.frame = asyncio.get_running_loop().create_future()
         return reply_body(memoryview(await self.frame))
 
 
 class Stream(FrameStream):
-    """What a frame costs as the router receives it."""
+    """A receiver that works as the router's connections do."""
 
     def __init__(self, connected: Callable[[Any], None]) -> None:
         super().__init__(connected, keep=KEEP)
 
     async def receive_body(self) -> bytes:
+        """Wait for a frame and return its body."""
         body = await self.receive(reply_body)
         assert body is not None
         return body
@@ -75,7 +81,7 @@ def answer(address: tuple[str, int], size: int) -> None:
 
 
 async def measure(size: int, count: int, kind: type[Chunks] | type[Stream]) -> float:
-    """Return the microseconds of CPU that receiving one frame takes."""
+    """Return the CPU microseconds of receiving one frame."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[Chunks | Stream] = loop.create_future()
     server = await loop.create_server(lambda: kind(made.set_result), "127.0.0.1", 0)
@@ -101,6 +107,7 @@ async def measure(size: int, count: int, kind: type[Chunks] | type[Stream]) -> f
 
 
 def main() -> None:
+    """Measure frames of several sizes through both receivers, and print a table."""
     print("us of CPU a frame    data_received    FrameStream")
     for size, count in SIZES:
         plain = uvloop.run(measure(size, count, Chunks))

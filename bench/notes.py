@@ -1,4 +1,4 @@
-"""What a stream costs each member, and how latency and notes are traded for each other."""
+"""The cost of a stream to each member, and the trade of notes against latency."""
 
 import time
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ SHARDS = 3
 RATES = (1, 5, 10, 20, 50, 100, 200)
 """Events a second, all on one shard."""
 NOTES = (1, 2, 5, 10, 20)
-"""Notes a second that a member may get, for the curve: the test servers' oplogs of 512 MB bear no
+"""Notes a second that a member may get, for the curve. The test servers' oplogs of 512 MB allow no
 more (docs/design.md, section 9)."""
 DENSE = 100
 """Events a second for the curve."""
 IDLE, BUSY = "shard1", "shard0"
-"""A shard without writes, and the one that is written to."""
+"""A shard without writes, and the shard that is written to."""
 
 _LATENCY = (
     Column("p50 ms", "p50", ".1f"),
@@ -44,7 +44,7 @@ NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure over rates of events by default settings, then over notes a second."""
+    """Measure several event rates with default settings, then several limits of notes a second."""
     seconds = options.scaled(20, 5)
     with start_cluster(SHARDS) as cluster:
         spread(cluster)
@@ -107,7 +107,7 @@ def _measured(
         documents = client[DATABASE][COLLECTION]
         first = int(time.time() * 1000)
         if rate > min(20, parameters.get("idleShardNudgesPerSecond", 20)):
-            # The burst is spent on events that nothing is measured of.
+            # Use up the burst allowance before the measurement starts.
             spent = 100 / min(rate, 200) * 2
             late = write_paced(documents, first, uneven(int(spent * rate), 1 / rate))
             first = max(late) + 1
@@ -129,7 +129,7 @@ def _state(cluster: TestCluster, router: str) -> dict[str, Any]:
     state = {"at": time.perf_counter(), "members": members}
     if cluster.real:
         with cluster.direct(IDLE) as idle:
-            # What the members of a set tell each other is written to their oplogs, too.
+            # Replica set members also write notes of their own; count only the router's.
             written = [{"$match": {"op": "n", "o.msg": "mergerouter"}}]
             size = {"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}
             found = list(idle.local["oplog.rs"].aggregate([*written, size]))
@@ -139,7 +139,7 @@ def _state(cluster: TestCluster, router: str) -> dict[str, Any]:
 
 
 def _cpu(pid: int) -> float:
-    """Return the CPU seconds of a process, those of threads that have ended included."""
+    """Return the CPU seconds of a process, including its finished threads."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100

@@ -1,8 +1,8 @@
-"""Write to some shards at a steady rate; tell when each write was acknowledged.
+"""Write to some shards at a steady rate and report when each write was acknowledged.
 
-Prints a line once it writes, stops at a line on stdin, and prints each document's number with the
-time of its acknowledgement (``time.perf_counter``, one clock for all processes of a machine) as
-JSON.
+The process prints a line when it starts to write and stops when a line arrives on stdin. Then it
+prints as JSON each document's number and the time of its acknowledgement (``time.perf_counter``,
+one clock for all processes of a machine).
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pymongo import MongoClient, WriteConcern
 
 
 def main() -> None:
+    """Write with one thread per shard until a line arrives on stdin."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("uri")
     parser.add_argument("--shards", type=int, nargs="+", required=True, help="values of ``s``")
@@ -35,7 +36,7 @@ def main() -> None:
             number = next(numbers)
             documents.insert_one({"_id": number, "s": shard, "pad": "x" * 200})
             acknowledged[number] = time.perf_counter()
-            # On a machine that is too slow nothing is caught up.
+            # On a machine that is too slow, drop the backlog.
             if stop.wait(max(0.0, begun + done * step - time.perf_counter())):
                 return
 

@@ -1,4 +1,4 @@
-"""Plots of a run's figures, as PNG."""
+"""Plots of a run's figures, as PNG files."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 
 
 def draw(plot: Plot, path: Path, caption: str) -> None:
-    """Draw ``plot`` into ``path``, with the machine's name under it."""
+    """Draw ``plot`` and write it to ``path``; ``caption``, the machine's name, stands below."""
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     places = list(dict.fromkeys(x for points in plot.series.values() for x, _ in points))
     for number, (name, points) in enumerate(plot.series.items()):

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark, and what the operating system says they used."""
+"""Child processes of a benchmark, and the CPU and memory that the kernel counts for them."""
 
 import contextlib
 import json
@@ -16,8 +16,8 @@ READY = "Waiting for connections"
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds, user and system, that a process and its children have used so far.
 
-    It is the kernel's count for the whole process, in ticks of 10 ms: threads and children that
-    have ended are in it.
+    The figure is the kernel's count for the whole process, in ticks of 10 ms. It includes threads
+    and children that have ended.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -25,36 +25,40 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started and that still run."""
+    """Return the ids of a process's running children."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(stat.parent.name))
     return found
 
 
 def listening(program: str, port: int | str) -> int:
-    """Return the id of the process that was started as ``program`` on ``port``."""
+    """Return the id of the process that runs ``program`` with ``port`` among its arguments.
+
+    Raises:
+        RuntimeError: no such process runs.
+    """
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has just ended
         if words[0].endswith(program.encode()) and str(port).encode() in words:
             return int(entry.name)
     raise RuntimeError(f"no {program} on port {port}")
 
 
 def peak_memory(pid: int) -> int:
-    """Return the largest resident size in bytes that a process has had."""
+    """Return a process's largest resident size so far, in bytes."""
     return _memory(pid, "VmHWM:")
 
 
 def resident_memory(pid: int) -> int:
-    """Return the resident size in bytes of a process."""
+    """Return a process's resident size, in bytes."""
     return _memory(pid, "VmRSS:")
 
 
@@ -67,10 +71,10 @@ def _memory(pid: int, field: str) -> int:
 
 @contextlib.contextmanager
 def own_core() -> Iterator[set[int]]:
-    """Keep this process, and those that it starts in the block, off one core; give that one.
+    """Keep this process and the children that it starts in the block off one core; yield that core.
 
-    What is measured runs there, so that it does not depend on whom the scheduler puts beside it.
-    On a single core everything shares it.
+    The measured process runs on the reserved core, so that the scheduler's choice of neighbours
+    does not affect it. On a single-core machine all processes share the core.
     """
     cores = os.sched_getaffinity(0)
     kept = {max(cores)}
@@ -82,9 +86,9 @@ def own_core() -> Iterator[set[int]]:
 
 
 def spawn(*arguments: str, cores: set[int] | None = None) -> subprocess.Popen[str]:
-    """Start a Python program, on ``cores`` only, whose stdout is read by the caller."""
+    """Start a Python program on ``cores`` only, with its stdout as a pipe to the caller."""
     own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or own)  # what is started inherits it
+    os.sched_setaffinity(0, cores or own)  # the child inherits the affinity
     try:
         return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     finally:
@@ -94,9 +98,11 @@ def spawn(*arguments: str, cores: set[int] | None = None) -> subprocess.Popen[st
 def run_json(
     *arguments: str, timeout: float = 120.0, cores: set[int] | None = None
 ) -> dict[str, Any]:
-    """Run a Python program to its end and return the JSON object that it prints last.
+    """Run a Python program to its end and return the JSON object on its last line of output.
 
-    Raises RuntimeError when it fails or prints none, TimeoutExpired after ``timeout`` seconds.
+    Raises:
+        RuntimeError: the program fails or prints nothing.
+        TimeoutExpired: the program has not ended after ``timeout`` seconds.
     """
     with spawn(*arguments, cores=cores) as process:
         try:
@@ -113,10 +119,11 @@ def run_json(
 def drain(
     ports: list[str], events: int, start: str, *arguments: str, cpu_of: int | None = None
 ) -> dict[str, float]:
-    """Drain one stream on each port, all in parallel, until so many events have come.
+    """Drain one stream on each port, all in parallel, until ``events`` events have arrived.
 
-    ``start`` is a cluster time, "SECONDS:INCREMENT"; ``cpu_of`` is the process whose CPU counts.
-    Returns events a second, that process's µs of CPU an event, and the ms that opening took.
+    ``start`` is a cluster time, "SECONDS:INCREMENT"; ``cpu_of`` is the process whose CPU is
+    counted. Returns ``rate`` in events a second, ``cpu`` of that process in µs per event, and
+    ``opening``, the time to open the streams in ms.
     """
     counted = ("--cpu-of", str(cpu_of)) if cpu_of else ()
     wanted = ("--events", str(events), "--start", start, *counted, *arguments)
@@ -134,7 +141,14 @@ def medians(results: list[dict[str, float]]) -> dict[str, float]:
 
 
 class ReplayedCluster:
-    """Replaying shards and a config server, in a process of their own."""
+    """Replaying shards and a config server, in one child process.
+
+    Args:
+        shards: how many shards.
+        events: how many events on all shards together; rounded down to a multiple of ``shards``.
+        size: bytes of an event.
+        arguments: further arguments of ``bench.replaying_cluster``.
+    """
 
     def __init__(self, shards: int, events: int, size: int, *arguments: str) -> None:
         self.events = events - events % shards
@@ -158,7 +172,7 @@ class ReplayedCluster:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The id of the process."""
         return self._process.pid
 
     @property
@@ -167,7 +181,7 @@ class ReplayedCluster:
         return [*self.ports, self.configdb.rpartition(":")[2]]
 
     def stop(self) -> None:
-        """End the process."""
+        """Terminate the process and wait for its end."""
         self._process.terminate()
         self._process.wait()
 
@@ -176,7 +190,7 @@ class ReplayedCluster:
 def replayed_cluster(
     shards: int, events: int, size: int, *arguments: str
 ) -> Iterator[ReplayedCluster]:
-    """Run a replayed cluster for the length of a block; ``arguments`` go to its program."""
+    """Run a replayed cluster during the block; ``arguments`` go to its program."""
     cluster = ReplayedCluster(shards, events, size, *arguments)
     try:
         yield cluster
@@ -188,7 +202,7 @@ def replayed_cluster(
 def router(
     configdb: str, *arguments: str, cores: set[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Run `mergerouter serve` for the length of a block; give its port and its process id."""
+    """Run `mergerouter serve` during the block; yield its port and its process id."""
     command = ("-m", "router.cli", "serve", "--configdb", configdb, "--port", "0", *arguments)
     process = spawn(*command, cores=cores)
     try:

@@ -1,4 +1,4 @@
-"""Drains on MongoDB's own servers: shards directly, through mongos, through the router."""
+"""Drains on real servers: the shards directly, through mongos, and through the router."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
 SHARDS = (1, 2, 4)
 EVENTS = 200_000
 SIZE = 400
-"""Bytes of padding in a document: its insert event has about 200 more."""
+"""Bytes of padding in a document. Its insert event is about 200 bytes longer."""
 _AT_A_TIME = 2_000
 
 COLUMNS = (
@@ -39,7 +39,7 @@ NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure where MERGEROUTER_MONGO_BIN names the servers' folder; else there is nothing."""
+    """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
     if options.real_binaries is None:
         options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
         return Outcome([])
@@ -66,7 +66,10 @@ SUITE = Suite("real_servers", "How does the router compare to mongos on real ser
 
 
 def measure(cluster: TestCluster, events: int, options: Options) -> dict[str, Any]:
-    """Write once, drain several times each way, the ways by turns."""
+    """Insert ``events`` documents, then drain them several times in each way, in turn.
+
+    Returns a row of COLUMNS with the medians.
+    """
     shards = len(cluster.shards)
     events -= events % shards
     spread(cluster)
@@ -83,9 +86,9 @@ def measure(cluster: TestCluster, events: int, options: Options) -> dict[str, An
         return {**figures, "members": (after - before) / events * 1e6}
 
     found: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
-    drained(ports)  # what was written last is in no cache yet
+    drained(ports)  # fill the servers' caches with the newest entries
     for _ in range(options.runs):
-        # By turns, so that the machine's moods meet all ways.
+        # Alternate, so that changes in the machine's load affect all ways alike.
         found["direct"].append(drained(ports))
         found["mongos"].append(drained([mongos], mongos_pid))
         with router(cluster.configdb) as (port, pid):
@@ -108,7 +111,7 @@ def measure(cluster: TestCluster, events: int, options: Options) -> dict[str, An
 
 
 def _profile(cluster: TestCluster, events: int, start: str, options: Options) -> None:
-    """Take a flame graph of the router in a run of its own."""
+    """Take a flame graph of the router in a separate run."""
     assert options.profile is not None
     options.profile.mkdir(exist_ok=True)
     path = options.profile / f"flame_real_{len(cluster.shards)}.svg"
@@ -118,7 +121,7 @@ def _profile(cluster: TestCluster, events: int, start: str, options: Options) ->
 
 
 def _write(cluster: TestCluster, events: int) -> str:
-    """Insert as many documents on each shard; return where their events begin, for ``drain``."""
+    """Insert equally many documents on each shard; return their start time for ``drain``."""
     shards, client = len(cluster.shards), MongoClient[dict[str, Any]](cluster.mongos_uri)
     with client:
         documents = client[DATABASE][COLLECTION]

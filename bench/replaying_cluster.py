@@ -1,6 +1,6 @@
-"""A config server and shards that play prepared events: prints their host strings, then serves.
+"""A config server and shards that replay prepared events: print their host strings, then serve.
 
-All are in one process, so that more shards are not more processes on the same cores.
+All of them run in one process, so that more shards do not mean more processes on the same cores.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from tests.harness.replay import EventTape, PreparedEvents, ReplayMember, cursor
 
 
 def main() -> None:
+    """Serve the cluster that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, required=True)
     parser.add_argument("--events", type=int, required=True, help="on all shards together")
@@ -49,10 +50,10 @@ async def _serve(args: argparse.Namespace) -> None:
 
 
 class _SeekingTape(EventTape):
-    """A tape that begins where a stream starts at a time within it, as the Spark source's do."""
+    """A tape that begins at a stream's start time, as the streams of the Spark source need."""
 
     def open(self, command: dict[str, Any]) -> bytes:
-        """Answer with an empty first batch."""
+        """Answer with an empty first batch; a start time within the tape sets the location."""
         reply = super().open(command)
         time = command["pipeline"][0].get("$changeStream", {}).get("startAtOperationTime")
         key = "" if time is None else f"82{time.time:08X}{time.inc:08X}"

@@ -1,4 +1,4 @@
-"""Where a run's figures go: the terminal, JSON and Markdown and plots under bench/results."""
+"""Output of a run's figures: the terminal, and JSON, Markdown and plots under bench/results."""
 
 import json
 import os
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def circumstances(quick: bool) -> dict[str, Any]:
-    """Return what a figure cannot be read without: machine, load, versions, time."""
+    """Return the conditions of a run: machine, versions, commit, load and time."""
     model = "unknown processor"
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
@@ -40,7 +40,7 @@ def circumstances(quick: bool) -> dict[str, Any]:
 
 
 def show(console: Console, table: Table) -> None:
-    """Print a table."""
+    """Print a table on the console."""
     shown = RichTable(title=table.title, caption=table.note or None, box=box.SIMPLE)
     for column in table.columns:
         shown.add_column(column.heading, justify="right")
@@ -50,7 +50,7 @@ def show(console: Console, table: Table) -> None:
 
 
 def keep(suite: Suite, outcome: Outcome, around: dict[str, Any]) -> list[Path]:
-    """Write a suite's figures, tables and plots; return the files."""
+    """Write a suite's figures, tables and plots; return the paths of the files."""
     RESULTS.mkdir(exist_ok=True)
     figures = RESULTS / f"{suite.name}.json"
     content = {"suite": suite.name, "question": suite.question, **around, **outcome.as_json()}

@@ -1,4 +1,4 @@
-"""Throughput over shards that are as fast as mongod's: does the router keep them all busy?"""
+"""Throughput over shards as fast as mongod's: does the router keep them all busy?"""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ PACE = 140_000
 """Events a second of one real shard, drained directly (docs/protocol.md, section 7)."""
 SIZE = 600
 SECONDS = 2
-"""How long a shard takes to hand out its events."""
+"""How long a shard takes to deliver its events, in seconds."""
 SHARDS = (1, 2, 4, 8, 16)
 
 COLUMNS = (
@@ -27,7 +27,7 @@ NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure over numbers of shards."""
+    """Measure each number of shards in SHARDS."""
     rows = []
     for shards in (4,) if options.quick else SHARDS:
         options.say(f"{shards} shards at a real one's pace")

@@ -1,4 +1,4 @@
-"""Small batches: what an event costs the router when its client takes a few at a time."""
+"""Small batches: the router's cost per event when events come or go a few at a time."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bench.throughput import START
 SHARDS = 4
 SIZE = 600
 BATCHES = {1: 20_000, 10: 100_000, 100: 240_000, 1000: 240_000}
-"""Events that a client, or the router, gets at a time, and how many it reads in all."""
+"""Events per batch, on one side of the router, and how many events are read in all."""
 
 COLUMNS = (
     Column("a shard's replies have", "most", ","),
@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure over batch sizes."""
+    """Measure each batch size in BATCHES, once on the shards' side and once on the client's."""
     rows = []
     for few, events in BATCHES.items():
         for most, batch_size in ((None, few), (few, None)):
@@ -51,7 +51,7 @@ SUITE = Suite("small_batches", "What do small batches cost?", run)
 
 
 def measure(cluster: ReplayedCluster, batch_size: int) -> dict[str, float]:
-    """Drain the cluster once through a router of its own."""
+    """Drain the cluster once through a new router; return the figures of ``drain``."""
     with router(cluster.configdb) as (port, pid):
         batch = ("--batch-size", str(batch_size))
         return drain([str(port)], cluster.events, START, *batch, cpu_of=pid)

@@ -1,4 +1,4 @@
-"""The Spark source: what planning and reading a backlog take, and how fast it goes into Parquet."""
+"""The Spark source: the cost of planning and reading a backlog, and the speed into Parquet."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ PARQUET = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure the parts without Spark, then the whole."""
+    """Measure planning and reading without Spark, then the whole with Spark."""
     events = options.scaled(EVENTS, EVENTS // 4)
     reading: list[dict[str, Any]] = []
     parquet: list[dict[str, Any]] = []
@@ -69,7 +69,11 @@ SUITE = Suite("spark", "What does the Spark source cost, and how fast is it?", r
 
 
 def read(events: int, case: dict[str, Any]) -> dict[str, float]:
-    """Plan and read the backlog once, through a router of its own."""
+    """Plan and read the backlog once through a new router.
+
+    Returns the figures of ``bench.spark_reading``, the router's CPU µs per event, and the ratio of
+    the bytes that the shards sent to the bytes of the events.
+    """
     with (
         replayed_cluster(SHARDS, events, SIZE) as cluster,
         router(cluster.configdb) as (port, pid),
@@ -89,7 +93,11 @@ def read(events: int, case: dict[str, Any]) -> dict[str, float]:
 
 
 def write(events: int, documents: str, cores: int) -> dict[str, float]:
-    """Write the backlog to Parquet once."""
+    """Write the backlog to Parquet once; return the number of rows and the events a second.
+
+    Raises:
+        RuntimeError: the table does not hold every event exactly once.
+    """
     with (
         replayed_cluster(SHARDS, events, SIZE) as cluster,
         router(cluster.configdb) as (port, _),
@@ -103,7 +111,7 @@ def write(events: int, documents: str, cores: int) -> dict[str, float]:
 
 
 def _written(pid: int) -> int:
-    """Bytes that a process has written, to sockets above all (`write` and `writev`)."""
+    """Return the bytes that a process has written, mostly to sockets (`write` and `writev`)."""
     for line in Path(f"/proc/{pid}/io").read_text().splitlines():
         if line.startswith("wchar:"):
             return int(line.split()[1])

@@ -1,4 +1,4 @@
-"""Reads a backlog into Parquet files by a query of Spark; prints how fast its batches were."""
+"""Read a backlog into Parquet files by a Spark query; print the rows and the events a second."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from spark_sink import local_session
 
 
 def main() -> None:
+    """Run one query with ``availableNow`` and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="the router's")
     parser.add_argument("--per-batch", type=int, required=True)
@@ -33,7 +34,7 @@ def main() -> None:
         query.awaitTermination()
         progress = [each for each in query.recentProgress if each["numInputRows"]]
         rows = spark.read.parquet(str(Path(folder, "table"))).count()
-    # The first two batches start Spark's parts and have no full size yet.
+    # The first two batches include Spark's start and are not yet of full size.
     warm = progress[2:] or progress
     events = sum(each["numInputRows"] for each in warm)
     seconds = sum(each["durationMs"]["triggerExecution"] for each in warm) / 1e3

@@ -1,4 +1,4 @@
-"""Plans and reads a backlog as the Spark source does, without Spark; prints what each part took."""
+"""Plan and read a backlog as the Spark source does, without Spark; print the cost of each part."""
 
 import argparse
 import json
@@ -20,6 +20,7 @@ from spark_sink.router_client import RouterClient
 
 
 def main() -> None:
+    """Read the backlog that the command line describes and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="the router's")
     parser.add_argument("--events", type=int, required=True, help="stop after so many")
@@ -47,7 +48,11 @@ def main() -> None:
 def measure(
     client: RouterClient, inbox: ReportInbox, args: argparse.Namespace, rows: EventRows
 ) -> dict[str, Any]:
-    """Go through the backlog, one task after the other."""
+    """Plan and read the backlog, one task after the other.
+
+    Returns events a second (``rate``), the median of the planning time in ms, the CPU of planner
+    and tasks in µs per event, the smallest and the largest batch, and the number of events.
+    """
     cluster = Cluster(
         watch=partial(client.watch_tokens, max_await=0.1),
         newest=lambda: client.clocks().cluster_time,

@@ -1,4 +1,4 @@
-"""What a suite of the benchmark is: figures it measures, tables and plots that show them."""
+"""The parts of a benchmark suite: options, and an outcome of tables and plots."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run is made.
+    """The options of a run.
 
     Args:
         quick: a short run that shows that everything works; its figures are rough.
         runs: how often each figure is taken; the median counts.
-        quiet: seconds without a write before those after which a quiet stream is measured.
-        real_binaries: folder with mongod and mongos, whose figures are taken side by side.
-        profile: folder for flame graphs of the router, where they are wanted.
-        say: tells the user where the run is.
+        quiet: seconds without a write before each write of a quiet stream.
+        real_binaries: folder with mongod and mongos, to measure them side by side; None for none.
+        profile: folder for flame graphs of the router; None for none.
+        say: prints a line about the progress of the run.
     """
 
     quick: bool = False
@@ -33,21 +33,21 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its heading and how a row's value is written, ``format`` wise."""
+    """A column of a table: its heading, its key in a row, and the format of its values."""
 
     heading: str
     key: str
     form: str = ""
 
     def text(self, row: dict[str, Any]) -> str:
-        """Return the cell of ``row``: empty where the row has no such figure."""
+        """Return the cell of ``row``, empty if the row lacks the figure."""
         value = row.get(self.key)
         return "" if value is None else format(value, self.form)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows side by side under a title; ``note`` says what the reader must know."""
+    """Rows side by side under a title; ``note`` explains the conditions of the figures."""
 
     title: str
     columns: Sequence[Column]
@@ -57,7 +57,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines over a common axis, or bars: each series is its points ``(x, y)``."""
+    """Lines over a common axis, or bars; each series is a list of points ``(x, y)``."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a suite found: tables (whose rows are the raw figures) and plots of them."""
+    """The results of a suite: tables, whose rows are the raw figures, and plots of them."""
 
     tables: list[Table]
     plots: list[Plot] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One question that the benchmark answers. ``bench/NAME.py`` has it as ``SUITE``."""
+    """One question that the benchmark answers; ``bench/NAME.py`` defines it as ``SUITE``."""
 
     name: str
     question: str

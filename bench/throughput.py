@@ -18,9 +18,9 @@ from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 START = f"{FIRST_SECOND}:1"
 SIZES = {600: (1_920_000, (1, 2, 4, 8, 16)), 2048: (640_000, (1, 4, 16))}
-"""Bytes of an event: how many are merged a run, over which numbers of shards."""
+"""Bytes of an event: the number of events per run, and the numbers of shards."""
 APPLICATION_EVENTS = 100_000
-"""The application-level merge is stopped after so many: it takes ten times as long."""
+"""The events of the application-level merge; fewer, because it takes ten times as long."""
 
 COLUMNS = (
     Column("shards", "shards"),
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure over numbers of shards and sizes of events."""
+    """Measure each size of events over numbers of shards."""
     rows = []
     for size, (events, numbers) in SIZES.items():
         for count in (4,) if options.quick else numbers:
@@ -69,7 +69,7 @@ SUITE = Suite("throughput", "How much can one router merge?", run)
 
 
 def _profile(options: Options) -> None:
-    """Take flame graphs of both sizes at four shards, in runs of their own."""
+    """Take a flame graph for each size at four shards, in separate runs."""
     assert options.profile is not None
     options.profile.mkdir(exist_ok=True)
     for size, (events, _) in SIZES.items():
@@ -84,13 +84,13 @@ def _profile(options: Options) -> None:
 
 
 def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
-    """Measure all three ways on the same replaying shards; medians over ``runs``.
+    """Measure all three ways on the same replaying shards; return a row of medians.
 
     Args:
         shards: number of replaying shards.
         size: bytes of an event.
-        events: events a run, over all shards.
-        runs: runs each way.
+        events: events per run, over all shards.
+        runs: runs of each way.
     """
     with own_core() as core, replayed_cluster(shards, events, size) as cluster:
         direct = _median(runs, lambda: drain(cluster.ports, cluster.events, START))
@@ -115,7 +115,7 @@ def _median(runs: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:
 
 
 def through_router(cluster: ReplayedCluster, cores: set[int]) -> dict[str, float]:
-    """Drain the whole cluster through a router of its own, which runs on ``cores``."""
+    """Drain the whole cluster through a new router that runs on ``cores`` only."""
     with router(cluster.configdb, cores=cores) as (port, pid):
         return drain([str(port)], cluster.events, START, cpu_of=pid)
 

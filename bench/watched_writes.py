@@ -1,4 +1,4 @@
-"""Writes that a change stream is watched for: when each was acknowledged and when it arrived."""
+"""Watched writes: the time at which each was acknowledged and at which its event arrived."""
 
 import json
 import random
@@ -22,7 +22,7 @@ Documents = Collection[dict[str, Any]]
 
 
 def spread(cluster: TestCluster) -> None:
-    """Make the collection sharded by ``s``: documents with ``s`` 0, 1, … are on shard 0, 1, …"""
+    """Shard the collection by ``s``: documents with ``s`` 0, 1, … are on shard 0, 1, …"""
     namespace = f"{DATABASE}.{COLLECTION}"
     client: MongoClient[dict[str, Any]]
     with MongoClient(cluster.mongos_uri) as client:
@@ -38,7 +38,10 @@ def spread(cluster: TestCluster) -> None:
 
 @dataclass(slots=True)
 class Watcher:
-    """Reads one change stream in a thread and notes when each document's event has come."""
+    """A change stream read in a thread that records the arrival time of each document's event.
+
+    ``arrived`` maps a document's ``_id`` to a time of ``time.perf_counter``.
+    """
 
     uri: str
     arrived: dict[Any, float] = field(default_factory=dict)
@@ -48,7 +51,11 @@ class Watcher:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Open the stream; returns when it is open."""
+        """Open the stream and return when it is open.
+
+        Raises:
+            RuntimeError: the stream is not open after 30 seconds.
+        """
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         if not self._open.wait(30):
@@ -61,7 +68,11 @@ class Watcher:
         self._thread.join(30)
 
     def wait_for(self, number: int, seconds: float = 60.0) -> float:
-        """Return when the event of document ``number`` came."""
+        """Return the time at which the event of document ``number`` arrived.
+
+        Raises:
+            RuntimeError: it does not arrive within ``seconds``.
+        """
         deadline = time.perf_counter() + seconds
         while number not in self.arrived:
             if time.perf_counter() > deadline:
@@ -81,7 +92,7 @@ class Watcher:
 
 
 def write_paced(documents: Documents, first: int, pauses: list[float]) -> dict[int, float]:
-    """Insert a document on shard 0 after each pause; return when each was acknowledged."""
+    """Insert a document on shard 0 after each pause; return the acknowledgement times."""
     acknowledged = {}
     for number, pause in enumerate(pauses, first):
         time.sleep(pause)
@@ -91,14 +102,14 @@ def write_paced(documents: Documents, first: int, pauses: list[float]) -> dict[i
 
 
 def uneven(count: int, mean: float) -> list[float]:
-    """Return ``count`` pauses around ``mean`` seconds, so that no rhythm is met by chance."""
+    """Return ``count`` random pauses around ``mean`` seconds, to avoid synchrony with timers."""
     dice = random.Random(5)
     return [dice.uniform(0.5 * mean, 1.5 * mean) for _ in range(count)]
 
 
 @contextmanager
 def busy_shards(cluster: TestCluster, rate: int) -> Iterator[subprocess.Popen[str]]:
-    """Have a process write ``rate`` documents a second to each shard during the block."""
+    """Run a process during the block that writes ``rate`` documents a second to each shard."""
     shards = len(cluster.shards)
     process = spawn("-m", "bench.background_writes", cluster.mongos_uri, str(shards), str(rate))
     try:
@@ -113,7 +124,7 @@ def busy_shards(cluster: TestCluster, rate: int) -> Iterator[subprocess.Popen[st
 def note_round_trips(uri: str, count: int) -> list[float]:
     """Return the seconds of ``count`` notes with majority write concern on the member at ``uri``.
 
-    This is what a nudge costs without the router (docs/protocol.md, section 6).
+    This is the cost of a nudge without the router (docs/protocol.md, section 6).
     """
     command = {"appendOplogNote": 1, "data": {"msg": json.dumps("bench")}}
     client: MongoClient[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Watchers and writers beside real servers: what a way to watch costs, and how late events come."""
+"""Watchers and writers beside real servers: the cost of a way to watch, and the events' latency."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from bench.members import Members
 from bench.processes import cpu_seconds
 
 _numbers = count(0, 1_000_000)
-"""Where each writer's documents begin."""
+"""The number of each writer's first document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Way:
     """One way to watch.
 
     Args:
-        name: what tables call it.
-        port: where the clients connect, None to watch nothing.
-        pid: the process that serves them, None where there is none of its own.
+        name: its name in the tables.
+        port: the port that the clients connect to, None to watch nothing.
+        pid: the process that serves them, None if no process but the members' does.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is written: so many documents a second to each of these shards."""
+    """The writes of a measurement: ``rate`` documents a second to each of ``shards``."""
 
     name: str
     shards: Sequence[int] = ()
@@ -54,18 +54,18 @@ def observe(
     settle: float = 1.0,
     patience: float = 0.0,
 ) -> dict[str, Any]:
-    """Watch ``way`` for so many seconds under ``load``; return what it took and gave.
+    """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
 
     Args:
-        uri: of the mongos that is written through.
-        members: the cluster's.
+        uri: the URI of the mongos that the writes go through.
+        members: the cluster's members.
         way: how to watch.
         load: what is written meanwhile.
         seconds: how long the counters run.
-        clients: how many watch.
+        clients: how many clients watch.
         distinct: whether each has a filter of its own, which all documents pass.
         settle: seconds before the counters run.
-        patience: seconds to go on watching for what was written last.
+        patience: seconds to continue after the last write, until its event arrives.
     """
     with contextlib.ExitStack() as stack:
         before_all = members.moment()
@@ -147,7 +147,7 @@ def _writer(uri: str, load: Load) -> Iterator[subprocess.Popen[str] | None]:
 
 @contextlib.contextmanager
 def _program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a module that prints a line when it is ready and ends when it is told."""
+    """Run a module that prints a line when ready and ends when a line arrives on its stdin."""
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         stdin=subprocess.PIPE,
@@ -163,7 +163,7 @@ def _program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _finish(process: subprocess.Popen[str] | None) -> dict[str, Any]:
-    """Tell a program to stop and return what it prints."""
+    """Stop a program and return the JSON that it prints."""
     if process is None:
         return {}
     assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""Workers: independent streams through one process and through two, and what crossing costs."""
+"""Workers: independent streams through one process and through two, and the cost of crossing."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from bench.throughput import START
 SHARDS = 2
 SIZE = 600
 STREAMS = ((1, None), (2, None), (4, None), (4, 1))
-"""How many streams, and how many events their clients ask for at a time, None for all there are."""
+"""The number of streams, and the events that clients ask for at a time (None: no limit)."""
 EVENTS = 240_000
 """Events that each stream delivers."""
 _FEWER_ONE_BY_ONE = 24
@@ -45,12 +45,12 @@ _NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure 1 against 2 workers over numbers of streams; then requests that are passed on."""
+    """Compare 1 worker with 2 over numbers of streams; then measure requests that are passed on."""
     events = options.scaled(EVENTS, EVENTS // 6)
     rows: list[dict[str, Any]] = []
     with replayed_cluster(SHARDS, events, SIZE) as cluster:
         for streams, batch in STREAMS:
-            # Run by run in turn, so that the machine's moods meet both.
+            # Alternate, so that changes in the machine's load affect both alike.
             taken: dict[int, list[dict[str, float]]] = {1: [], 2: []}
             for _ in range(options.runs):
                 for workers, found in taken.items():
@@ -90,7 +90,11 @@ SUITE = Suite("workers", "What do more workers give?", run)
 def measure(
     cluster: ReplayedCluster, workers: int, streams: int, batch: int | None, *arguments: str
 ) -> dict[str, float]:
-    """Drain ``streams`` streams at once through a router of its own with so many workers."""
+    """Drain ``streams`` streams at once through a new router with ``workers`` workers.
+
+    ``batch`` is the batch size of the clients, None for no limit. Returns events a second, the
+    router's CPU µs per event, the cores it used, and the busiest worker's share of them.
+    """
     wanted = streams * (cluster.events // _FEWER_ONE_BY_ONE if batch == 1 else cluster.events)
     with router(cluster.configdb, "--workers", str(workers)) as (port, pid):
         processes = children(pid) or [pid]

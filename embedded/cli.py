@@ -77,7 +77,7 @@ def _log_as_json() -> None:
 
 
 def _mongodb_line(_logger: Any, level: str, event: Any) -> str:
-    """Lay out a line as MongoDB's servers do: t, s, c, msg, attr."""
+    """Format a log line as MongoDB's servers do: t, s, c, msg, attr."""
     message = event.pop("event")
     line = {
         "t": {"$date": datetime.now(UTC).isoformat(timespec="milliseconds")},

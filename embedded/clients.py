@@ -1,4 +1,4 @@
-"""Who sends a command to an embedded server."""
+"""The senders of commands to an embedded server."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,10 @@ from typing import Any
 class Client:
     """One connection, or the embedded mongos inside the same process.
 
-    ``in_process`` clients may use what servers use among themselves (a given collection UUID, a
-    cursor's whole result in one batch, documents that are shared and must not be changed);
-    ``from_migrate`` marks the oplog entries of its writes as a chunk migration's, so that change
-    streams leave them out (docs/protocol.md, section 5).
+    ``in_process`` clients may use features that servers reserve for each other: a given collection
+    UUID, a cursor's whole result in one batch, and shared documents that must not be changed.
+    ``from_migrate`` marks the oplog entries of the client's writes as part of a chunk migration, so
+    that change streams skip them (docs/protocol.md, section 5).
     """
 
     connection_id: int = 0

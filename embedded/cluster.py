@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class EmbeddedCluster:
-    """Servers that each listen on a loopback port of their own, and keep their data in memory.
+    """A config server, shards and a mongos endpoint on loopback ports, with their data in memory.
 
     Use as an asynchronous context manager, or call ``start`` and ``stop``.
 
@@ -34,7 +34,7 @@ class EmbeddedCluster:
         noop_interval: seconds between an idle server's no-ops.
         oplog_size: how many entries each oplog keeps.
         wall: the wall clock, in seconds since 1970.
-        random: where UUIDs and cursor ids come from.
+        random: the source of UUIDs and cursor ids.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class EmbeddedCluster:
         self._server = Server(self.mongos)
 
     async def start(self) -> None:
-        """Start all servers and make the shards a cluster.
+        """Start all servers and add the shards to the cluster.
 
         Raises:
-            OSError: the port is taken; nothing is left running.
+            OSError: the port is taken; all servers have been stopped again.
         """
         try:
             await self._start()
@@ -92,7 +92,7 @@ class EmbeddedCluster:
         await self._server.start(self._port)
 
     async def stop(self) -> None:
-        """End all servers."""
+        """Stop all servers."""
         await self._server.stop()
         self._state.cursors.close()
         self._state.transactions.close()
@@ -120,27 +120,35 @@ class EmbeddedCluster:
 
     @property
     def configdb(self) -> str:
-        """The config server's host string, as ``--configdb`` takes it."""
+        """The config server's host string, in the form of ``--configdb``."""
         return self.config_server.host_string
 
     @property
     def shards(self) -> dict[str, str]:
-        """The cluster's shards: id to host string."""
+        """The host strings of the cluster's shards, by shard id."""
         return {shard.id: shard.host for shard in self._state.catalog.shards}
 
     def shard(self, name: str) -> Mongod:
-        """Return a running shard server; KeyError when there is none of that name."""
+        """Return the shard server of this name.
+
+        Raises:
+            KeyError: no such server runs.
+        """
         return self._running[name]
 
     def member(self, name: str) -> Mongod:
-        """Return a server, running or stopped; ``config`` is the config server. Or KeyError."""
+        """Return the server of this name; ``config`` is the config server.
+
+        Raises:
+            KeyError: there is no such server.
+        """
         return self.config_server if name == "config" else self._running[name]
 
     async def start_shard(self, name: str) -> Mongod:
-        """Start a shard server that is no part of the cluster yet (see ``addShard``).
+        """Start a shard server without adding it to the cluster (see ``addShard``).
 
         Raises:
-            CommandError: 2 BadValue when one of that name runs already.
+            CommandError: 2 BadValue if a shard server of that name exists.
         """
         if name in self._running:
             raise bad_value(f"a shard server called {name!r} runs already")
@@ -151,7 +159,7 @@ class EmbeddedCluster:
         return mongod
 
     def find(self, host: str) -> Mongod | None:
-        """Return the running shard server with this host string or address."""
+        """Return the shard server with this host string or address, None if there is none."""
         for mongod in self._running.values():
             if host in (mongod.host_string, mongod.host_string.partition("/")[2]):
                 return mongod

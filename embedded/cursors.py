@@ -24,10 +24,10 @@ _MAX_CURSORS = 10_000
 
 @dataclass(slots=True)
 class Batch:
-    """What one aggregate, find or getMore gets.
+    """The result of one aggregate, find or getMore.
 
-    ``fields`` are further fields of the reply's ``cursor`` (postBatchResumeToken, invalidated);
-    ``is_last`` closes the cursor.
+    ``fields`` are further fields of the reply's ``cursor`` (postBatchResumeToken, invalidated).
+    ``is_last`` means that the cursor is exhausted and closed.
     """
 
     documents: list[Any]
@@ -36,21 +36,21 @@ class Batch:
 
 
 class OpenCursor(Protocol):
-    """A cursor that can give more."""
+    """A cursor that may have more documents."""
 
     namespace: str
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
-        """Return the next batch; ``max_time`` in seconds bounds the wait for data."""
+        """Return the next batch; wait up to ``max_time`` seconds for data."""
 
     def close(self) -> None:
-        """Release what the cursor holds."""
+        """Release the cursor's resources."""
 
 
 class ListCursor:
-    """A cursor over documents that are known already.
+    """A cursor over a fixed list of documents.
 
-    With ``unbounded`` a batch may have any size, for callers inside the process.
+    With ``unbounded``, for callers inside the process, the size of a batch in bytes is unlimited.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ListCursor:
         self._held: Document | None = next(documents, None)
 
     async def next_batch(self, batch_size: int | None, _max_time: float) -> Batch:
-        """Return up to ``batch_size`` documents, and as many as fit into a reply."""
+        """Return up to ``batch_size`` documents, limited to the size of a reply."""
         batch: list[Document] = []
         size = 0
         while self._held is not None and (batch_size is None or len(batch) < batch_size):
@@ -75,7 +75,7 @@ class ListCursor:
         return Batch(batch, self._held is None)
 
     def close(self) -> None:
-        """Forget the rest."""
+        """Drop the remaining documents."""
         self._held = None
 
 
@@ -88,7 +88,7 @@ class _Entry:
 
 
 class CursorTable:
-    """Cursors by id; idle ones die after ten minutes, when new ones are opened."""
+    """Cursors by id. Opening a cursor closes those that have been idle for ten minutes."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -98,7 +98,11 @@ class CursorTable:
         return len(self._entries)
 
     def add(self, cursor: OpenCursor, session: bytes | None) -> Int64:
-        """Register a cursor and return its id."""
+        """Register a cursor and return its id.
+
+        Raises:
+            CommandError: 8 if 10,000 cursors are open.
+        """
         now = asyncio.get_running_loop().time()
         self._expire(now)
         number = self._random.randrange(1 << 32, 1 << 63)
@@ -117,9 +121,11 @@ class CursorTable:
     async def next_batch(
         self, number: int, batch_size: int | None, max_time: float
     ) -> tuple[OpenCursor, Batch]:
-        """Return a cursor and its next batch; the cursor is gone when that is its last.
+        """Return a cursor and its next batch; remove the cursor after its last batch.
 
-        Raises CursorNotFound, CursorInUse (143), CursorKilled (237), or the cursor's error.
+        Raises:
+            CommandError: CursorNotFound, CursorInUse (143), CursorKilled (237), or the cursor's
+                error.
         """
         entry = self._entries.get(number)
         if entry is None:
@@ -138,7 +144,7 @@ class CursorTable:
                 raise CommandError(
                     237, f"cursor {number} was killed", code_name="CursorKilled"
                 ) from None
-            # The client is gone in the middle of a batch, so the cursor's place is lost.
+            # The client disconnected during a batch, so the cursor's position is lost.
             self._forget(number)
             raise
         finally:
@@ -154,7 +160,7 @@ class CursorTable:
             entry.cursor.close()
 
     def kill(self, number: int) -> bool:
-        """Close a cursor, also one that is waiting for data; False when there is none."""
+        """Close a cursor, even while it waits for data; return whether it existed."""
         entry = self._entries.get(number)
         if entry is None:
             return False
@@ -170,6 +176,6 @@ class CursorTable:
                 self.kill(number)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all cursors."""
         for number in list(self._entries):
             self.kill(number)

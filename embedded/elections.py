@@ -1,4 +1,4 @@
-"""Whether a member is primary: a switch for stepdowns, and for elections that take a while."""
+"""The state of a member in its replica set, with switches for stepdowns and elections."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _READS = frozenset({"aggregate", "find", "count", "distinct", "listCollections",
 
 
 class Elections:
-    """The one member's part in its replica set: primary, or a secondary without a primary.
+    """The state of a one-member replica set: primary, or secondary without a primary.
 
-    What the embedded mongos does inside the process goes on meanwhile, as if somebody else had been
-    elected and had given the primacy back.
+    The embedded mongos, inside the process, can still write while the member is not primary, as if
+    another member had been elected meanwhile.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Elections:
 
     @property
     def election_id(self) -> ObjectId:
-        """The id of the latest election, larger than those of all before."""
+        """The id of the latest election, greater than all earlier ids."""
         return ObjectId(f"7fffffff{self.term:016x}")
 
     def step_down(self) -> None:
-        """Be primary no more; hellos that wait are answered."""
+        """Become secondary; awaitable hellos return."""
         self.is_primary = False
         self._tell()
 
     def step_up(self) -> None:
-        """Win an election."""
+        """Win an election; awaitable hellos return."""
         self.is_primary = True
         self.term += 1
         self._tell()
@@ -56,7 +56,7 @@ class Elections:
             pass
 
     def check(self, command: Mapping[str, Any]) -> None:
-        """Refuse what a secondary refuses.
+        """Refuse the commands that a secondary refuses.
 
         Raises:
             CommandError: 10107 NotWritablePrimary, 13435 NotPrimaryNoSecondaryOk.
@@ -77,7 +77,7 @@ class Elections:
         raise CommandError(10107, "not primary", code_name="NotWritablePrimary")
 
     def describe(self, reply: Document, primary_field: str, host: str) -> None:
-        """Put the member's part into a reply to hello (docs/protocol.md, section 1)."""
+        """Add the member's state to a reply to hello (docs/protocol.md, section 1)."""
         reply[primary_field] = self.is_primary
         reply["secondary"] = not self.is_primary
         if self.is_primary:

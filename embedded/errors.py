@@ -1,4 +1,4 @@
-"""The errors that embedded servers answer with, as MongoDB words them."""
+"""The errors of embedded servers, with MongoDB's codes and messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,42 +11,42 @@ TRANSIENT_TRANSACTION = "TransientTransactionError"
 
 
 def bad_value(message: str) -> CommandError:
-    """Error 2: an argument that makes no sense."""
+    """Return error 2: an invalid argument."""
     return CommandError(2, message, code_name="BadValue")
 
 
 def failed_to_parse(message: str) -> CommandError:
-    """Error 9: a command, update or query that cannot be read."""
+    """Return error 9: a malformed command, update or query."""
     return CommandError(9, message, code_name="FailedToParse")
 
 
 def type_mismatch(message: str) -> CommandError:
-    """Error 14: a field of the wrong BSON type."""
+    """Return error 14: a field of the wrong BSON type."""
     return CommandError(14, message, code_name="TypeMismatch")
 
 
 def namespace_not_found(message: str = "ns not found") -> CommandError:
-    """Error 26: no such collection or view."""
+    """Return error 26: the collection or view does not exist."""
     return CommandError(26, message, code_name="NamespaceNotFound")
 
 
 def namespace_exists(ns: str) -> CommandError:
-    """Error 48: the collection is there already."""
+    """Return error 48: the collection exists."""
     return CommandError(48, f"Collection {ns} already exists.", code_name="NamespaceExists")
 
 
 def cursor_not_found(cursor_id: int) -> CommandError:
-    """Error 43, worded as servers do (docs/protocol.md, section 2)."""
+    """Return error 43, with the server's message (docs/protocol.md, section 2)."""
     return CommandError(43, f"Cursor not found (id: {cursor_id}).", code_name="CursorNotFound")
 
 
 def command_not_found(name: str) -> CommandError:
-    """Error 59: no such command."""
+    """Return error 59: the command does not exist."""
     return CommandError(59, f"no such command: '{name}'", code_name="CommandNotFound")
 
 
 def write_conflict() -> CommandError:
-    """Error 112: two transactions wrote one document; the client may try the whole again."""
+    """Return error 112: two transactions wrote one document; the client may retry."""
     return CommandError(
         112,
         "WriteConflict error: this operation conflicted with another operation. Please retry your "
@@ -57,12 +57,12 @@ def write_conflict() -> CommandError:
 
 
 def no_such_transaction(message: str) -> CommandError:
-    """Error 251: the transaction was aborted, or never was."""
+    """Return error 251: the transaction was aborted or never existed."""
     return CommandError(251, message, code_name="NoSuchTransaction", labels=[TRANSIENT_TRANSACTION])
 
 
 def object_too_large(size: int) -> CommandError:
-    """Error 10334: a document of ``size`` bytes, more than 16 MiB."""
+    """Return error 10334: a document of ``size`` bytes, more than 16 MiB."""
     return CommandError(
         10334,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and 16793600(16MB)",
@@ -73,7 +73,7 @@ def object_too_large(size: int) -> CommandError:
 def duplicate_key(
     ns: str, index: str, pattern: Mapping[str, Any], value: Mapping[str, Any]
 ) -> CommandError:
-    """Error 11000, with ``keyPattern`` and ``keyValue``."""
+    """Return error 11000, with ``keyPattern`` and ``keyValue``."""
     shown = ", ".join(f"{k}: {json_util.dumps(v)}" for k, v in value.items())
     return CommandError(
         11000,

@@ -1,4 +1,4 @@
-"""Pre-images: documents as they were before changes, kept aside for change streams."""
+"""Pre-images: documents as they were before changes, stored for change streams."""
 
 from collections import OrderedDict
 
@@ -11,20 +11,20 @@ _ImageKey = tuple[bytes, int, int]
 
 
 class PreImages:
-    """Documents before changes, by collection, oplog entry and place in a transaction.
+    """Documents before changes, by collection, oplog entry and index in a transaction.
 
-    They live as long as the oplog's entries do (docs/protocol.md, section 5).
+    They live as long as their oplog entries (docs/protocol.md, section 5).
     """
 
     def __init__(self) -> None:
         self._images: OrderedDict[_ImageKey, Document] = OrderedDict()
 
     def keep(self, uuid: bytes, ts: Timestamp, index: int, document: Document) -> None:
-        """Keep the document that the entry at ``ts`` (its ``index``-th operation) changes."""
+        """Store the document before the change of the ``index``-th operation at ``ts``."""
         self._images[bytes(uuid), as_ordinal(ts), index] = document
 
     def get(self, uuid: bytes, ts: Timestamp, index: int) -> Document | None:
-        """Return that document, or None when none is kept."""
+        """Return that document, or None if it is not stored."""
         return self._images.get((bytes(uuid), as_ordinal(ts), index))
 
     def forget_through(self, ts: Timestamp | None) -> None:

@@ -1,4 +1,4 @@
-"""How a member changes: every change is an oplog entry first, then one of its documents.
+"""Changes of a member: each is logged in the oplog first and then applied to the documents.
 
 Source: docs/protocol.md, section 5 (what events need of the oplog).
 """
@@ -24,7 +24,7 @@ _MAX_ENTRY_BYTES = 16 * 1024 * 1024
 
 
 class Journal:
-    """The oplog with the clock that stamps its entries, the pre-images, and isolation."""
+    """The oplog, the clock that stamps its entries, the pre-images, and transactions' isolation."""
 
     def __init__(self, clock: LogicalClock, oplog: Oplog, wall: Callable[[], float]) -> None:
         self.clock = clock
@@ -42,7 +42,7 @@ class Journal:
     def log(
         self, fields: dict[str, Any], *, from_migrate: bool = False, at: Timestamp | None = None
     ) -> OplogEntry:
-        """Append an entry made of ``fields``, stamped with a new cluster time or with ``at``."""
+        """Append an entry with ``fields``, stamped with a new cluster time or with ``at``."""
         if at is None:
             at = self.clock.tick()
         else:
@@ -79,7 +79,10 @@ class Journal:
         return self.log(fields, from_migrate=from_migrate)
 
     def apply(self, operation: Operation, ts: Timestamp, image_ts: Timestamp, index: int) -> None:
-        """Make a logged operation: keep its pre-image, tell the snapshots, change the document."""
+        """Apply a logged operation.
+
+        Stores the pre-image, records the old document for open snapshots, and changes the document.
+        """
         collection = operation.collection
         if operation.before is not None and collection.keeps_images:
             self.images.keep(collection.uuid, image_ts, index, operation.before)
@@ -87,17 +90,17 @@ class Journal:
         self.isolation.note(collection, operation.key, operation.before, as_ordinal(ts))
         operation.apply()
 
-    # transactions
+    # Transactions
 
     def prepare(self, transaction: Transaction) -> Timestamp:
-        """Log the transaction as prepared; returns the prepare timestamp."""
+        """Log the transaction as prepared; return the prepare timestamp."""
         entry = self._log_operations(transaction, at=None, prepare=True)[-1]
         transaction.state = "prepared"
         transaction.prepared_at = entry["ts"]
         return entry["ts"]
 
     def commit(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
-        """Log and make the transaction's operations; returns the commit's cluster time."""
+        """Log and apply the transaction's operations; return the commit's cluster time."""
         if not transaction.operations and transaction.prepared_at is None:
             transaction.committed_at = self.oplog.last_ts or self.clock.time
             transaction.end("committed")
@@ -118,7 +121,7 @@ class Journal:
         return ts
 
     def abort(self, transaction: Transaction) -> None:
-        """Forget the transaction; a prepared one leaves an entry."""
+        """Abort the transaction; log the abort if it was prepared."""
         if transaction.prepared_at is not None:
             fields = self._transaction_fields(transaction, transaction.prepared_at)
             self.log(fields | {"o": {"abortTransaction": 1}})
@@ -143,7 +146,7 @@ class Journal:
     def _log_operations(
         self, transaction: Transaction, *, at: Timestamp | None, prepare: bool
     ) -> list[OplogEntry]:
-        """Log the operations in as many entries as their size needs, linked to each other."""
+        """Log the operations in as many linked entries as their size requires."""
         parts = _parts([operation.entry for operation in transaction.operations])
         previous: Timestamp | None = None
         for number, part in enumerate(parts):
@@ -163,7 +166,7 @@ class Journal:
 
 
 def _parts(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Cut a transaction's operations into parts that fit into an oplog entry each."""
+    """Split a transaction's operations into parts that each fit into an oplog entry."""
     parts: list[list[dict[str, Any]]] = [[]]
     size = 0
     for entry in entries:
@@ -177,7 +180,7 @@ def _parts(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 class CommittedWrites:
-    """The ``WriteUnit`` outside of transactions: each write is made, and seen, at once.
+    """The ``WriteUnit`` outside of transactions: each write takes effect immediately.
 
     ``session_fields`` (``lsid`` and ``txnNumber``) mark retryable writes in the oplog.
     """
@@ -198,7 +201,12 @@ class CommittedWrites:
         return collection
 
     def insert(self, collection: Collection, document: Document, statement: int) -> None:
-        """Insert; raises DuplicateKey, or DocumentLocked."""
+        """Insert a document.
+
+        Raises:
+            CommandError: 11000 DuplicateKey.
+            DocumentLocked: a transaction has written the document or one of its unique keys.
+        """
         key = id_key(document["_id"])
         self._refuse_locked(collection, key, document)
         collection.check_unique(document, inserting=True)
@@ -208,7 +216,12 @@ class CommittedWrites:
     def update(
         self, collection: Collection, before: Document, after: Document, o: Document, statement: int
     ) -> None:
-        """Update; raises DuplicateKey, or DocumentLocked."""
+        """Replace ``before`` with ``after``; ``o`` is the entry's change.
+
+        Raises:
+            CommandError: 11000 DuplicateKey.
+            DocumentLocked: a transaction has written the document or one of its unique keys.
+        """
         key = id_key(after["_id"])
         self._refuse_locked(collection, key, after)
         collection.check_unique(after, inserting=False)
@@ -216,7 +229,11 @@ class CommittedWrites:
         self._make(Operation(collection, key, before, after, entry), statement)
 
     def delete(self, collection: Collection, before: Document, statement: int) -> None:
-        """Delete; raises DocumentLocked."""
+        """Delete a document.
+
+        Raises:
+            DocumentLocked: a transaction has written the document.
+        """
         key = id_key(before["_id"])
         self._refuse_locked(collection, key)
         entry = delete_entry(collection, before)

@@ -1,4 +1,4 @@
-"""Collations, as far as telling letters apart goes: case and accents, no language's own rules."""
+"""Collations, limited to case and accents; there are no rules of particular languages."""
 
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -8,16 +8,18 @@ from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 Fold = Callable[[Any], Any]
-"""Makes equal what a collation holds to be equal, in strings at any depth."""
+"""Maps a value to one that is equal for all values that the collation compares as equal."""
 
 _DEFAULT_STRENGTH = 3
 
 
 def folding(collation: Any) -> Fold | None:
-    """Return what an aggregate's ``collation`` does to strings, None when it does nothing.
+    """Return the folding that an aggregate's ``collation`` applies to strings, None for no folding.
 
-    Applies to equality and order in filters, not to expressions. Raises CommandError for one
-    without a locale.
+    It applies to equality and order in filters, not to expressions.
+
+    Raises:
+        CommandError: the collation is not an object or has no locale.
     """
     if collation is None:
         return None
@@ -54,7 +56,7 @@ def _fold(value: Any, fold_text: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return fold_text(value)
     if isinstance(value, Mapping):
-        # Patterns match letters as they are, whatever the collation.
+        # Regular expressions ignore the collation.
         return {
             name: item if name in ("$regex", "$options") else _fold(item, fold_text)
             for name, item in value.items()

@@ -1,4 +1,4 @@
-"""A change stream's cursor: batches, waiting for data, and the token that each batch promises."""
+"""A change stream's cursor: batches, waiting for data, and each batch's postBatchResumeToken."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,18 +18,21 @@ from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 DEFAULT_FIRST_BATCH: Final = 101
-"""Events of a first batch when the client names no number."""
+"""Events of a first batch when the client sends no batch size."""
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 _ENTRIES_AT_A_TIME: Final = 256
-"""Oplog entries, or events, before others get their turn."""
+"""Oplog entries, or events, to process before other tasks run."""
 
 _ELEMENT_OVERHEAD: Final = 8
 _IN_GET_MORE: Final = "Executor error during getMore"
 
 
 class Batch(NamedTuple):
-    """One reply's part of a cursor: ``closed`` ends it, ``invalidated`` says why."""
+    """One reply's part of a cursor.
+
+    ``closed`` means that the cursor has ended, ``invalidated`` that an invalidate ended it.
+    """
 
     events: list[RawBSONDocument]
     pbrt: dict[str, Any]
@@ -38,9 +41,9 @@ class Batch(NamedTuple):
 
 
 class ChangeStreamCursor:
-    """A tailable, waiting cursor over a change stream (docs/protocol.md, section 2).
+    """A tailable, awaiting cursor over a change stream (docs/protocol.md, section 2).
 
-    One ``next_batch`` at a time. ``close`` ends a waiting one with error 237.
+    Call ``next_batch`` from one task at a time. ``close`` ends a waiting call with error 237.
     """
 
     def __init__(self, host: StreamHost, request: StreamRequest, stream: ChangeStream) -> None:
@@ -53,11 +56,13 @@ class ChangeStreamCursor:
         self.namespace = request.namespace
 
     async def next_batch(self, batch_size: int | None = None, max_time: float = 0.0) -> Batch:
-        """Return up to ``batch_size`` events, as many as fit into 16 MiB.
+        """Return up to ``batch_size`` events, limited to 16 MiB.
 
-        The first batch never waits, and holds at most 101 events when ``batch_size`` is None.
-        Later ones wait up to ``max_time`` seconds for a first event. Raises CommandError, worded
-        and labelled as servers do; the cursor is then at its end.
+        The first batch never waits, and holds at most 101 events when ``batch_size`` is None. Later
+        batches wait up to ``max_time`` seconds for a first event.
+
+        Raises:
+            CommandError: with the server's message and labels; the cursor has then ended.
         """
         if self._closed:
             raise _killed()
@@ -106,7 +111,7 @@ class ChangeStreamCursor:
 
     @property
     def _promise(self) -> dict[str, Any]:
-        """The token that the batch promises: that of its last event while one is held back."""
+        """The batch's postBatchResumeToken: its last event's token if another is held back."""
         return self._stream.resume_token if self._held_back is None else self._held_back[1]
 
     async def _next_event(self, deadline: float) -> RawBSONDocument | None:
@@ -132,7 +137,7 @@ class ChangeStreamCursor:
             raise _killed()
 
     async def _wait(self, deadline: float) -> bool:
-        """Wait for the oplog to grow; whether it did before ``deadline``."""
+        """Wait for the oplog to grow; return whether it grew before ``deadline``."""
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
             return False
@@ -144,7 +149,7 @@ class ChangeStreamCursor:
         return grown
 
     def close(self) -> None:
-        """End the cursor; calling it again does nothing."""
+        """End the cursor. Idempotent."""
         self._closed = True
         if self._scope is not None:
             self._scope.cancel()
@@ -159,7 +164,7 @@ def _killed() -> CommandError:
 
 
 def is_change_stream(command: Mapping[str, Any]) -> bool:
-    """Whether an aggregate command has a stage that only change streams may have."""
+    """Return whether an aggregate command has a stage that only change streams may have."""
     pipeline = command.get("pipeline")
     return isinstance(pipeline, list) and any(
         isinstance(stage, Mapping) and ("$changeStream" in stage or SPLIT in stage)
@@ -170,10 +175,12 @@ def is_change_stream(command: Mapping[str, Any]) -> bool:
 def open_change_stream(
     host: StreamHost, database: str, command: Mapping[str, Any]
 ) -> ChangeStreamCursor:
-    """Open the cursor of an aggregate command for which ``is_change_stream`` holds.
+    """Open the cursor of an aggregate command for which ``is_change_stream`` is true.
 
-    Raises CommandError as mongod does (docs/protocol.md, section 4). No event is looked for
-    before ``next_batch``.
+    The oplog is not read before ``next_batch``.
+
+    Raises:
+        CommandError: as mongod does (docs/protocol.md, section 4).
     """
     target = command.get("aggregate")
     collection = target if isinstance(target, str) else None
@@ -229,9 +236,10 @@ def _check_command(
 
 
 def first_batch_size(command: Mapping[str, Any]) -> int | None:
-    """Return ``cursor.batchSize`` of an aggregate command, None when it names none.
+    """Return ``cursor.batchSize`` of an aggregate command, None if it is absent.
 
-    Raises CommandError when ``cursor`` is missing or cannot be read.
+    Raises:
+        CommandError: ``cursor`` is missing or malformed.
     """
     cursor = command.get("cursor")
     if cursor is None:

@@ -1,4 +1,4 @@
-"""From one operation of the oplog to one change event (docs/protocol.md, section 5)."""
+"""Conversion of one oplog operation to one change event (docs/protocol.md, section 5)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from shard_client.errors import CommandError
 _CLASSIC: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase"}
 )
-"""Operation types whose version 1 tokens hold the document key alone."""
+"""Operation types whose version 1 tokens hold only the document key."""
 
 _HEAD_OF_WRAPPER: Final = 6
-"""Bytes before the value in a document of one field without a name."""
+"""Bytes before the value in a document that consists of one field with an empty name."""
 
 
 @dataclass(slots=True)
 class ChangeEvent:
-    """An event on its way through a stream.
+    """An event inside a stream.
 
-    ``document`` is what clients will see. ``token`` is its resume token, ``key`` that token's
-    KeyString and ``token_document`` its form for clients: they stay as they are when the client's
-    pipeline changes the document.
+    ``document`` is the event for the client. ``token`` is its resume token, ``key`` the token's
+    KeyString and ``token_document`` the token's form for clients. The client's pipeline may change
+    ``document`` but not the other fields.
     """
 
     document: dict[str, Any]
@@ -46,7 +46,7 @@ class ChangeEvent:
 
 @dataclass(slots=True)
 class _Draft:
-    """The parts of an event that depend on its kind. None means that there is no such field."""
+    """The parts of an event that depend on its kind. None means that the field is absent."""
 
     operation_type: str
     database: str
@@ -62,10 +62,10 @@ class _Draft:
 
 
 class EventMaker:
-    """Make events of operations, for one stream.
+    """Makes the events of one stream from operations.
 
-    ``version`` is the version of new tokens; events that the client's own token may have been
-    compared with (at most as late as ``start``) keep that token's version.
+    ``version`` is the version of new tokens. Events up to ``start`` keep the version of the
+    client's token, because they are compared with it.
     """
 
     def __init__(self, request: StreamRequest, start: ResumeToken, version: int) -> None:
@@ -75,7 +75,11 @@ class EventMaker:
         self._raw_updates = "showRawUpdateDescription" in request.flags
 
     def event(self, operation: Operation) -> ChangeEvent:
-        """Return the event of an operation that the stream's filter accepted."""
+        """Return the event of an operation that the stream's filter accepted.
+
+        Raises:
+            CommandError: the operation has a form that has no change event.
+        """
         draft = self._draft(operation.entry)
         token = self._token(operation, draft)
         key, token_document = token.encoded()
@@ -168,14 +172,14 @@ class EventMaker:
 
 
 def encode_event(document: Mapping[str, Any]) -> bytes:
-    """Return an event as BSON, its fields in their own order: ``_id`` is not always the first."""
+    """Return an event as BSON in its own field order, even if ``_id`` is not the first field."""
     if next(iter(document), "_id") == "_id":
         return bson.encode(document)
     return bson.encode({"": document})[_HEAD_OF_WRAPPER:-1]
 
 
 def invalidate_after(event: ChangeEvent) -> ChangeEvent:
-    """Return the invalidate that ``event`` causes."""
+    """Return the invalidate that follows ``event``."""
     token = event.token.of_invalidate()
     key, token_document = token.encoded()
     document = {
@@ -251,7 +255,7 @@ def _of_noop(database: str, collection: str, what: Mapping[str, Any]) -> _Draft:
 
 
 def _of_view(kind: str, view: Mapping[str, Any]) -> _Draft:
-    """A view is a document of ``system.views``: its making and unmaking are DDL events."""
+    """Return the DDL event of a change to a view, which is a document of ``system.views``."""
     database, collection = _split(view["_id"])
     description = None if kind == "d" else _without(view, "_id")
     operation_type = {"i": "create", "u": "modify", "d": "drop"}[kind]

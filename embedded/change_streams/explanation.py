@@ -1,4 +1,4 @@
-"""What explain shows of a change stream: the stages that it is made of."""
+"""The explain reply of a change stream."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,8 +23,10 @@ def explain_change_stream(
 ) -> dict[str, Any]:
     """Return explain's reply for an aggregate with ``$changeStream``.
 
-    Raises CommandError for a command that could not be run. What would be read of the oplog is not
-    shown in detail.
+    The reply lists the stages but not the details of the oplog scan.
+
+    Raises:
+        CommandError: the command itself is invalid.
     """
     cursor = open_change_stream(host, database, {"cursor": {}, **command})
     cursor.close()

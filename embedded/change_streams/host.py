@@ -1,4 +1,4 @@
-"""What a change stream needs of the member that it runs on."""
+"""The interface between a change stream and its member."""
 
 from typing import Any, Protocol
 
@@ -10,9 +10,10 @@ from embedded.storage.catalog import Catalog
 
 
 class StreamHost(Protocol):
-    """A member with an oplog, and with documents to look up. A change stream only reads.
+    """A member with an oplog and with documents to look up. A change stream only reads.
 
-    ``token_version`` 1 asks for events as 6.0 makes them, 2 as 7.0 (docs/protocol.md, section 3).
+    With ``token_version`` 1 events have the form of MongoDB 6.0, with 2 that of 7.0
+    (docs/protocol.md, section 3).
     """
 
     token_version: int
@@ -22,9 +23,9 @@ class StreamHost(Protocol):
     def find_one(
         self, ns: str, uuid: Binary | None, document_key: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the present document of that key; None when it, or the collection, is gone."""
+        """Return the current document with this key; None if it or the collection is gone."""
 
     def pre_image(
         self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0
     ) -> dict[str, Any] | None:
-        """Return the document before the change logged at ``ts``, where such images are kept."""
+        """Return the document before the change logged at ``ts``, None if it is not stored."""

@@ -1,4 +1,4 @@
-"""Documents before and after a change, looked up for events that ask for them."""
+"""Lookup of the documents before and after a change, for streams that request them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,11 +14,11 @@ _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
 
 
 class ImageLookup:
-    """Fill in fullDocument and fullDocumentBeforeChange (docs/protocol.md, section 5).
+    """Fills in fullDocument and fullDocumentBeforeChange (docs/protocol.md, section 5).
 
-    A document is looked up on this member alone, in the event's own collection by its UUID. Version
-    2 takes the collection that has the event's namespace now, which may have been made anew, unless
-    the client insists on the same collection.
+    The lookup reads this member only, in the event's own collection by its UUID. With token version
+    2 it reads the collection that has the event's namespace now, which may have been created anew,
+    unless the client sets matchCollectionUUIDForUpdateLookup.
     """
 
     def __init__(self, host: StreamHost, request: StreamRequest) -> None:
@@ -31,7 +31,11 @@ class ImageLookup:
         self.needed = self._before != "off" or self._after != "default"
 
     def fill(self, event: ChangeEvent) -> None:
-        """Look up what the stream asked for. Raises CommandError 47 when a required one is gone."""
+        """Look up the images that the stream requests.
+
+        Raises:
+            CommandError: 47 NoMatchingDocument if a required image does not exist.
+        """
         kind = event.operation_type
         before: dict[str, Any] | None = None
         if self._before != "off" and kind in _WITH_PRE_IMAGE:

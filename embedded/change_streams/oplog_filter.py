@@ -1,4 +1,4 @@
-"""Which oplog entries a change stream looks at."""
+"""Selection of the oplog entries that a change stream reads."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,10 +21,10 @@ _SHOWN_SYSTEM_PREFIXES: Final = ("system.resharding.", "system.buckets.")
 
 
 class OplogFilter:
-    """Tell a stream's entries from others (docs/protocol.md, section 5).
+    """Selects a stream's entries from the oplog (docs/protocol.md, section 5).
 
-    Chunk migrations are left out, and so are operations on other namespaces and kinds of
-    operations that the stream's options do not ask for.
+    It drops chunk migrations, other namespaces, and kinds of operations that the stream's options
+    do not request.
     """
 
     def __init__(self, request: StreamRequest) -> None:
@@ -33,7 +33,7 @@ class OplogFilter:
         self._migrations = "showMigrationEvents" in request.flags
 
     def accepts(self, entry: Mapping[str, Any]) -> bool:
-        """Whether ``entry``, of the oplog or of a transaction, makes an event of the stream."""
+        """Return whether an entry of the oplog or a transaction becomes an event of the stream."""
         if entry.get("fromMigrate") and not self._migrations and not self._migrated_system(entry):
             return False
         kind = entry["op"]
@@ -45,7 +45,7 @@ class OplogFilter:
         return self._collection(database, collection) or self._view(database, collection)
 
     def _migrated_system(self, entry: Mapping[str, Any]) -> bool:
-        """With showSystemEvents, a migration's creation of collection and indexes is shown."""
+        """Return whether showSystemEvents shows this DDL entry of a migration."""
         return (
             self._system
             and entry["op"] == "c"

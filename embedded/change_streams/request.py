@@ -1,4 +1,4 @@
-"""The ``$changeStream`` stage of an aggregate command, read and checked as mongod does."""
+"""The ``$changeStream`` stage of an aggregate command, parsed and checked as mongod does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ _FLAGS_OF_7: Final = frozenset({"matchCollectionUUIDForUpdateLookup"})
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What a client asked to watch (docs/protocol.md, section 4).
+    """The parsed ``$changeStream`` stage (docs/protocol.md, section 4).
 
-    ``collection`` is None for a database or the whole cluster. ``token`` is where to start:
-    a high water mark, or the event after which to go on.
+    ``collection`` is None for a database or the whole cluster. ``token`` is the start: a high water
+    mark, or the token of the last event that the client has; None for now.
     """
 
     database: str
@@ -53,17 +53,19 @@ class StreamRequest:
 
     @property
     def expanded(self) -> bool:
-        """Whether the client asked for the expanded events."""
+        """Whether the client requested the expanded events."""
         return "showExpandedEvents" in self.flags
 
 
 def parse_request(
     database: str, collection: str | None, stage: Mapping[str, Any], version: int
 ) -> StreamRequest:
-    """Read a pipeline's first stage, ``{$changeStream: {...}}``.
+    """Parse a pipeline's first stage, ``{$changeStream: {...}}``.
 
-    ``version`` is the token version that the stream makes. Raises CommandError with the codes and
-    messages of servers (docs/protocol.md, section 4).
+    ``version`` is the version of the tokens that the stream makes.
+
+    Raises:
+        CommandError: with the server's codes and messages (docs/protocol.md, section 4).
     """
     spec = stage["$changeStream"]
     if not isinstance(spec, Mapping):

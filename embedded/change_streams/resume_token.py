@@ -1,4 +1,7 @@
-"""Resume tokens, versions 1 and 2, made and read byte for byte (docs/protocol.md, section 3)."""
+"""Resume tokens of versions 1 and 2, encoded and decoded byte for byte.
+
+Source: docs/protocol.md, section 3.
+"""
 
 import struct
 from collections.abc import Mapping
@@ -22,10 +25,10 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 @dataclass(frozen=True, slots=True)
 class ResumeToken:
-    """What a resume token says (docs/protocol.md, section 3).
+    """The content of a resume token (docs/protocol.md, section 3).
 
-    ``uuid`` is the collection's, or None; ``event_identifier`` is the document that tells events
-    of one time and index apart, or None; ``fragment`` counts from 0 in split events.
+    ``uuid`` is the collection's, or None. ``event_identifier`` is the document that distinguishes
+    events of the same time and index, or None. ``fragment`` counts from 0 in split events.
     """
 
     cluster_time: Timestamp
@@ -44,7 +47,7 @@ class ResumeToken:
 
     @property
     def is_high_water_mark(self) -> bool:
-        """Whether the token marks a time and no event."""
+        """Whether the token marks a time rather than an event."""
         return self.token_type == HIGH_WATER_MARK and not self.from_invalidate
 
     def _encode(self) -> tuple[bytes, bytes]:
@@ -67,11 +70,11 @@ class ResumeToken:
         return builder.key(), builder.type_bits()
 
     def key(self) -> bytes:
-        """Return the KeyString that orders the token in its stream."""
+        """Return the KeyString by which the token sorts in its stream."""
         return self._encode()[0]
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return ``key()`` and ``document()``, at the price of one."""
+        """Return ``key()`` and ``document()`` with a single encoding."""
         key, type_bits = self._encode()
         token: dict[str, Any] = {"_data": key.hex().upper()}
         if type_bits:
@@ -79,20 +82,24 @@ class ResumeToken:
         return key, token
 
     def document(self) -> dict[str, Any]:
-        """Return the token as clients see it: ``{_data: HEX}``, with ``_typeBits`` where needed."""
+        """Return the client's form of the token: ``{_data: HEX}``, with ``_typeBits`` if any."""
         return self.encoded()[1]
 
     def of_invalidate(self) -> Self:
-        """Return the token of the invalidate that this token's event causes."""
+        """Return the token of the invalidate that follows this token's event."""
         return replace(self, from_invalidate=True)
 
     def of_fragment(self, fragment: int | None) -> Self:
-        """Return the token of one fragment (from 0) of this token's event; None of the whole."""
+        """Return the token of one fragment (from 0) of this token's event; None for all of it."""
         return replace(self, fragment=fragment)
 
     @classmethod
     def parse(cls, token: Mapping[str, Any]) -> Self:
-        """Read a token. Raises CommandError as servers do (docs/protocol.md, section 3)."""
+        """Parse a token.
+
+        Raises:
+            CommandError: the token is malformed; codes as in docs/protocol.md, section 3.
+        """
         data = token.get("_data")
         if not isinstance(data, str):
             raise CommandError(
@@ -160,7 +167,7 @@ class ResumeToken:
 
 
 class _Fields:
-    """The values of a token's key, taken one by one."""
+    """The values of a token's key, consumed one by one."""
 
     def __init__(self, values: list[Any]) -> None:
         self._values = values
@@ -184,7 +191,7 @@ class _Fields:
     def event(
         self, version: int, token_type: int
     ) -> tuple[Binary | None, Mapping[str, Any] | None, int | None]:
-        """Take what follows fromInvalidate: UUID, event identifier, fragment number."""
+        """Consume the values after fromInvalidate: UUID, event identifier, fragment number."""
         if not self._more():
             if version >= 2:
                 raise CommandError(6189500, "Expected UUID or null")

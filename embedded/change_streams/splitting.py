@@ -1,4 +1,4 @@
-"""``$changeStreamSplitLargeEvent``: an event that is too large becomes several."""
+"""``$changeStreamSplitLargeEvent``: split an event that is too large into fragments."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -17,17 +17,22 @@ _ELEMENT_OF_EMPTY: Final = len(bson.encode({}))
 
 
 class Splitter:
-    """Split the large events of one stream (docs/protocol.md, section 5).
+    """Splits the large events of one stream (docs/protocol.md, section 5).
 
-    ``resume`` is the client's token when it names a fragment: of its event the fragments before
-    it are left out.
+    ``resume`` is the client's token. If it names a fragment, the fragments before that one are
+    dropped from its event.
     """
 
     def __init__(self, resume: ResumeToken | None) -> None:
         self._resume = resume if resume is not None and resume.fragment is not None else None
 
     def split(self, event: ChangeEvent) -> list[ChangeEvent]:
-        """Return the event, or its fragments. Raises CommandError 280 when resuming cannot be."""
+        """Return the event, or its fragments.
+
+        Raises:
+            CommandError: 280 ChangeStreamFatalError if the resumed event has no such fragment,
+                7182500 or 7182502 if the event cannot be split.
+        """
         resume, self._resume = self._resume, None
         resumed = resume is not None and resume.of_fragment(None).key() == event.key
         skip = (resume.fragment or 0) if resume is not None and resumed else 0
@@ -53,7 +58,7 @@ def _fatal(message: str) -> CommandError:
 
 
 def _fragments(event: ChangeEvent) -> list[ChangeEvent]:
-    """Fill fragments with the event's fields, the small ones first."""
+    """Distribute the event's fields over fragments, the small fields first."""
     fields = sorted(
         (len(bson.encode({name: value})) - _ELEMENT_OF_EMPTY, name)
         for name, value in event.document.items()

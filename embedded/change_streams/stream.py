@@ -1,4 +1,4 @@
-"""One change stream: a position in the oplog, and the events from there on. No waiting."""
+"""One change stream: a position in the oplog, and the events after it. It never waits."""
 
 from collections import deque
 from typing import Any, Final
@@ -36,9 +36,14 @@ _INVALIDATING: Final = {
 class ChangeStream:
     """The events of one request, in order (docs/protocol.md, sections 2, 4 and 5).
 
-    ``start`` is a high water mark or the token to go on after; ``version`` the version of new
-    tokens. ``next_event`` returns one event at a time and None when the oplog has no more.
-    ``resume_token`` is what a batch that ends here promises.
+    Args:
+        host: the member to read from.
+        request: the parsed request.
+        stages: the client's stages after ``$changeStream``.
+        start: a high water mark, or the token of the last event that the client has.
+        version: the version of new tokens.
+
+    ``resume_token`` is the postBatchResumeToken of a batch that ends here.
     """
 
     def __init__(
@@ -73,12 +78,12 @@ class ChangeStream:
 
     @property
     def invalidated(self) -> bool:
-        """Whether an invalidate ended the stream, and all events before it have been returned."""
+        """Whether an invalidate ended the stream and all events before it have been returned."""
         return self._end is not None and not self._ready
 
     @property
     def end_token(self) -> dict[str, Any]:
-        """The token of the invalidate that ended the stream, whether it was given or filtered."""
+        """The token of the invalidate that ended the stream, even if a filter dropped it."""
         assert self._end is not None
         return self._end
 
@@ -88,9 +93,12 @@ class ChangeStream:
         return self._scanned
 
     def next_event(self, max_entries: int) -> RawBSONDocument | None:
-        """Return the next event, None when ``max_entries`` of the oplog held none.
+        """Return the next event, or None if ``max_entries`` entries of the oplog hold no event.
 
-        Raises CommandError when the stream cannot go on; see ``at_end`` for why it was None.
+        After None, ``at_end`` and ``invalidated`` give the reason.
+
+        Raises:
+            CommandError: the stream cannot continue.
         """
         event = self._next(max_entries)
         if event is None:
@@ -107,7 +115,7 @@ class ChangeStream:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything in the oplog has been looked at."""
+        """Whether the whole oplog has been read and all its events returned."""
         last = self._host.oplog.last_ts
         return not self._found and not self._ready and (last is None or last <= self._scanned)
 
@@ -147,7 +155,7 @@ class ChangeStream:
         return 0
 
     def _check_history(self) -> None:
-        """Make sure that the oplog still reaches back to where the stream stands."""
+        """Raise CommandError if the oplog no longer reaches back to the stream's position."""
         oplog = self._host.oplog
         truncated = oplog.truncated_through
         if not self._started:
@@ -174,14 +182,14 @@ class ChangeStream:
                 self._found.append(self._maker.event(operation))
 
     def _pass_on(self, event: ChangeEvent) -> bool:
-        """Take one event through all that follows; whether something became ready."""
+        """Apply filters, lookups and stages to one event; return whether any event is ready."""
         for following in self._with_invalidate(event):
             if not self._before_start(following):
                 self._finish(following)
         return bool(self._ready)
 
     def _with_invalidate(self, event: ChangeEvent) -> list[ChangeEvent]:
-        """Return the event and, when it ends the stream, the invalidate after it."""
+        """Return the event, followed by an invalidate if the event ends the stream."""
         swallow, self._start_after_invalidate = self._start_after_invalidate, False
         if event.operation_type not in self._invalidating:
             return [event]
@@ -195,7 +203,7 @@ class ChangeStream:
         return [event, invalidate]
 
     def _before_start(self, event: ChangeEvent) -> bool:
-        """Whether the event sorts before the client's token, and is therefore left out."""
+        """Return whether the event sorts before the client's token and is therefore dropped."""
         if self._start_key is None:
             return False
         if event.key < self._unsplit_start_key:
@@ -217,7 +225,11 @@ class ChangeStream:
         self._ready.extend(part for part in parts if not self._is_resume_point(part))
 
     def _is_resume_point(self, event: ChangeEvent) -> bool:
-        """Swallow the event that the client has; insist on having seen it."""
+        """Return whether the event is at or before the client's token and is therefore dropped.
+
+        Raises:
+            CommandError: 280 if a later event appears and the token's own event has not.
+        """
         if self._resume_key is None:
             return False
         if event.key <= self._resume_key:

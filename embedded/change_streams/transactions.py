@@ -1,4 +1,4 @@
-"""Transactions in the oplog, taken apart into the operations that they hold."""
+"""Decomposition of an oplog entry into operations, in particular of transactions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ _APPLIED_SEPARATELY = 1
 class Operation:
     """One operation that may become an event.
 
-    ``entry`` is the oplog entry or the entry inside a transaction; ``ts`` the cluster time of the
-    event, ``txn_op_index`` its place in the transaction (None outside of one). ``image_ts`` and
-    ``image_index`` name the pre-image.
+    ``entry`` is the oplog entry, or the entry inside a transaction. ``ts`` is the cluster time of
+    the event, ``txn_op_index`` its index in the transaction (None outside of a transaction).
+    ``image_ts`` and ``image_index`` identify the pre-image.
     """
 
     entry: Mapping[str, Any]
@@ -31,9 +31,9 @@ class Operation:
 
 
 def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
-    """Yield what ``entry`` did: itself, or the operations of the transaction that it commits.
+    """Yield the operations of ``entry``: itself, or those of the transaction that it commits.
 
-    All operations of a transaction count for their index, whether a stream wants them or not
+    The index counts all operations of a transaction, including those that the stream filters out
     (docs/protocol.md, section 5).
     """
     command = entry["o"] if entry["op"] == "c" else {}

@@ -1,4 +1,4 @@
-"""From the oplog's ``$v: 2`` diffs to ``updateDescription`` (docs/protocol.md, section 5)."""
+"""Conversion of ``$v: 2`` oplog diffs to ``updateDescription`` (docs/protocol.md, section 5)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def describe_update(diff: Mapping[str, Any], *, disambiguate: bool) -> dict[str,
 
 
 class _Description:
-    """Walks a diff; ``_path`` holds field names, and array positions as integers."""
+    """A walk over a diff; ``_path`` holds field names (str) and array positions (int)."""
 
     def __init__(self) -> None:
         self.updated: dict[str, Any] = {}
@@ -29,7 +29,7 @@ class _Description:
         self._path: list[str | int] = []
 
     def document(self, diff: Mapping[str, Any]) -> None:
-        """Take in a document's diff: changed, new, removed fields, then what changed inside."""
+        """Process a document's diff: changed, new and removed fields, then nested diffs."""
         for section in ("u", "i"):
             for name, value in diff.get(section, {}).items():
                 self.updated[self._note(name)] = value
@@ -57,7 +57,7 @@ class _Description:
         self._path.pop()
 
     def _note(self, *last: str | int) -> str:
-        """Return the dotted path and, where dots or digits in names make it ambiguous, keep it."""
+        """Return the dotted path; record its parts if dots or digits in names make it ambiguous."""
         path = [*self._path, *last]
         dotted = ".".join(map(str, path))
         if any(_ambiguous(part, place) for place, part in enumerate(path)):

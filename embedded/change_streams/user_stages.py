@@ -1,4 +1,4 @@
-"""The client's own stages after ``$changeStream``, applied to one event at a time."""
+"""The client's stages after ``$changeStream``, applied to one event at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
@@ -13,7 +13,7 @@ from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 Stage = Callable[[dict[str, Any]], dict[str, Any] | None]
-"""Returns the changed event, or None for one that is filtered out."""
+"""Returns the changed event, or None for an event that is filtered out."""
 
 _Test = Callable[[dict[str, Any]], bool]
 SPLIT: Final = "$changeStreamSplitLargeEvent"
@@ -55,11 +55,18 @@ _BANNED: Final = frozenset(
 
 
 class UserStages:
-    """The stages of one stream, read once (docs/protocol.md, section 4).
+    """The compiled stages of one stream (docs/protocol.md, section 4).
 
-    The leading ``$match`` stages that look at no image run before images are
-    looked up, so that a required image of an event that nobody wants is not missed. ``variables``
-    are what the command's ``let`` names, ``fold`` is its collation for the filters.
+    The leading ``$match`` stages that do not refer to images run before images are looked up, so
+    that a missing required image of a filtered event raises no error.
+
+    Args:
+        stages: the stages after ``$changeStream``.
+        variables: the values of the command's ``let``.
+        fold: the folding of the command's collation, for the filters.
+
+    Raises:
+        CommandError: a stage is malformed.
     """
 
     def __init__(
@@ -80,15 +87,15 @@ class UserStages:
 
     @classmethod
     def of(cls, stages: Sequence[Any], command: Mapping[str, Any]) -> Self:
-        """Read stages with the ``let`` and the ``collation`` of an aggregate command."""
+        """Compile stages with the ``let`` and the ``collation`` of an aggregate command."""
         return cls(stages, _variables(command.get("let")), folding(command.get("collation")))
 
     def wants(self, document: dict[str, Any]) -> bool:
-        """Whether the event passes the stages that run before images are looked up."""
+        """Return whether the event passes the stages that run before images are looked up."""
         return all(stage(document) is not None for stage in self._early)
 
     def apply(self, document: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the event after the other stages; None when it is filtered out."""
+        """Return the event after the remaining stages, None if it is filtered out."""
         current: dict[str, Any] | None = document
         for stage in self._late:
             if current is None:
@@ -98,7 +105,7 @@ class UserStages:
 
 
 def _variables(let: Any) -> dict[str, Any]:
-    """Return the values of a command's ``let``: expressions that read no document."""
+    """Return the values of a command's ``let``; its expressions do not refer to a document."""
     if let is None:
         return {}
     if not isinstance(let, Mapping):
@@ -112,12 +119,16 @@ def _variables(let: Any) -> dict[str, Any]:
 
 
 def is_single_document(stage: Mapping[str, Any]) -> bool:
-    """Tell whether a stage is one of those that change streams may have."""
+    """Return whether change streams permit the stage."""
     return next(iter(stage)) in _STAGES
 
 
 def check_stages(pipeline: Any) -> None:
-    """Check what servers check before they read single stages. Raises CommandError."""
+    """Check what servers check before they parse single stages.
+
+    Raises:
+        CommandError: with the server's codes and messages (docs/protocol.md, section 4).
+    """
     if not isinstance(pipeline, list):
         raise CommandError(14, "A pipeline must be an array of objects", code_name="TypeMismatch")
     for stage in pipeline:
@@ -181,7 +192,7 @@ def _match(condition: Any, variables: Mapping[str, Any], fold: Fold | None = Non
 
 
 def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) -> _Test:
-    """Return the test that a filter stands for; logic and $expr are taken apart here."""
+    """Compile a filter; the logical operators and $expr are handled here."""
     if not isinstance(condition, Mapping):
         raise CommandError(15959, "the match filter must be an expression in an object")
     tests: list[_Test] = []
@@ -269,7 +280,7 @@ def _redact(argument: Any, variables: Mapping[str, Any]) -> Stage:
         return {name: kept for name, value in document.items() for kept in _descend(value, root)}
 
     def _descend(value: Any, root: Mapping[str, Any]) -> list[Any]:
-        """Return what is left of a value: a list of it, or of nothing."""
+        """Return the rest of a value as a list of one value, or an empty list if it is pruned."""
         if isinstance(value, Mapping):
             inner = redacted(value, root)
             return [] if inner is None else [inner]

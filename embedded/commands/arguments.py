@@ -1,4 +1,4 @@
-"""The types of commands' arguments, which have the same meaning wherever they appear."""
+"""The types of command arguments; a name has the same type in all commands."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -75,7 +75,11 @@ _STATEMENTS = frozenset({"deletes", "indexes", "updates"})
 
 
 def check_arguments(name: str, command: Mapping[str, Any]) -> None:
-    """Check the types of a command's arguments; TypeMismatch for one that is wrong."""
+    """Check the types of a command's arguments.
+
+    Raises:
+        CommandError: 14 TypeMismatch for an argument of the wrong type.
+    """
     for field, value in command.items():
         if field == name or value is None:
             continue

@@ -1,6 +1,6 @@
-"""create, drop, dropDatabase, renameCollection, collMod: what there is, and under which name.
+"""Data definition commands: create, drop, dropDatabase, renameCollection, collMod.
 
-Source: docs/protocol.md, section 5 (the events that these commands make).
+Source: docs/protocol.md, section 5 (the events that these commands cause).
 """
 
 from bson.binary import Binary
@@ -34,7 +34,7 @@ _VALIDATION = frozenset({"validator", "validationLevel", "validationAction"})
 
 @command("create", in_transactions=True)
 async def create(request: Request) -> Document:
-    """Create a collection or a view. In-process clients may give its ``uuid``."""
+    """Create a collection or a view. In-process clients may set its ``uuid``."""
     mongod, given = request.mongod, request.command
     if "viewOn" in given:
         create_view(request)
@@ -102,7 +102,7 @@ async def drop_database(request: Request) -> Document:
 
 @command("renameCollection")
 async def rename_collection(request: Request) -> Document:
-    """Give a collection another name, which also may be in another database."""
+    """Rename a collection, also into another database."""
     mongod = request.mongod
     source, target = request.command["renameCollection"], request.field("to", str, "")
     database, _, name = target.partition(".")
@@ -170,13 +170,13 @@ def _modify_options(collection: Collection, changes: Document) -> None:
         else:
             options[name] = value
     if _VALIDATION & changes.keys() and "validator" in options:
-        # Whoever validates does it on a level and with an action, named from then on.
+        # With a validator, collMod also sets the defaults of its level and its action.
         options.setdefault("validationLevel", "strict")
         options.setdefault("validationAction", "error")
 
 
 def _modify_index(collection: Collection, change: Document) -> Document:
-    """Change an index; return its former options of those that change."""
+    """Change an index; return the former values of the changed options."""
     for specification in collection.indexes.values():
         if specification["name"] == change.get("name") or specification["key"] == change.get(
             "keyPattern"

@@ -1,4 +1,4 @@
-"""What drivers, shells and the curious ask a server about itself."""
+"""Diagnostic commands, with which drivers and shells inspect a server."""
 
 import os
 import platform
@@ -15,13 +15,13 @@ from shard_client.errors import CommandError
 
 @command("ping")
 async def ping(_request: Request) -> Document:
-    """Answer."""
+    """Return ``ok``."""
     return {}
 
 
 @command("buildInfo", "buildinfo")
 async def build_info(request: Request) -> Document:
-    """Return the version that this server behaves as."""
+    """Return the version that this server emulates."""
     version = request.mongod.version
     numbers = [int(part) for part in version.split(".")]
     return {
@@ -48,7 +48,7 @@ async def host_info(_request: Request) -> Document:
 
 @command("connectionStatus")
 async def connection_status(request: Request) -> Document:
-    """Nobody is ever authenticated here."""
+    """Return an empty list of users, because there is no authentication."""
     info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
     if request.command.get("showPrivileges"):
         info["authenticatedUserPrivileges"] = []
@@ -63,7 +63,7 @@ async def whats_my_uri(request: Request) -> Document:
 
 @command("getCmdLineOpts")
 async def command_line(request: Request) -> Document:
-    """Return options as a mongod of this role would have them."""
+    """Return the options of a mongod in this role."""
     host, port = request.mongod.address
     parsed: Document = {
         "net": {"bindIp": host, "port": port},
@@ -75,7 +75,7 @@ async def command_line(request: Request) -> Document:
 
 @command("getParameter")
 async def get_parameter(request: Request) -> Document:
-    """Return the few parameters that clients look for."""
+    """Return the few parameters that clients read."""
     version = ".".join(request.mongod.version.split(".")[:2])
     known: dict[str, Any] = {
         "featureCompatibilityVersion": {"version": version},
@@ -93,7 +93,7 @@ async def get_parameter(request: Request) -> Document:
 
 @command("setParameter", "setFeatureCompatibilityVersion", "fsync", "logRotate", "profile")
 async def accept(_request: Request) -> Document:
-    """Accept what has no meaning in memory."""
+    """Accept a command that has no effect on a server without files."""
     return {}
 
 
@@ -118,13 +118,13 @@ async def server_status(request: Request) -> Document:
 
 @command("listCommands")
 async def list_commands(_request: Request) -> Document:
-    """Name the commands."""
+    """Return the names of all commands."""
     return {"commands": {name: {"help": ""} for name in sorted(COMMANDS)}}
 
 
 @command("getLog")
 async def get_log(request: Request) -> Document:
-    """There is no log here."""
+    """Return an empty log."""
     if request.command["getLog"] == "*":
         return {"names": ["global", "startupWarnings"]}
     return {"totalLinesWritten": 0, "log": []}
@@ -132,13 +132,13 @@ async def get_log(request: Request) -> Document:
 
 @command("currentOp")
 async def current_op(_request: Request) -> Document:
-    """Nothing runs long."""
+    """Return no operations, because none run for long."""
     return {"inprog": []}
 
 
 @command("getDefaultRWConcern")
 async def default_concerns(_request: Request) -> Document:
-    """Return the concerns that a new cluster has."""
+    """Return the default concerns of a new cluster."""
     return {
         "defaultReadConcern": {"level": "local"},
         "defaultWriteConcern": {"w": "majority", "wtimeout": 0},
@@ -147,7 +147,7 @@ async def default_concerns(_request: Request) -> Document:
 
 @command("explain")
 async def explain(request: Request) -> Document:
-    """Say that it would look at everything, or go by ``_id``, without doing so."""
+    """Return a plan of COLLSCAN, or IDHACK for a condition on ``_id``, without running it."""
     explained = request.field("explain", dict, {})
     name = next(iter(explained), "")
     if name not in ("find", "aggregate", "count", "distinct", "update", "delete", "findAndModify"):
@@ -167,7 +167,7 @@ async def explain(request: Request) -> Document:
 
 @command("collStats", "collstats")
 async def collection_stats(request: Request) -> Document:
-    """Count a collection's documents and indexes."""
+    """Return the numbers of a collection's documents and indexes."""
     collection = request.collection
     if collection is None:
         return {"ns": request.ns, "count": 0, "nindexes": 0, "size": 0}
@@ -182,7 +182,7 @@ async def collection_stats(request: Request) -> Document:
 
 @command("dbStats", "dbstats")
 async def database_stats(request: Request) -> Document:
-    """Count a database's collections and documents."""
+    """Return the numbers of a database's collections, documents and indexes."""
     collections = request.mongod.catalog.collections(request.database)
     return {
         "db": request.database,
@@ -194,7 +194,7 @@ async def database_stats(request: Request) -> Document:
 
 @command("validate")
 async def validate_collection(request: Request) -> Document:
-    """A collection in memory is always valid."""
+    """Return that a collection is valid, which is always so in memory."""
     if request.collection is None:
         raise namespace_not_found(f"Collection '{request.ns}' does not exist to validate.")
     return {"ns": request.ns, "valid": True, "errors": [], "nrecords": len(request.collection)}

@@ -1,4 +1,4 @@
-"""From a command document to its handler: sessions, transactions, read concern.
+"""Execution of a command: sessions, transactions, read concern, and the call of its handler.
 
 Source: docs/protocol.md, section 6 (reads after a cluster time).
 """
@@ -35,7 +35,13 @@ _TRANSACTION_SECONDS = 60.0
 
 
 async def execute(mongod: Member, database: str, command: Document, client: Client) -> Document:
-    """Run one command on ``mongod``; raises CommandError."""
+    """Run one command on ``mongod`` and return its reply.
+
+    An error aborts the transaction that the command is part of.
+
+    Raises:
+        CommandError: the command fails.
+    """
     name = next(iter(command), "")
     handler = COMMANDS.get(name)
     if handler is None:
@@ -66,7 +72,7 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
 
 
 async def _in_time(request: Request, handler: Handler) -> Document:
-    """Run the handler within ``maxTimeMS``; MaxTimeMSExpired when it takes longer."""
+    """Run the handler; raise CommandError 50 MaxTimeMSExpired after ``maxTimeMS`` milliseconds."""
     limit = request.command.get("maxTimeMS")
     if not limit or request.name == "getMore":
         return await handler(request)
@@ -80,7 +86,7 @@ async def _in_time(request: Request, handler: Handler) -> Document:
 
 
 def _join(request: Request, session: Session) -> None:
-    """Find out which retryable write or transaction the command belongs to."""
+    """Set the retryable write or transaction that the command belongs to, or raise CommandError."""
     number = int(request.command["txnNumber"])
     if number < session.txn_number:
         raise CommandError(
@@ -137,7 +143,7 @@ def _begin(request: Request, session: Session, number: int) -> None:
 
 
 def _reach_read_time(request: Request) -> None:
-    """Bring the oplog up to ``afterClusterTime`` before a read."""
+    """Advance the oplog to ``afterClusterTime`` before a read."""
     concern: Any = request.command.get("readConcern")
     if not isinstance(concern, dict):
         return

@@ -1,4 +1,4 @@
-"""findAndModify."""
+"""The command findAndModify."""
 
 from embedded.commands.request import Request, command
 from embedded.commands.writes import delete_first, update_first
@@ -11,7 +11,7 @@ from embedded.storage.updates import Update
 
 @command("findAndModify", "findandmodify", in_transactions=True)
 async def find_and_modify(request: Request) -> Document:
-    """Update, replace or remove one document and return it as it was, or is."""
+    """Update, replace or remove one document; return it as before or, with ``new``, as after."""
     session = request.session
     if request.is_retryable and session is not None and session.reply is not None:
         return {**session.reply, "retriedStmtId": 0}

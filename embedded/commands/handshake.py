@@ -1,4 +1,4 @@
-"""hello and its older spelling."""
+"""The command hello and its older spelling."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -16,13 +16,13 @@ _LONGEST_WAIT = 60.0
 
 @command("hello")
 async def hello(request: Request) -> Document:
-    """Introduce this member (docs/protocol.md, section 1)."""
+    """Return this member's role and limits (docs/protocol.md, section 1)."""
     return await _answer(request, "isWritablePrimary")
 
 
 @command("isMaster", "ismaster")
 async def is_master(request: Request) -> Document:
-    """Answer the older spelling of hello."""
+    """Return the reply to hello's older spelling."""
     return await _answer(request, "ismaster")
 
 
@@ -73,7 +73,7 @@ async def _answer(request: Request, primary_field: str) -> Document:
 
 
 async def _wait_for_change(request: Request) -> None:
-    """Wait for this member's state to change, for ``maxAwaitTimeMS`` at most."""
+    """Wait up to ``maxAwaitTimeMS`` milliseconds for this member's state to change."""
     version: Any = request.command.get("topologyVersion")
     wait = request.field("maxAwaitTimeMS", (int, float), 0) / 1000
     if version is None or not wait:

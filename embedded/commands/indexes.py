@@ -1,6 +1,6 @@
 """createIndexes, dropIndexes, listIndexes; listCollections and listDatabases.
 
-Source: docs/protocol.md, section 5 (the events that these commands make).
+Source: docs/protocol.md, section 5 (the events that these commands cause).
 """
 
 from bson.int64 import Int64
@@ -17,7 +17,7 @@ from shard_client.errors import CommandError
 
 @command("createIndexes", in_transactions=True)
 async def create_indexes(request: Request) -> Document:
-    """Create indexes; of those, the unique ones mean something here."""
+    """Create indexes. Only unique indexes have an effect here."""
     wanted = [_specification(each) for each in request.field("indexes", list, [])]
     if not wanted:
         raise bad_value("Must specify at least one index to create")
@@ -99,7 +99,7 @@ def _log_created(
 
 @command("dropIndexes", "deleteIndexes")
 async def drop_indexes(request: Request) -> Document:
-    """Drop one index, some, or all but ``_id_``."""
+    """Drop one index, several, or all except ``_id_``."""
     collection = request.mongod.catalog.get(request.ns)
     if collection is None:
         raise namespace_not_found(f"ns not found {request.ns}")
@@ -166,7 +166,7 @@ async def list_collections(request: Request) -> Document:
 
 @command("listDatabases")
 async def list_databases(request: Request) -> Document:
-    """List databases; sizes are not measured."""
+    """List databases; sizes are not computed and are 0."""
     catalog = request.mongod.catalog
     matcher = Matcher(request.field("filter", dict, {}))
     found: list[Document] = []

@@ -1,4 +1,4 @@
-"""Finding the documents that a statement is about."""
+"""Selection of the documents that a statement applies to."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,10 @@ from embedded.storage.queries import Matcher, is_operators, sort_documents
 def select(
     view: DocumentView, matcher: Matcher, order: Mapping[str, int] | None = None
 ) -> Iterator[Document]:
-    """Yield the documents that match, sorted by ``order``; by ``_id`` without looking at others."""
+    """Yield the matching documents, sorted by ``order``.
+
+    A condition on ``_id`` reads only the documents with these ids.
+    """
     found = (document for document in _candidates(view, matcher.condition) if matcher(document))
     return iter(sort_documents(found, order)) if order else found
 

@@ -23,7 +23,7 @@ from shard_client.errors import CommandError
 
 
 def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document]:
-    """Return the documents of a collection or view that match."""
+    """Return the documents of a collection, a view or the oplog that match."""
     mongod = request.mongod
     if ns == "local.oplog.rs":
         entries: Iterable[Any] = list(mongod.oplog.since(Timestamp(0, 0)))
@@ -45,7 +45,7 @@ def _reader(request: Request, database: str) -> Any:
 
 
 async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -> Document:
-    """Return the first batch; the cursor is registered when there is more."""
+    """Return the first batch; register the cursor if there are more documents."""
     batch = await cursor.next_batch(batch_size, 0.0)
     number = Int64(0)
     if batch.is_last or request.command.get("singleBatch"):
@@ -78,7 +78,7 @@ def _count_argument(request: Request, name: str, default: int | None = None) -> 
 
 @command("find", in_transactions=True)
 async def find(request: Request) -> Document:
-    """Find documents."""
+    """Return a cursor over the documents that match."""
     matcher = Matcher(request.field("filter", dict, {}))
     order = request.field("sort", dict, {})
     fields = request.field("projection", dict, {})
@@ -98,7 +98,7 @@ async def find(request: Request) -> Document:
 
 @command("count")
 async def count(request: Request) -> Document:
-    """Count documents."""
+    """Return the number of documents that match."""
     matcher = Matcher(request.field("query", dict, {}))
     found = sum(1 for _ in _documents(request, request.ns, matcher))
     found = max(0, found - int(request.command.get("skip") or 0))
@@ -108,7 +108,7 @@ async def count(request: Request) -> Document:
 
 @command("distinct", in_transactions=True)
 async def distinct(request: Request) -> Document:
-    """Return the different values of a field."""
+    """Return the distinct values of a field."""
     key = request.field("key", str, None)
     if key is None:
         raise bad_value("distinct needs a key")
@@ -120,7 +120,7 @@ async def distinct(request: Request) -> Document:
 
 
 def _values(value: Any, parts: list[str]) -> Iterator[Any]:
-    """Yield the values at a path, each element of an array by itself."""
+    """Yield the values at a path; an array yields each of its elements."""
     if isinstance(value, list):
         if parts and parts[0].isdigit() and int(parts[0]) < len(value):
             yield from _values(value[int(parts[0])], parts[1:])
@@ -164,7 +164,7 @@ async def run_aggregate(request: Request) -> Document:
 
 
 def _statistics(request: Request) -> Document:
-    """Return what $collStats gives; sizes are not measured."""
+    """Return the document of $collStats; sizes are not computed and are 0."""
     collection = request.mongod.catalog.require(request.ns)
     sizes = dict.fromkeys(collection.indexes, 0)
     stored: Document = {
@@ -186,14 +186,14 @@ def _statistics(request: Request) -> Document:
 
 
 def _leading_match(pipeline: list[Any]) -> tuple[Matcher, list[Any]]:
-    """Take a $match at the front off, so that it can go by ``_id``."""
+    """Split off a leading $match, so that a condition on ``_id`` selects documents directly."""
     if pipeline and isinstance(pipeline[0], dict) and isinstance(pipeline[0].get("$match"), dict):
         return Matcher(pipeline[0]["$match"]), pipeline[1:]
     return Matcher({}), pipeline
 
 
 class _StreamCursor:
-    """A change stream as a cursor of this server."""
+    """Adapts a change stream to ``OpenCursor``."""
 
     def __init__(self, request: Request) -> None:
         self._stream = open_change_stream(request.mongod, request.database, request.command)
@@ -227,7 +227,7 @@ async def get_more(request: Request) -> Document:
 
 @command("killCursors")
 async def kill_cursors(request: Request) -> Document:
-    """Close cursors."""
+    """Close cursors and report which of them existed."""
     killed: list[Int64] = []
     missing: list[Int64] = []
     for number in request.field("cursors", list, []):

@@ -1,4 +1,4 @@
-"""The replica set as its only member sees it, and notes in the oplog.
+"""The replica set, which has one member, and notes in the oplog.
 
 Source: docs/protocol.md, section 6 (appendOplogNote, idle members).
 """
@@ -56,13 +56,17 @@ async def configuration(request: Request) -> Document:
 
 @command("replSetInitiate")
 async def initiate(_request: Request) -> Document:
-    """Refuse: the set is there from the start."""
+    """Refuse, because the set is initiated from the start."""
     raise CommandError(23, "already initialized", code_name="AlreadyInitialized")
 
 
 @command("appendOplogNote")
 async def append_note(request: Request) -> Document:
-    """Log a no-op, unless the oplog is past ``maxClusterTime`` already (StaleClusterTime)."""
+    """Log a no-op.
+
+    Raises:
+        CommandError: 209 StaleClusterTime if the oplog has already reached ``maxClusterTime``.
+    """
     mongod = request.mongod
     data = request.field("data", dict, {})
     wanted = request.field("maxClusterTime", Timestamp, None)

@@ -1,4 +1,4 @@
-"""A command on its way through an embedded mongod, and the register of commands."""
+"""A command with its context in an embedded mongod, and the registry of commands."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from shard_client.errors import CommandError
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One command with what surrounds it.
+    """One command with its context.
 
-    ``session`` is there when the command has an ``lsid``; ``transaction`` when it is part of one;
-    ``is_retryable`` when it has a ``txnNumber`` but is no transaction's.
+    ``session`` is set if the command has an ``lsid``, ``transaction`` if it is part of one.
+    ``is_retryable`` means that it has a ``txnNumber`` outside of a transaction.
     """
 
     mongod: Member
@@ -38,7 +38,8 @@ class Request:
     def target(self) -> str:
         """The collection's name, the command's first value.
 
-        Raises InvalidNamespace when it is no name.
+        Raises:
+            CommandError: 73 InvalidNamespace if the value is not a valid name.
         """
         name = self.command[self.name]
         if not isinstance(name, str):
@@ -55,17 +56,17 @@ class Request:
 
     @property
     def ns(self) -> str:
-        """The namespace that the command is about."""
+        """The namespace of the command, ``database.collection``."""
         return f"{self.database}.{self.target}"
 
     @property
     def collection(self) -> Collection | None:
-        """The collection that the command is about, if it is there."""
+        """The command's collection, None if it does not exist."""
         return self.mongod.catalog.get(self.ns)
 
     @property
     def unit(self) -> WriteUnit:
-        """What this command reads from and writes to."""
+        """The unit that this command reads from and writes to."""
         if self.transaction is not None:
             return self.transaction
         fields = None
@@ -76,7 +77,11 @@ class Request:
         )
 
     def field(self, name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
-        """Return an argument, ``default`` when it is absent or null; TypeMismatch on others."""
+        """Return an argument, or ``default`` if it is absent or null.
+
+        Raises:
+            CommandError: 14 TypeMismatch if the argument is not of one of ``kinds``.
+        """
         value = self.command.get(name)
         if value is None:
             return default
@@ -90,14 +95,14 @@ class Request:
 Handler = Callable[[Request], Awaitable[Document]]
 
 COMMANDS: dict[str, Handler] = {}
-"""The commands by name."""
+"""The handlers of the commands, by name."""
 
 IN_TRANSACTIONS: set[str] = set()
-"""The commands that may be part of a transaction."""
+"""The commands that transactions permit."""
 
 
 def command(*names: str, in_transactions: bool = False) -> Callable[[Handler], Handler]:
-    """Register the function below as the handler of the commands ``names``."""
+    """Register the decorated function as the handler of the commands ``names``."""
 
     def register(handler: Handler) -> Handler:
         for name in names:

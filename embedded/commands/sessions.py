@@ -1,4 +1,4 @@
-"""Sessions and the ends of transactions."""
+"""Sessions, and the commit and abort of transactions."""
 
 from embedded.commands.request import Request, command
 from embedded.errors import no_such_transaction, type_mismatch
@@ -8,13 +8,13 @@ from embedded.storage.type_names import type_name
 
 @command("startSession")
 async def start_session(request: Request) -> Document:
-    """Give out a new session id."""
+    """Return a new session id."""
     return {"id": {"id": request.mongod.new_uuid()}, "timeoutMinutes": 30}
 
 
 @command("refreshSessions")
 async def refresh_sessions(_request: Request) -> Document:
-    """Keep sessions alive: they do not age here."""
+    """Do nothing, because sessions do not time out here."""
     return {}
 
 
@@ -50,19 +50,19 @@ def _numbers(request: Request) -> tuple[Document, int]:
 
 @command("commitTransaction")
 async def commit_transaction(request: Request) -> Document:
-    """Commit; committing again what has been committed is fine."""
+    """Commit a transaction. Committing it again succeeds."""
     request.mongod.commit_transaction(*_numbers(request), request.command.get("commitTimestamp"))
     return {}
 
 
 @command("abortTransaction")
 async def abort_transaction(request: Request) -> Document:
-    """Abort."""
+    """Abort a transaction."""
     request.mongod.abort_transaction(*_numbers(request))
     return {}
 
 
 @command("prepareTransaction")
 async def prepare_transaction(request: Request) -> Document:
-    """Prepare for a commit over several shards."""
+    """Prepare a transaction for a commit on several shards."""
     return {"prepareTimestamp": request.mongod.prepare_transaction(*_numbers(request))}

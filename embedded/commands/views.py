@@ -1,6 +1,6 @@
 """Views, which are documents of ``system.views``; every time-series collection has one.
 
-Source: docs/protocol.md, section 5 (the events that come of them).
+Source: docs/protocol.md, section 5 (the events that they cause).
 """
 
 from typing import Any, Final
@@ -18,7 +18,7 @@ def create_view(request: Request) -> None:
     """Create the view that ``create`` describes.
 
     Raises:
-        CommandError: the name is taken, or the pipeline is none for views.
+        CommandError: the name is taken, or the pipeline is not permitted in a view.
     """
     mongod, ns = request.mongod, request.ns
     if mongod.catalog.get(ns) is not None or mongod.catalog.view(ns) is not None:
@@ -36,7 +36,8 @@ def modify_view(request: Request) -> None:
     """Change the view that ``collMod`` names.
 
     Raises:
-        CommandError: there is none, half of it is missing, or the pipeline is none for views.
+        CommandError: the view does not exist, ``viewOn`` is missing, or the pipeline is not
+            permitted in a view.
     """
     view = request.mongod.catalog.view(request.ns)
     if view is None:
@@ -53,7 +54,7 @@ def modify_view(request: Request) -> None:
 
 
 def drop_view(request: Request) -> bool:
-    """Drop the view of this name; tell whether there was one."""
+    """Drop the view of this name; return whether it existed."""
     view = request.mongod.catalog.views.pop(request.ns, None)
     if view is not None:
         request.unit.delete(_views(request), view, 0)
@@ -61,19 +62,19 @@ def drop_view(request: Request) -> bool:
 
 
 def create_buckets_view(request: Request, collection: Collection) -> None:
-    """Log the view that clients know a time-series collection by."""
+    """Log the creation of a time-series collection's view, by which clients access it."""
     request.unit.insert(_views(request), _buckets_view(collection), 0)
 
 
 def modify_buckets_view(request: Request, collection: Collection, before: Document) -> None:
-    """Log that a time-series collection's view changes; ``before`` are its former options."""
+    """Log a change of a time-series collection's view; ``before`` are its former options."""
     old, new = _buckets_view(collection, before), _buckets_view(collection)
     if old != new:
         request.unit.update(_views(request), old, new, new, 0)
 
 
 def drop_buckets_view(request: Request, collection: Collection) -> None:
-    """Log that a time-series collection's view is gone."""
+    """Log the drop of a time-series collection's view."""
     request.unit.delete(_views(request), _buckets_view(collection), 0)
 
 

@@ -1,4 +1,4 @@
-"""insert, update, delete."""
+"""The commands insert, update and delete."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 
 def _batch(request: Request, name: str) -> list[Any]:
-    """Return a write command's statements, once its target and their number are fine."""
+    """Return a write command's statements after checking its target and their number."""
     _ = request.ns
     statements = request.field(name, list, None)
     if statements is None:
@@ -46,9 +46,10 @@ def _batch(request: Request, name: str) -> list[Any]:
 
 
 def with_id(document: Document, new_id: Callable[[], ObjectId]) -> Document:
-    """Return ``document`` with its ``_id`` first, a new one if it has none.
+    """Return ``document`` with its ``_id`` first, or with a new ``_id`` if it has none.
 
-    Raises InvalidIdField when it is an array.
+    Raises:
+        CommandError: 53 InvalidIdField if the ``_id`` is an array.
     """
     given = document.get("_id", MISSING)
     if given is MISSING:
@@ -121,7 +122,7 @@ async def update(request: Request) -> Document:
 
 
 async def _update(request: Request, statement: Document, number: int) -> Document:
-    """Run one update statement; returns n, nModified, and the ``_id`` of an upsert."""
+    """Run one update statement; return n, nModified, and the ``_id`` of an upsert."""
     if not isinstance(statement.get("q"), dict) or "u" not in statement:
         raise failed_to_parse("an update statement needs 'q' and 'u'")
     matcher = Matcher(statement["q"])
@@ -166,7 +167,10 @@ async def _update_many(
 
 
 class Changed:
-    """What an update did to one document; ``before`` None: an upsert or nothing."""
+    """The effect of an update on one document.
+
+    ``before`` is None for an upsert; both are None if no document matched.
+    """
 
     __slots__ = ("after", "before", "is_modified")
 
@@ -195,7 +199,12 @@ def update_first(
     order: Document | None = None,
     upsert: bool = False,
 ) -> Changed:
-    """Update the first document that matches, or insert one; raises DocumentLocked."""
+    """Update the first document that matches; with ``upsert``, insert one if none matches.
+
+    Raises:
+        DocumentLocked: a transaction holds the document.
+        CommandError: the update cannot be applied.
+    """
     unit, collection = request.unit, request.collection
     found = None
     if collection is not None:
@@ -221,7 +230,12 @@ def change_document(
     change: Update,
     number: int,
 ) -> Changed:
-    """Update one document; raises DocumentLocked."""
+    """Update one document.
+
+    Raises:
+        DocumentLocked: a transaction holds the document.
+        CommandError: the update cannot be applied, or its result is invalid.
+    """
     updated = change.apply(document, request.mongod.wall())
     if updated.o is None:
         return Changed(document, document)
@@ -288,7 +302,11 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
 def delete_first(
     request: Request, matcher: Matcher, number: int, order: Document | None = None
 ) -> Document | None:
-    """Delete the first document that matches and return it; raises DocumentLocked."""
+    """Delete the first document that matches and return it, None if none matches.
+
+    Raises:
+        DocumentLocked: a transaction holds the document.
+    """
     unit, collection = request.unit, request.collection
     if collection is None:
         return None

@@ -1,4 +1,4 @@
-"""What all write commands share: retries, waiting for locks, validators, write errors."""
+"""Common parts of the write commands: retries, waiting for locks, validators, write errors."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def when_unlocked(attempt: Callable[[], T]) -> T:
-    """Return what ``attempt`` returns, tried again when a transaction's lock is released."""
+    """Return the result of ``attempt``, repeating it each time a transaction's lock blocks it."""
     while True:
         try:
             return attempt()
@@ -25,13 +25,17 @@ async def when_unlocked(attempt: Callable[[], T]) -> T:
 
 
 async def take_turns(done: int) -> None:
-    """Let other connections run, each time another 256 documents are ``done``."""
+    """Let other tasks run after every 256 documents; ``done`` counts the documents so far."""
     if done % 256 == 255:
         await asyncio.sleep(0)
 
 
 def validate(collection: Collection, document: Document) -> None:
-    """Check ``document`` against the collection's validator: DocumentValidationFailure."""
+    """Check ``document`` against the collection's validator.
+
+    Raises:
+        CommandError: 121 DocumentValidationFailure if it does not match.
+    """
     validator = collection.options.get("validator")
     if not validator or collection.options.get("validationAction") == "warn":
         return
@@ -45,7 +49,11 @@ def validate(collection: Collection, document: Document) -> None:
 
 
 def writable_collection(request: Request) -> Collection:
-    """Return the collection to write to, made now when it is not there."""
+    """Return the collection to write to, creating it if it does not exist.
+
+    Raises:
+        CommandError: the namespace is a view, or the database is ``local``.
+    """
     mongod = request.mongod
     found = mongod.catalog.get(request.ns)
     if found is not None:
@@ -65,8 +73,7 @@ def writable_collection(request: Request) -> Collection:
 class Statements:
     """The statements of one write command: their numbers, outcomes and errors.
 
-    A retried command's statements that were made already are not made again; their outcomes are
-    remembered in the session.
+    A retried command skips the statements that succeeded before; the session keeps their outcomes.
     """
 
     def __init__(self, request: Request, count: int) -> None:
@@ -82,21 +89,22 @@ class Statements:
         self.errors: list[Document] = []
 
     def repeated(self, index: int) -> Any:
-        """Return the outcome of statement ``index`` if it was made before, else None."""
+        """Return the outcome of statement ``index`` if it succeeded before, else None."""
         outcome = self._remembered.get(self.ids[index])
         if outcome is not None:
             self.retried.append(self.ids[index])
         return outcome
 
     def made(self, index: int, outcome: Any) -> None:
-        """Remember what statement ``index`` did."""
+        """Store the outcome of statement ``index`` for a retry."""
         if self._request.is_retryable:
             self._remembered[self.ids[index]] = outcome
 
     def failed(self, index: int, error: CommandError) -> bool:
-        """Note a write error; True when the command ends here.
+        """Record a write error; return whether it ends the command.
 
-        Raises the error itself where servers fail the whole command: write conflicts.
+        Raises:
+            CommandError: ``error`` itself if it is a write conflict, which fails the whole command.
         """
         if error.code == 112:
             raise error

@@ -1,5 +1,5 @@
-"""`mergerouter demo`: the whole way at work, ended by a verdict on what was written and delivered.
+"""`mergerouter demo`: run all parts together and compare written with delivered changes.
 
-It is a user of the project, not a part of it: it starts the command line programs and talks to them
-through a driver and Spark, as anybody would.
+The demo is a user of the project, not a part of it: it starts the command line programs and talks
+to them through a driver and Spark.
 """

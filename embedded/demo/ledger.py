@@ -1,6 +1,6 @@
-"""What the load generator wrote, what a reader saw, and the verdict on the two.
+"""The load generator's writes, a reader's events, and the verdict from their comparison.
 
-Pure: the demo's claim "nothing lost, nothing doubled, in order" is computed here.
+Pure: this module computes the demo's claim "nothing lost, nothing doubled, in order".
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 
 class Change(NamedTuple):
-    """One change, told apart from every other: operation, document's id, version written."""
+    """One change, identified by its operation, the document's id and the version written."""
 
     operation: str
     key: int
@@ -18,7 +18,7 @@ class Change(NamedTuple):
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> Self:
-        """Return the change that a decoded change event tells of.
+        """Return the change of a decoded change event.
 
         Args:
             event: a change event with ``documentKey`` and, for an insert, ``fullDocument``, for an
@@ -37,25 +37,25 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class Written:
-    """What was acknowledged to the load generator, in the order of each document's writes."""
+    """The load generator's acknowledged writes; those of one document are in order."""
 
     changes: list[Change] = field(default_factory=list)
 
     def add(self, operation: str, key: int, version: int | None) -> None:
-        """Note an acknowledged write."""
+        """Record an acknowledged write."""
         self.changes.append(Change(operation, key, version))
 
 
 @dataclass(slots=True)
 class Seen:
-    """What one reader of the merged stream got, in its order."""
+    """The changes that one reader of the merged stream received, in its order."""
 
     changes: list[Change] = field(default_factory=list)
     last_token: str = ""
     out_of_order: int = 0
 
     def add(self, token: str, change: Change) -> None:
-        """Note a delivered change and whether its resume token sorts after the one before it."""
+        """Record a delivered change, and whether its resume token exceeds the previous one."""
         if token <= self.last_token:
             self.out_of_order += 1
         self.last_token = token
@@ -64,7 +64,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The comparison of one reader with what was written; ``good`` when nothing is off."""
+    """The comparison of one reader's changes with the writes."""
 
     reader: str
     written: int
@@ -83,10 +83,10 @@ class Verdict:
 
 
 def judge(reader: str, written: Written, seen: Seen) -> Verdict:
-    """Compare what ``reader`` saw with what was written.
+    """Compare the changes that ``reader`` received with the writes.
 
-    Order is judged twice: resume tokens must rise, and the changes of one document must come in the
-    order in which they were acknowledged.
+    Order is checked twice: resume tokens must rise, and the changes of one document must come in
+    the order in which they were acknowledged.
     """
     expected = Counter(written.changes)
     delivered = Counter(seen.changes)
@@ -102,7 +102,7 @@ def judge(reader: str, written: Written, seen: Seen) -> Verdict:
 
 
 def _reordered(written: Written, seen: Seen) -> int:
-    """Count the documents whose changes were seen in another order than they were written."""
+    """Count the documents whose changes arrived in another order than they were written."""
     wrote, saw = _by_key(written), _by_key(seen)
     return sum(
         [change for change in changes if change in saw[key]]

@@ -1,4 +1,4 @@
-"""The demo's load: inserts, updates, deletes and transactions over shards, paced, all noted."""
+"""The demo's load: paced inserts, updates, deletes and cross-shard transactions, all recorded."""
 
 import random
 import string
@@ -13,7 +13,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from embedded.demo.ledger import Written
 
 Client = AsyncMongoClient[dict[str, Any]]
-"""A driver, as the demo uses it."""
+"""The driver's client type."""
 
 DATABASE, COLLECTION = "shop", "orders"
 REGIONS = string.ascii_lowercase
@@ -40,12 +40,12 @@ async def move_range(client: Client, boundary: str, shard: str) -> None:
 
 
 class Load:
-    """Writes through a driver until told to stop.
+    """Writes through a driver until stopped.
 
     Args:
-        client: a driver connected to the router, which passes writes on.
-        written: gets every acknowledged write.
-        rate: operations a second to aim at.
+        client: a driver connected to the router, which passes writes on to mongos.
+        written: records every acknowledged write.
+        rate: the target, in operations a second.
         seed: makes the sequence of operations repeatable.
     """
 
@@ -59,7 +59,7 @@ class Load:
         self._live: dict[int, tuple[str, int]] = {}
 
     async def run(self, stop: Callable[[], bool]) -> None:
-        """Write at the set pace until ``stop()`` is true; fall behind rather than pile up."""
+        """Write at the set pace until ``stop()`` is true; a backlog beyond 0.1 s is dropped."""
         async for turn in self._paced(stop):
             if turn % TRANSACTION_EVERY == 0:
                 await self._transaction()
@@ -97,7 +97,7 @@ class Load:
         self._written.add("delete", key, None)
 
     async def _transaction(self) -> None:
-        """Insert one order on every third of the alphabet, all or nothing."""
+        """Insert one order in each third of the alphabet, in one transaction."""
         orders = [self._new_order(self._random.choice(part)) for part in ("abc", "klm", "stuz")]
 
         async def insert_all(session: AsyncClientSession) -> None:

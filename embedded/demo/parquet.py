@@ -1,4 +1,4 @@
-"""What the demo's Spark query has committed, read back from its Parquet files."""
+"""The rows that the demo's Spark query has committed, read from its Parquet files."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ COLUMNS = ["token", "operationType", "documentKey", "fullDocument", "updateDescr
 class CommittedFiles:
     """The Parquet files that Spark's file sink has committed, each read once.
 
-    Only files named in the sink's ``_spark_metadata`` log count: others may be left-overs of a
-    batch that did not commit.
+    Only files listed in the sink's ``_spark_metadata`` log count. Other files may come from a batch
+    that did not commit.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class CommittedFiles:
         return len(self.rows)
 
     def seen(self) -> Seen:
-        """Return the committed changes in token order; a repeated token stays repeated."""
+        """Return the committed changes in token order, including duplicates."""
         seen = Seen()
         for row in sorted(self.rows, key=lambda row: str(row["token"])):
             event = {name: json_util.loads(row[name]) for name in COLUMNS[2:] if row[name]}
@@ -43,7 +43,7 @@ class CommittedFiles:
         return seen
 
     def _read(self, batch: Path) -> None:
-        # Imported late: the demo runs without Spark's packages when asked to.
+        # Imported here because the demo also runs without Spark's packages.
         import pyarrow.parquet as parquet
 
         for line in batch.read_text().splitlines()[1:]:

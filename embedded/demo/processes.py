@@ -1,4 +1,4 @@
-"""The demo's child processes: started, awaited by their own words, ended by pid."""
+"""The demo's child processes: start, wait for the ready line, stop."""
 
 import json
 import subprocess
@@ -14,16 +14,16 @@ READY = "Waiting for connections"
 
 
 class ProgramError(Exception):
-    """A program of the demo did not start or ended early; the message has its last words."""
+    """A program of the demo did not start or ended early; the message ends with its output."""
 
 
 class Program:
     """A child process that logs JSON lines to stdout, as the project's programs do.
 
     Args:
-        name: what to call it in messages.
+        name: its name in messages.
         arguments: the command line after the Python interpreter.
-        log: file that keeps every line it prints; the last ones are kept in ``lines`` anyway.
+        log: a file for all of its output; ``lines`` keeps the last 10,000 lines in any case.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path | None = None) -> None:
@@ -49,7 +49,7 @@ class Program:
             timeout: seconds to wait.
 
         Raises:
-            ProgramError: the program ended or stayed silent.
+            ProgramError: the program ended, or printed no ready line in time.
         """
         if not self._ready.wait(timeout) or not self._attributes:
             self.stop()
@@ -62,11 +62,11 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether the process is still there."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def stop(self, timeout: float = 10.0) -> int:
-        """End the program, politely, after ``timeout`` seconds for good; return its status."""
+        """Terminate the program, kill it after ``timeout`` seconds, and return its exit status."""
         if self.running:
             self.process.terminate()
         try:

@@ -1,4 +1,4 @@
-"""The demo's course: start, write, watch, add a shard, let Spark follow, stop, judge."""
+"""The demo's sequence: start, write, watch, add a shard, let Spark catch up, stop, judge."""
 
 import signal
 from collections.abc import Callable
@@ -30,7 +30,17 @@ LATE_SHARD = "shard3"
 
 @dataclass(frozen=True, slots=True)
 class ShowOptions:
-    """What to show: where to keep files, how long and how fast to write, what to start."""
+    """Options of the demo.
+
+    Args:
+        folder: for logs and Spark's files.
+        seconds: how long to write.
+        rate: operations a second.
+        keep: whether to leave the programs running after the verdict.
+        spark: whether to run the Spark query.
+        port: the router's port; 0 picks a free one.
+        picture: a path to save the live view to as SVG, or None.
+    """
 
     folder: Path
     seconds: float = 20.0
@@ -56,7 +66,7 @@ class Show:
         """Run the whole demo and return a verdict for each reader.
 
         Raises:
-            ProgramError: a program did not start or ended early; the message has its last words.
+            ProgramError: a program did not start or ended early; the message ends with its output.
         """
         async with AsyncExitStack() as stack:
             self._console.print("starting three shards, a config server, mongos and the router …")
@@ -180,14 +190,14 @@ class Show:
 
     @staticmethod
     async def _now(client: Client) -> Timestamp:
-        """Return a cluster time after everything done so far and before what follows."""
+        """Return a cluster time after all operations so far and before all later ones."""
         reply = await client.admin.command("ping")
         time: Timestamp = reply["$clusterTime"]["clusterTime"]
         return Timestamp(time.time, time.inc + 1)
 
 
 def _save(picture: Picture, path: Path) -> None:
-    """Write what the live view shows now to an SVG file."""
+    """Write the current live view to an SVG file."""
     console = Console(record=True, width=84, file=StringIO())
     console.print(picture.render())
     console.save_svg(str(path), title="make demo")

@@ -1,4 +1,4 @@
-"""The demo's live picture in the terminal: rates, watermarks, the gate, what Spark committed."""
+"""The demo's live view in the terminal: rates, promises, the gate, and Spark's commits."""
 
 import time
 from collections import deque
@@ -22,20 +22,20 @@ class Meter:
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20))
 
     def set(self, total: int, now: float) -> None:
-        """Note that ``total`` was reached at ``now`` seconds."""
+        """Record that the count was ``total`` at ``now`` seconds."""
         self.total = total
         self._samples.append((now, total))
 
     @property
     def rate(self) -> float:
-        """Events per second over the samples kept."""
+        """Events per second over the stored samples."""
         (begun, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - begun) if ended > begun else 0.0
 
 
 @dataclass(slots=True)
 class Picture:
-    """Everything that the live view shows."""
+    """The content of the live view."""
 
     uri: str
     feed: str
@@ -48,7 +48,7 @@ class Picture:
     started: float = field(default_factory=time.monotonic)
 
     def render(self) -> RenderableType:
-        """Return the picture for rich's live display."""
+        """Return the view for rich's live display."""
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
             Panel(self._shards(), title="the merge: each member's promise, and who holds the gate"),

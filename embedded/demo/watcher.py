@@ -7,7 +7,7 @@ from embedded.demo.load import COLLECTION, DATABASE, Client
 
 
 async def watch(client: Client, start: Timestamp, seen: Seen) -> None:
-    """Note every change of the demo's collection since ``start``, until cancelled."""
+    """Record every change of the demo's collection since ``start``, until cancelled."""
     orders = client[DATABASE][COLLECTION]
     async with await orders.watch(start_at_operation_time=start) as stream:
         async for event in stream:
