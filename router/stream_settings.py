@@ -49,12 +49,12 @@ class StreamSettings:
     await_quiet: float = 1.0
     """How long a shard's getMore may wait for events (awaitQuietMs). It determines the cost of an
     idle stream. mongos uses the same wait."""
-    look_worth: float = 0.004
+    probe_worth: float = 0.004
     """A progress cursor is asked if a getMore's wait ends more than this after events need its
     promise."""
-    look_share: float = 0.05
+    probe_share: float = 0.05
     """Fraction of the time for which a progress cursor may keep its member busy."""
-    look_burst: float = 0.25
+    probe_burst: float = 0.25
     """Time for which a progress cursor may keep its member busy at once after a period of low
     use."""
     active_for: float = 0.004

@@ -90,7 +90,7 @@ class ClusterCatalog:
 
     async def add_shard(self, member: Member) -> None:
         """Make ``member`` a shard of the cluster: a document in config.shards."""
-        self.config.tell()
+        self.config.report_time()
         entry = {
             "_id": member.id,
             "host": member.host,

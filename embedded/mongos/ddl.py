@@ -66,12 +66,12 @@ async def _drop_rest(request: Request, members: list[Member]) -> None:
     """Drop a database on some shards, also where its sharded collections were all it had."""
     left = [m for m in members if m.mongod.catalog.collections(request.database)]
     for member in members:
-        member.hear()
+        member.adopt_time()
         if member not in left:
             member.mongod.journal.log_command(request.database, {"dropDatabase": 1})
     replies_of(await request.send_all({member: {"dropDatabase": 1} for member in left}))
     for member in members:
-        member.tell()
+        member.report_time()
 
 
 async def drop_sharded(request: Request, collection: ShardedCollection) -> None:

@@ -67,11 +67,11 @@ class Member:
         Raises:
             CommandError: the server's own.
         """
-        self.hear()
+        self.adopt_time()
         try:
             return await self.run(database, command, from_migrate=from_migrate)
         finally:
-            self.tell()
+            self.report_time()
 
     async def run(
         self, database: str, command: Mapping[str, Any], *, from_migrate: bool = False
@@ -80,12 +80,12 @@ class Member:
         client = _MIGRATION if from_migrate else _PLAIN
         return await self.mongod.execute(database, dict(command), client)
 
-    def hear(self) -> None:
-        """Take over the mongos's cluster time."""
+    def adopt_time(self) -> None:
+        """Advance this server's clock to the mongos's cluster time."""
         self.mongod.clock.advance(self._gossip.time)
 
-    def tell(self) -> None:
-        """Give the mongos this server's cluster time."""
+    def report_time(self) -> None:
+        """Advance the mongos's clock to this server's cluster time."""
         self._gossip.advance(self.mongod.clock.time)
 
 
@@ -117,16 +117,16 @@ async def execute_on_all(
         for member, command in members.items():
             group.create_task(one(member, command))
     for member in members:
-        member.tell()
+        member.report_time()
     return {member: outcomes[member] for member in members}
 
 
 def _exchange_times(members: Iterable[Member]) -> None:
     """Give all members the largest cluster time that any of them knows."""
     for member in members:
-        member.tell()
+        member.report_time()
     for member in members:
-        member.hear()
+        member.adopt_time()
 
 
 def replies_of(outcomes: Mapping[Member, Outcome]) -> dict[Member, Document]:

@@ -82,10 +82,10 @@ async def clone_database(
         for each in sorted(local, key=lambda each: bytes(each.uuid))
         if to.mongod.catalog.get(each.ns) is None
     ]
-    to.hear()
+    to.adopt_time()
     for each, uuid in entries:
         to.mongod.create_collection(database, each.name, _options(each), uuid=uuid)
-    to.tell()
+    to.report_time()
     for each, _ in entries:
         await _create_indexes(each, to)
     for name, view in _views_of(donor, database):
@@ -175,6 +175,6 @@ def note_event(
     donor: Member, collection: ShardedCollection, message: Any, o2: dict[str, Any]
 ) -> None:
     """Leave the no-op that change streams make an event of."""
-    donor.hear()
+    donor.adopt_time()
     donor.mongod.append_noop({"msg": message}, ns=collection.namespace, uuid=collection.uuid, o2=o2)
-    donor.tell()
+    donor.report_time()

@@ -122,7 +122,7 @@ def _initial_chunks(
 
 def _log_event(primary: Member, collection: ShardedCollection, uuid: Binary) -> None:
     """Leave the oplog entry that change streams with expanded events show."""
-    primary.hear()
+    primary.adopt_time()
     namespace = collection.namespace
     primary.mongod.append_noop(
         {"msg": {"shardCollection": namespace}},
@@ -136,4 +136,4 @@ def _log_event(primary: Member, collection: ShardedCollection, uuid: Binary) -> 
             "presplitHashedZones": False,
         },
     )
-    primary.tell()
+    primary.report_time()

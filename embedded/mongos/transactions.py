@@ -156,13 +156,13 @@ class TransactionTable:
         if transaction.state != "open":
             return
         for member in transaction.participants:
-            member.hear()
+            member.adopt_time()
             try:
                 member.mongod.abort_transaction(transaction.lsid, transaction.number)
             except CommandError as error:
                 if error.code != 251:  # a participant may have aborted by itself
                     raise
-            member.tell()
+            member.report_time()
         self._end(transaction, "aborted")
 
     def end_session(self, lsid: Mapping[str, Any]) -> None:
@@ -187,20 +187,20 @@ class TransactionTable:
 
 def _prepare_on(members: list[Member], transaction: Transaction) -> None:
     for member in members:
-        member.hear()
+        member.adopt_time()
     for member in members:
         member.mongod.prepare_transaction(transaction.lsid, transaction.number)
     for member in members:
-        member.tell()
+        member.report_time()
 
 
 def _commit_on(members: list[Member], transaction: Transaction) -> None:
     for member in members:
-        member.hear()
+        member.adopt_time()
     for member in members:
         member.mongod.commit_transaction(transaction.lsid, transaction.number)
     for member in members:
-        member.tell()
+        member.report_time()
 
 
 def _session_key(lsid: Mapping[str, Any]) -> bytes:

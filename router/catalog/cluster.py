@@ -107,8 +107,8 @@ class Cluster:
                 error = _retriable(failure)
                 if not is_resumable(error) or loop.time() >= deadline:
                     raise error from failure
-            say = log.debug if self._list_error else log.warning
-            say("cannot read the shard list", error=str(error))
+            report = log.debug if self._list_error else log.warning
+            report("cannot read the shard list", error=str(error))
             self._list_error = error
             pause = min(backoff.next_pause(), max(0.0, deadline - loop.time()))
             await asyncio.sleep(pause)

@@ -72,8 +72,8 @@ class MemberDialer:
             try:
                 return await self._attempt(max(0.001, deadline - loop.time()), fresh=failed)
             except CommandError as error:
-                say = log.debug if failed else log.warning
-                say("cannot connect", target=self._target, error=str(error))
+                report = log.debug if failed else log.warning
+                report("cannot connect", target=self._target, error=str(error))
                 failed = True
                 pause = backoff.next_pause()
                 if not is_resumable(error) or loop.time() + pause >= deadline:

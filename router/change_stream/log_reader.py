@@ -3,7 +3,7 @@
 from typing import Final, Protocol
 
 from router.change_stream.actions import Taken
-from router.change_stream.remotes import ShardSpan, serve
+from router.change_stream.remotes import ShardSpan, covers_all
 from router.change_stream.resume_point import ResumePoint
 from router.change_stream.resume_token import TIME_DIGITS, event_key, token_of
 from router.change_stream.starting_point import StartingPoint
@@ -70,11 +70,11 @@ class LogReader:
         "_number",
         "_point",
         "_resume",
-        "_source",
+        "_stream",
     )
 
-    def __init__(self, source: ReadableStream, point: StartingPoint) -> None:
-        """Start at ``point``; ``source`` must cover its ``after``."""
+    def __init__(self, stream: ReadableStream, point: StartingPoint) -> None:
+        """Start at ``point``; ``stream`` must cover its ``after``."""
         self._point = point
         self._mark = point.mark
         self._mark_key = point.mark_key
@@ -82,7 +82,7 @@ class LogReader:
         # Events read from the log but not returned yet: only events that share a key or a time.
         self._held: list[bytes] = []
         self._resume = ResumePoint(point.resume) if point.resume is not None else None
-        self.attach(source)
+        self.attach(stream)
 
     # Location.
 
@@ -96,13 +96,13 @@ class LogReader:
         """Whether the log has dropped the next events, or they lie beyond the stream's end."""
         if self._held or self._error is not None:
             return False
-        source = self._source
-        if self._number < source.log.start:
+        stream = self._stream
+        if self._number < stream.log.start:
             return True
-        if self._after is None or not source.ended:
+        if self._after is None or not stream.ended:
             return False
         # From the end's own time on, a separate stream would end at the same event.
-        return self._after[:TIME_DIGITS] > (source.gate or b"")[:TIME_DIGITS]
+        return self._after[:TIME_DIGITS] > (stream.gate or b"")[:TIME_DIGITS]
 
     @property
     def at_start(self) -> bool:
@@ -117,35 +117,35 @@ class LogReader:
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
         """The spans, removed shards included, that the next stream must cover."""
-        return self._source.spans_beyond(self.needs)
+        return self._stream.spans_beyond(self.needs)
 
-    def attach(self, source: ReadableStream) -> None:
-        """Continue on ``source``, a stream that covers all events beyond ``needs``."""
+    def attach(self, stream: ReadableStream) -> None:
+        """Continue on ``stream``, a stream that covers all events beyond ``needs``."""
         if self._resume is not None and self._point.resume is not None:
             # The events of its cluster time that were already seen come again.
             self._resume = ResumePoint(self._point.resume)
-        self._go_on(source, self.needs)
+        self._go_on(stream, self.needs)
 
-    def join(self, source: ReadableStream) -> bool:
-        """Move to the stream ``source`` if it covers all events that are not returned yet.
+    def join(self, stream: ReadableStream) -> bool:
+        """Move to ``stream`` if it covers all events that are not returned yet.
 
         Return whether the log reader moved.
         """
-        own = self._source
-        if source is own or self._resume is not None or self._fill() or self._over or self.lost:
+        own = self._stream
+        if stream is own or self._resume is not None or self._fill() or self._over or self.lost:
             return False
         reached = max(self.needs, own.gate or b"")
-        if source.log.floor > reached:
+        if stream.log.floor > reached:
             return False
-        if not serve(source.spans_beyond(reached), own.spans_beyond(reached), reached):
+        if not covers_all(stream.spans_beyond(reached), own.spans_beyond(reached), reached):
             return False
-        self._go_on(source, reached)
+        self._go_on(stream, reached)
         return True
 
-    def _go_on(self, source: ReadableStream, after: bytes) -> None:
-        self._source = source
+    def _go_on(self, stream: ReadableStream, after: bytes) -> None:
+        self._stream = stream
         self._after: bytes | None = after
-        self._number = source.log.number_beyond(after)
+        self._number = stream.log.number_beyond(after)
 
     # Reading.
 
@@ -187,12 +187,12 @@ class LogReader:
             if more:
                 self._hold_equals()
         elif not more and self._over:
-            error = self._error or self._source.error
+            error = self._error or self._stream.error
             if error is None:
                 if max_events != 0:
                     self._raise_mark()
                     return Taken([], 0, self._mark, closed=True)
-            elif max_events != 0 or self._source.refused:
+            elif max_events != 0 or self._stream.refused:
                 raise error.with_change_stream_label()
         if not more and max_events != 0 and not self.lost:
             self._raise_mark()
@@ -203,8 +203,8 @@ class LogReader:
         """Whether the stream has ended or failed, provided that nothing is left to read."""
         if self._error is not None:
             return True
-        source = self._source
-        return (source.error is not None or source.ended) and not self.lost
+        stream = self._stream
+        return (stream.error is not None or stream.ended) and not self.lost
 
     def _fill(self) -> bool:
         """Return whether there is an event to read; make the stream release more if necessary."""
@@ -212,9 +212,9 @@ class LogReader:
             return True
         if self._error is not None:
             return False
-        log = self._source.log
+        log = self._stream.log
         while log.start <= self._number:
-            if self._number == log.end and not self._source.release():
+            if self._number == log.end and not self._stream.release():
                 return False
             if self._after is None and self._resume is None:
                 return True
@@ -234,7 +234,7 @@ class LogReader:
             self._after = None
         if self._resume is None:
             return
-        for key in self._source.swallowed:
+        for key in self._stream.swallowed:
             self._resume.swallowed(key)
         events = self._resume.concerned(log.block_from(self._number))
         try:
@@ -251,18 +251,18 @@ class LogReader:
             part, size = cut(self._held, wanted, space, first=first)
             self._held = self._held[len(part) :]
         else:
-            part, size = self._source.log.read(self._number, wanted, space, first=first)
+            part, size = self._stream.log.read(self._number, wanted, space, first=first)
             self._number += len(part)
         return part, size
 
     def _hold_equals(self) -> None:
         """Hold the events with the last event's key: no stream can resume between equal tokens."""
         if not self._held and self._after is None:
-            self._held = self._source.log.equal_from(self._number, self._mark_key)
+            self._held = self._stream.log.equal_from(self._number, self._mark_key)
             self._number += len(self._held)
 
     def _raise_mark(self) -> None:
         """Advance to the stream's mark, after all ready events have been returned."""
-        mark = self._source.mark
+        mark = self._stream.mark
         if mark is not None and mark[0] > self._mark_key and mark[0] > self._point.floor:
             self._mark_key, self._mark = mark

@@ -57,7 +57,7 @@ class ShardSpan(NamedTuple):
     since: Timestamp
     until: bytes | None
 
-    def serves(self, other: "ShardSpan", key: bytes) -> bool:
+    def covers(self, other: "ShardSpan", key: bytes) -> bool:
         """Return whether it covers all of ``other``'s events beyond the sort key ``key``."""
         return (
             self.shard == other.shard
@@ -66,9 +66,9 @@ class ShardSpan(NamedTuple):
         )
 
 
-def serve(parts: Set[ShardSpan], others: Set[ShardSpan], key: bytes) -> bool:
-    """Return whether ``parts`` cover all events of ``others`` beyond the sort key ``key``."""
-    return all(any(part.serves(other, key) for part in parts) for other in others)
+def covers_all(spans: Set[ShardSpan], others: Set[ShardSpan], key: bytes) -> bool:
+    """Return whether ``spans`` cover all events of ``others`` beyond the sort key ``key``."""
+    return all(any(span.covers(other, key) for span in spans) for other in others)
 
 
 class Remotes:

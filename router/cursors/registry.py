@@ -181,10 +181,10 @@ class CursorRegistry:
         """Return descriptions of the open streams, for monitoring."""
         readers: dict[StreamRunner, list[int]] = {}
         for cursor_id, entry in self._entries.items():
-            source = entry.cursor.reader.source
-            if source is not None:
-                readers.setdefault(source.upstream, []).append(cursor_id)
-        return [upstream.describe(tuple(ids)) for upstream, ids in readers.items()]
+            shared = entry.cursor.reader.shared
+            if shared is not None:
+                readers.setdefault(shared.runner, []).append(cursor_id)
+        return [runner.describe(tuple(ids)) for runner, ids in readers.items()]
 
     @property
     def nudges(self) -> dict[str, int]:

@@ -38,7 +38,7 @@ class Departures:
         self._loop = asyncio.get_running_loop()
         self._watching: asyncio.Task[None] | None = None
 
-    def look(self) -> None:
+    def watch(self) -> None:
         """Start reading the list if a shard drains; cheap to call."""
         if self._stream.draining and self._watching is None:
             self._watching = self._loop.create_task(self._watch(), name="watch draining shards")

@@ -17,7 +17,7 @@ from shard_client.cluster_clock import next_tick
 _ON_ITS_WAY = 0.0003
 """Seconds by which a getMore's reply arrives after the end of its wait."""
 _LONG = 0.1
-"""Seconds: if a getMore waits longer than this, its member is looked at regardless of the cost."""
+"""Seconds: if a getMore waits longer than this, its member is probed regardless of the cost."""
 _SOONEST = 0.02
 """Minimum number of seconds before members that still keep events back are checked again."""
 
@@ -26,7 +26,7 @@ class IdleMembers:
     """Moves the members of one stream past the events that wait for them.
 
     See docs/design.md, section 9. ``lingering`` is set while no client reads the stream; no
-    member is nudged then. ``go_on`` is called when the rest of a remote has ended and getMores to
+    member is nudged then. ``resume`` is called when the rest of a remote has ended and getMores to
     it may continue.
     """
 
@@ -36,20 +36,20 @@ class IdleMembers:
         remotes: Mapping[int, Remote],
         nudger: Nudger,
         limits: StreamSettings,
-        go_on: Callable[[], None],
+        resume: Callable[[], None],
     ) -> None:
         self.lingering = False
         self._stream = stream
         self._remotes = remotes
         self._nudger = nudger
         self._limits = limits
-        self._go_on = go_on
+        self._resume = resume
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def look(self, delay: float, *, arriving: bool = False) -> None:
+    def schedule(self, delay: float, *, arriving: bool = False) -> None:
         """Nudge the members that still keep events back after ``delay`` seconds.
 
         ``arriving`` is set while a batch is processed: with a ``delay`` of 0 the members are then
@@ -67,7 +67,7 @@ class IdleMembers:
     def rest(self, remote: Remote, seconds: float) -> None:
         """Send ``remote`` no getMore for ``seconds``, or until its member is nudged."""
         if remote.cursor is not None:
-            remote.rouse()
+            remote.end_rest()
             remote.cursor.pause()
             remote.rest = self._loop.call_later(seconds, self._rested, remote)
 
@@ -79,9 +79,9 @@ class IdleMembers:
                 timer.cancel()
 
     def _rested(self, remote: Remote) -> None:
-        remote.rouse()
+        remote.end_rest()
         if not self.lingering:
-            self._go_on()
+            self._resume()
 
     def _nudge(self) -> None:
         self._soon = None
@@ -99,9 +99,9 @@ class IdleMembers:
                 again = min(again, max(remote.nudge.again, now + _SOONEST))
         if self._later is not None:
             self._later.cancel()
-        self._later = None if again == inf else self._loop.call_at(again, self._look_again)
+        self._later = None if again == inf else self._loop.call_at(again, self._nudge_again)
 
-    def _look_again(self) -> None:
+    def _nudge_again(self) -> None:
         self._later = None
         if self._soon is None:
             self._nudge()
@@ -155,7 +155,7 @@ class IdleMembers:
         if result in {NudgeResult.THERE, NudgeResult.ACKNOWLEDGED}:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.reached(past, now)
-        self.look(0.0, arriving=True)
+        self.schedule(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's promise, as of now or of ``takes`` seconds from now.
@@ -167,10 +167,10 @@ class IdleMembers:
         if cursor is None:
             return
         if remote.rest is not None:
-            cursor.set_await(remote.policy.in_vain() if takes is None else takes)
+            cursor.set_await(remote.policy.next_wait() if takes is None else takes)
             self._rested(remote)
         elif remote.idle and not remote.topology:
-            soon = (takes or 0.0) + self._limits.look_worth
-            affords = remote.looks.affords(self._loop.time())
-            if cursor.waits(soon if affords else max(soon, _LONG)):
-                cursor.look(remote.policy.in_vain() if takes is None else takes)
+            soon = (takes or 0.0) + self._limits.probe_worth
+            affords = remote.probes.affords(self._loop.time())
+            if cursor.can_probe(soon if affords else max(soon, _LONG)):
+                cursor.probe_progress(remote.policy.next_wait() if takes is None else takes)

@@ -264,8 +264,8 @@ class _Target:
             else:
                 self._failing = False
                 return NudgeResult.ACKNOWLEDGED if self._by_note else NudgeResult.READ
-        say = log.debug if self._failing else log.info
-        say("nudge failed", target=self._name, error=str(error))
+        report = log.debug if self._failing else log.info
+        report("nudge failed", target=self._name, error=str(error))
         self._failing = True
         return NudgeResult.FAILED
 

@@ -58,21 +58,21 @@ class _StreamGroup:
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
-        self.sources: list[SharedStream] = []
+        self.streams: list[SharedStream] = []
         self.main: SharedStream | None = None
 
-    def placing(self) -> SharedStream | None:
+    def preparing(self) -> SharedStream | None:
         """Return a shared stream whose start is not known yet."""
-        return next((each for each in self.sources if not each.placed.is_set()), None)
+        return next((each for each in self.streams if not each.preparation_done.is_set()), None)
 
-    def find(self, after: bytes, time: Timestamp, parts: Set[ShardSpan]) -> SharedStream | None:
+    def find(self, after: bytes, time: Timestamp, spans: Set[ShardSpan]) -> SharedStream | None:
         """Return a shared stream that covers the events after ``after``; None if there is none.
 
-        It must serve all ``parts`` and must not be far behind ``time``.
+        It must serve all ``spans`` and must not be far behind ``time``.
         """
-        for source in sorted(self.sources, key=lambda each: each is not self.main):
-            if source.healthy and source.covers(after, parts) and not source.is_late(time):
-                return source
+        for shared in sorted(self.streams, key=lambda each: each is not self.main):
+            if shared.healthy and shared.covers(after, spans) and not shared.is_late(time):
+                return shared
         return None
 
 
@@ -90,10 +90,10 @@ class StreamPool:
         self._nudger = nudger
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._present = ClusterTimeFetcher(cluster, limits)
+        self._cluster_time = ClusterTimeFetcher(cluster, limits)
         self._memory = Memory(limits.total_buffer_bytes)
         self._readers = 0
-        self._channels: dict[bytes | None, _StreamGroup] = {}
+        self._groups: dict[bytes | None, _StreamGroup] = {}
         self._of: dict[SharedStream, _StreamGroup] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -104,49 +104,49 @@ class StreamPool:
         """
         start_at = request.start_time
         while True:
-            source, start_at = await self._enter(request, start_at, client)
+            shared, start_at = await self._enter(request, start_at, client)
             point = starting_point(request, start_at, self._cluster.token_version)
-            if source.covers(point.after):
-                position = LogReader(source.upstream.stream, point)
+            if shared.covers(point.after):
+                log_reader = LogReader(shared.runner.stream, point)
                 self._readers += 1
-                return Reader(self, source, request, position, client)
+                return Reader(self, shared, request, log_reader, client)
             # Other readers have advanced past the starting point during the opening.
-            source.leave()
+            shared.leave()
 
     async def follow(
-        self, request: StreamRequest, position: LogReader, client: str | None
+        self, request: StreamRequest, log_reader: LogReader, client: str | None
     ) -> SharedStream:
-        """Return a shared stream, entered, to which the log reader ``position`` is attached.
+        """Return a shared stream, entered, to which the log reader ``log_reader`` is attached.
 
         For a log reader of ``client`` whose shared stream no longer covers the events that it
         needs. Raises CommandError.
         """
-        if not (request.starts_after_invalidate and position.at_start):
-            start = AtTime(cluster_time_of(position.needs))
+        if not (request.starts_after_invalidate and log_reader.at_start):
+            start = AtTime(cluster_time_of(log_reader.needs))
             request = replace(request, start=start)
         while True:
-            parts = position.needs_spans
+            spans = log_reader.needs_spans
             try:
-                source, _ = await self._enter(
-                    request, request.start_time, client, position.needs, parts
+                shared, _ = await self._enter(
+                    request, request.start_time, client, log_reader.needs, spans
                 )
             except CommandError as error:
                 if error.code != ErrorCode.TemporarilyUnavailable:
                     raise
                 # The cursor ends; the driver resumes by an aggregate, which it may retry.
                 raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
-            if source.covers(position.needs, parts):
-                position.attach(source.upstream.stream)
-                return source
-            source.leave()
+            if shared.covers(log_reader.needs, spans):
+                log_reader.attach(shared.runner.stream)
+                return shared
+            shared.leave()
 
-    def better(self, source: SharedStream) -> SharedStream | None:
-        """Return the shared stream to which readers of ``source`` should move; None if none."""
-        channel = self._of.get(source)
-        main = None if channel is None else channel.main
-        if main is None or main is source or not main.has_opened:
+    def better(self, shared: SharedStream) -> SharedStream | None:
+        """Return the shared stream to which readers of ``shared`` should move; None if none."""
+        group = self._of.get(shared)
+        main = None if group is None else group.main
+        if main is None or main is shared or not main.has_opened:
             return None
-        gate = source.upstream.stream.gate
+        gate = shared.runner.stream.gate
         return None if gate is None or main.is_late(cluster_time_of(gate)) else main
 
     @property
@@ -168,9 +168,9 @@ class StreamPool:
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
-        for source in list(self._of):
-            self._gone(source)
-        await self._present.close()
+        for shared in list(self._of):
+            self._gone(shared)
+        await self._cluster_time.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -180,69 +180,71 @@ class StreamPool:
         start_at: Timestamp | None,
         client: str | None,
         after: bytes | None = None,
-        parts: Set[ShardSpan] = frozenset(),
+        spans: Set[ShardSpan] = frozenset(),
     ) -> tuple[SharedStream, Timestamp]:
         """Return an open shared stream, entered, that covers ``after``, and the reader's start.
 
         ``start_at`` None means now; ``after`` defaults to the first sort key of ``start_at``.
-        ``parts`` are the shard spans that are needed, including those of shards that have left.
+        ``spans`` are the shard spans that are needed, including those of shards that have left.
         """
         key = identity(request) if self._limits.share else None
         while True:
-            channel = self._channels.get(key) or _StreamGroup(key)
-            if (placing := channel.placing()) is not None:
-                await placing.located()
-            elif start_at is None and any(source.healthy for source in channel.sources):
-                start_at = (await self._present.now(request)).time
+            group = self._groups.get(key) or _StreamGroup(key)
+            if (preparing := group.preparing()) is not None:
+                await preparing.located()
+            elif start_at is None and any(shared.healthy for shared in group.streams):
+                start_at = (await self._cluster_time.now(request)).time
             else:
                 break
-        source = None
+        shared = None
         if start_at is not None:
             now = min(start_at, self._cluster.clock.time or start_at)
-            source = channel.find(after or first_key(start_at), now, parts)
-            if channel.main is not None and channel.main.is_late(now):
-                channel.main = source
-        if source is None:
-            source = self._new(channel, request, start_at, client, parts)
-        source.enter()
+            shared = group.find(after or first_key(start_at), now, spans)
+            if group.main is not None and group.main.is_late(now):
+                group.main = shared
+        if shared is None:
+            shared = self._new(group, request, start_at, client, spans)
+        shared.enter()
         try:
-            await source.opened()
+            await shared.opened()
         except BaseException:
-            source.leave()
+            shared.leave()
             raise
-        return source, start_at or source.start_at
+        return shared, start_at or shared.start_at
 
     def _new(
         self,
-        channel: _StreamGroup,
+        group: _StreamGroup,
         request: StreamRequest,
         start_at: Timestamp | None,
         client: str | None,
-        parts: Set[ShardSpan],
+        spans: Set[ShardSpan],
     ) -> SharedStream:
         ticket = self._admission.stream(client, self._cluster.targets)
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
-        place = partial(
-            prepare_stream, request, self._cluster, self._present, self._nudger, self._limits,
-            self._memory, parts,
+        prepare = partial(
+            prepare_stream, request, self._cluster, self._cluster_time, self._nudger, self._limits,
+            self._memory, spans,
         )  # fmt: skip
-        source = SharedStream(place, self._limits, self._gone, ticket, shared=self._limits.share)
-        self._of[source] = channel
-        channel.sources.append(source)
-        if channel.main is None or not channel.main.healthy:
-            channel.main = source
-        if channel.key is not None:
-            self._channels[channel.key] = channel
-        return source
+        shared = SharedStream(
+            prepare, self._limits, self._gone, ticket, shareable=self._limits.share
+        )
+        self._of[shared] = group
+        group.streams.append(shared)
+        if group.main is None or not group.main.healthy:
+            group.main = shared
+        if group.key is not None:
+            self._groups[group.key] = group
+        return shared
 
-    def _gone(self, source: SharedStream) -> None:
-        channel = self._of.pop(source, None)
-        if channel is None:
+    def _gone(self, shared: SharedStream) -> None:
+        group = self._of.pop(shared, None)
+        if group is None:
             return
-        channel.sources.remove(source)
-        if channel.main is source:
-            channel.main = channel.sources[-1] if channel.sources else None
-        if not channel.sources:
-            self._channels.pop(channel.key, None)
-        self.spawn(source.close(), "close remotes")
+        group.streams.remove(shared)
+        if group.main is shared:
+            group.main = group.streams[-1] if group.streams else None
+        if not group.streams:
+            self._groups.pop(group.key, None)
+        self.spawn(shared.close(), "close remotes")

@@ -25,7 +25,7 @@ from shard_client.wire.connection import Connection
 class PreparedStream(NamedTuple):
     """A stream runner that has not been opened yet, and the time at which its shards start."""
 
-    upstream: StreamRunner
+    runner: StreamRunner
     start_at: Timestamp
 
 
@@ -55,11 +55,11 @@ async def prepare_stream(
     nudger: Nudger,
     limits: StreamSettings,
     memory: Memory,
-    parts: Set[ShardSpan] = frozenset(),
+    spans: Set[ShardSpan] = frozenset(),
 ) -> PreparedStream:
     """Determine the shards that ``request`` reads and its start time.
 
-    ``parts`` are shard spans to read even if the shards have left. Raises CommandError, labelled as
+    ``spans`` are shard spans to read even if the shards have left. Raises CommandError, labelled as
     mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has no
     shards.
     """
@@ -73,7 +73,7 @@ async def prepare_stream(
         raise no_shards()
     # A listed shard without a known end is still there. A missing shard without a known end left
     # by the time the list was read, not long before.
-    known = (each for each in parts if each.until is not None or each.shard not in shards)
+    known = (each for each in spans if each.until is not None or each.shard not in shards)
     left_by = first_key(next_tick(listed.by))
     removed = sorted(each._replace(until=each.until or left_by) for each in known)
     stream = MergedStream(

@@ -7,7 +7,7 @@ from bson.timestamp import Timestamp
 from router.change_stream.actions import OpenRemote
 from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
-from router.streams.await_policy import AwaitPolicy, LookBudget
+from router.streams.await_policy import AwaitPolicy, ProbeBudget
 from router.streams.description import RemoteDescription
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
@@ -100,12 +100,12 @@ class Remote:
         "events",
         "host",
         "idle",
-        "looks",
         "nudge",
         "nudges",
         "opened",
         "overdue",
         "policy",
+        "probes",
         "reached",
         "rest",
         "target",
@@ -117,7 +117,7 @@ class Remote:
         self.host = action.host
         self.topology = action.topology
         self.policy = AwaitPolicy(limits)
-        self.looks = LookBudget(limits, now)
+        self.probes = ProbeBudget(limits, now)
         self.nudge = NudgeState()
         self.overdue = Overdue(limits.promise_timeout)
         self.cursor: RemoteCursor | None = None
@@ -131,7 +131,7 @@ class Remote:
         """Timer that ends a rest, during which no getMore is sent although budgets allow it."""
         self.events = 0
 
-    def take_note(self, batch: CursorBatch) -> None:
+    def record(self, batch: CursorBatch) -> None:
         """Record a reply's number of events and how far it shows the member's oplog to be."""
         self.events += len(batch.events)
         if batch.operation_time is not None:
@@ -144,7 +144,7 @@ class Remote:
                 or token_data(batch.pbrt) > batch.events[-1][0]
             )
 
-    def rouse(self) -> None:
+    def end_rest(self) -> None:
         """End the remote's rest, if there is one."""
         if self.rest is not None:
             self.rest.cancel()

@@ -91,14 +91,14 @@ class StreamRunner:
         finally:
             self._opening = None
 
-    def take(self, position: LogReader, max_events: int | None, max_bytes: int) -> Taken:
-        """Return the events that are ready for ``position`` and resume prefetching.
+    def take(self, log_reader: LogReader, max_events: int | None, max_bytes: int) -> Taken:
+        """Return the events that are ready for ``log_reader`` and resume prefetching.
 
         Raises CommandError if the stream has failed.
         """
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
-        taken = position.take(max_events, max_bytes, enough)
+        taken = log_reader.take(max_events, max_bytes, enough)
         self._taken += len(taken.events)
         self._count()
         self._read_on()
@@ -129,7 +129,7 @@ class StreamRunner:
         self._touch()
         # A resumed stream may just have dropped events that its client has, which frees budget.
         self._read_on()
-        self._look(self._loop.time())
+        self._nudge_laggards(self._loop.time())
         self._waiters.add(waiter)
         timer = self._loop.call_later(timeout, release, waiter)
         try:
@@ -229,7 +229,7 @@ class StreamRunner:
         return Probing(
             opening=probe,
             fragments=self._request.splits_large_events,
-            on_cost=lambda seconds: remote.looks.spend(self._loop.time(), seconds),
+            on_cost=lambda seconds: remote.probes.spend(self._loop.time(), seconds),
         )
 
     def _close_remote(self, number: int) -> None:
@@ -239,7 +239,7 @@ class StreamRunner:
             self._end(remote)
 
     def _end(self, remote: Remote) -> None:
-        remote.rouse()
+        remote.end_rest()
         if remote.cursor is not None:
             task = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
             self._closing.add(task)
@@ -261,11 +261,11 @@ class StreamRunner:
         if batch.events:
             self._pace.event(self._loop.time())
             self._count()
-        remote.take_note(batch)
+        remote.record(batch)
         if actions:
             self._execute(actions)
         if remote.topology:
-            self._departures.look()
+            self._departures.watch()
         if not remote.opened:
             self._has_opened(remote)
         self._steer(number, remote, events=bool(batch.events))
@@ -282,7 +282,7 @@ class StreamRunner:
         """Execute the actions after draining shards may have left, and nudge past the removals."""
         self._execute(actions)
         if self.stream.leaving:
-            self._look(self._loop.time(), arriving=True)
+            self._nudge_laggards(self._loop.time(), arriving=True)
         if self._waiters and (self.stream.release() or self.stream.ended):
             self._wake()
 
@@ -324,7 +324,7 @@ class StreamRunner:
         now = self._loop.time()
         latest = self._waits.keeps_back(number)
         if events or latest is not None:
-            self._look(now, arriving=True)
+            self._nudge_laggards(now, arriving=True)
         self._waits.decide(number, remote, latest, now)
         if now > self._read_until and not self._waiters and self._opening is None:
             self._idle.lingering = True
@@ -332,12 +332,12 @@ class StreamRunner:
         elif not self._may_read(number):
             cursor.pause()
 
-    def _look(self, now: float, *, arriving: bool = False) -> None:
+    def _nudge_laggards(self, now: float, *, arriving: bool = False) -> None:
         """Schedule nudges of the members that keep events back."""
         limits = self._limits
         # If events arrive quickly, most members get past them by themselves.
         least = limits.await_gate if self._pace.active(now) else 0.0
-        self._idle.look(max(limits.nudge_delay, least), arriving=arriving)
+        self._idle.schedule(max(limits.nudge_delay, least), arriving=arriving)
 
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""

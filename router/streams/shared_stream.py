@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Set
 
 from bson.timestamp import Timestamp
 
-from router.change_stream.remotes import ShardSpan, serve
+from router.change_stream.remotes import ShardSpan, covers_all
 from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
 from router.streams.admission import Ticket
@@ -18,32 +18,32 @@ from shard_client.errors import CommandError
 class SharedStream:
     """A stream runner with a count of its readers; it closes soon after the last one has left.
 
-    ``place`` prepares the stream, whose remotes are then opened by a task of the shared stream.
+    ``prepare`` prepares the stream, whose remotes are then opened by a task of the shared stream.
     ``gone`` is called when no reader can enter any more: run ``close`` then. ``ticket`` is returned
-    once the remotes are closed. ``shared`` is whether readers other than the first may enter. Must
+    once the remotes are closed. ``shareable`` is whether more than one reader may enter. Must
     be created in a running loop.
     """
 
     def __init__(
         self,
-        place: Callable[[], Awaitable[PreparedStream]],
+        prepare: Callable[[], Awaitable[PreparedStream]],
         limits: StreamSettings,
         gone: Callable[["SharedStream"], None],
         ticket: Ticket,
         *,
-        shared: bool,
+        shareable: bool,
     ) -> None:
         self._limits = limits
         self._gone = gone
         self._ticket = ticket
-        self._shared = shared
+        self._shareable = shareable
         self._loop = asyncio.get_running_loop()
-        self._place: PreparedStream | None = None
+        self._prepared: PreparedStream | None = None
         self._readers = 0
         self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
-        self.placed = asyncio.Event()
-        self._opening = self._loop.create_task(self._open(place), name="open remotes")
+        self.preparation_done = asyncio.Event()
+        self._opening = self._loop.create_task(self._open(prepare), name="open remotes")
         self._opening.add_done_callback(self._has_opened)
 
     # Readers.
@@ -67,18 +67,18 @@ class SharedStream:
         self._keep()
         if self._readers or self._closed:
             return
-        if self._shared and self.healthy and self._limits.share_linger > 0:
+        if self._shareable and self.healthy and self._limits.share_linger > 0:
             self._lingering = self._loop.call_later(self._limits.share_linger, self._end)
         else:
             self._end()
 
     def _keep(self) -> None:
         """Set how much of the log is kept: more for several readers than for one or none."""
-        if self._place is not None and self._shared:
+        if self._prepared is not None and self._shareable:
             limits = self._limits
             alone = min(limits.share_alone_bytes, limits.share_log_bytes)
             keep = limits.share_log_bytes if self._readers > 1 else alone
-            self._place.upstream.stream.keep_bytes = keep
+            self._prepared.runner.stream.keep_bytes = keep
 
     # State and range of events.
 
@@ -87,9 +87,9 @@ class SharedStream:
         """Whether it is opening or open, and its stream has neither failed nor ended."""
         if self._closed or (self._opening.done() and not self._has_succeeded):
             return False
-        if self._place is None:
+        if self._prepared is None:
             return True
-        stream = self._place.upstream.stream
+        stream = self._prepared.runner.stream
         return stream.error is None and not stream.ended
 
     @property
@@ -98,35 +98,35 @@ class SharedStream:
         return self._opening.done() and self._has_succeeded
 
     @property
-    def upstream(self) -> StreamRunner:
+    def runner(self) -> StreamRunner:
         """The stream runner; available once ``opened`` has returned."""
-        assert self._place is not None
-        return self._place.upstream
+        assert self._prepared is not None
+        return self._prepared.runner
 
     @property
     def start_at(self) -> Timestamp:
-        """The time at which the shards started; available once ``placed`` is set and if healthy."""
-        assert self._place is not None
-        return self._place.start_at
+        """The time at which the shards started; available once ``preparation_done`` is set."""
+        assert self._prepared is not None
+        return self._prepared.start_at
 
-    def covers(self, after: bytes, parts: Set[ShardSpan] = frozenset()) -> bool:
+    def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.
 
-        This includes the events of the shard spans ``parts``, even of shards that have left.
+        This includes the events of the shard spans ``spans``, even of shards that have left.
         """
-        if self._place is None:
+        if self._prepared is None:
             return False
-        stream = self._place.upstream.stream
-        return stream.log.floor <= after and serve(stream.spans_beyond(after), parts, after)
+        stream = self._prepared.runner.stream
+        return stream.log.floor <= after and covers_all(stream.spans_beyond(after), spans, after)
 
     def is_late(self, time: Timestamp) -> bool:
         """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
         if not self.healthy:
             return True
-        if self._place is None:
+        if self._prepared is None:
             return False
-        gate = self._place.upstream.stream.gate
-        reached = self._place.start_at if gate is None else cluster_time_of(gate)
+        gate = self._prepared.runner.stream.gate
+        reached = self._prepared.start_at if gate is None else cluster_time_of(gate)
         return time.time - reached.time > self._limits.share_behind
 
     # Life cycle.
@@ -137,8 +137,8 @@ class SharedStream:
         Raises CommandError if the start cannot be determined, since a retry by the caller would
         fail as well.
         """
-        await self.placed.wait()
-        if self._place is None and self._opening.done() and not self._opening.cancelled():
+        await self.preparation_done.wait()
+        if self._prepared is None and self._opening.done() and not self._opening.cancelled():
             await self.opened()
 
     async def opened(self) -> None:
@@ -164,8 +164,8 @@ class SharedStream:
         self._opening.cancel()
         try:
             await asyncio.wait((self._opening,))
-            if self._place is not None:
-                await self._place.upstream.close()
+            if self._prepared is not None:
+                await self._prepared.runner.close()
         finally:
             self._ticket.end()
 
@@ -178,15 +178,15 @@ class SharedStream:
     def _has_succeeded(self) -> bool:
         return not self._opening.cancelled() and self._opening.exception() is None
 
-    async def _open(self, place: Callable[[], Awaitable[PreparedStream]]) -> None:
+    async def _open(self, prepare: Callable[[], Awaitable[PreparedStream]]) -> None:
         deadline = self._loop.time() + self._limits.open_timeout
         try:
-            placed = self._place = await place()
+            prepared = self._prepared = await prepare()
         finally:
-            self.placed.set()
+            self.preparation_done.set()
         self._keep()
         left = max(0.0, deadline - self._loop.time())
-        await placed.upstream.open(left)
+        await prepared.runner.open(left)
 
     def _has_opened(self, opening: asyncio.Task[None]) -> None:
         # Callers of ``opened`` get the failure too, but there may be none: retrieve it here.

@@ -61,10 +61,10 @@ class Waits:
         coming = latest is not None and self._promise_is_due(number, remote)
         seconds = limits.await_quiet
         if latest is not None and not limits.nudges:
-            seconds = min(seconds, remote.policy.in_vain())
+            seconds = min(seconds, remote.policy.next_wait())
         elif remote.topology and remote.idle:
             # It has no events that could end a wait, so it need not wait on the config server.
-            seconds = remote.policy.in_vain() if coming else limits.await_gate
+            seconds = remote.policy.next_wait() if coming else limits.await_gate
             if not coming:
                 self._idle.rest(remote, limits.await_quiet)
         elif not remote.idle:
@@ -72,7 +72,7 @@ class Waits:
             seconds = min(seconds, limits.await_unknown)
         elif self._is_paced(remote, now):
             tick = self._nudger.next_tick(remote.target, remote.host, now) - now
-            seconds = min(seconds, remote.policy.in_vain() if coming else tick)
+            seconds = min(seconds, remote.policy.next_wait() if coming else tick)
         cursor.set_await(seconds)
 
     def _promise_is_due(self, number: int, remote: Remote) -> bool:
@@ -87,7 +87,7 @@ class Waits:
         noted = self._limits.nudges and (
             self._nudger.ready_at(remote.target, remote.host, now) > now
         )
-        return noted or not remote.looks.affords(now)
+        return noted or not remote.probes.affords(now)
 
     def _check_progress(self, number: int, remote: Remote, now: float) -> None:
         """Leave a member whose promise does not advance although its replica set has."""

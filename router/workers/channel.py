@@ -37,11 +37,11 @@ class Channel:
         end.setblocking(False)
         return cls(*await asyncio.open_unix_connection(sock=end, limit=_LONGEST_MESSAGE))
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send a message; it is lost if the other side is gone."""
         self._writer.write(json.dumps(message).encode() + b"\n")
 
-    async def hear(self) -> dict[str, Any] | None:
+    async def receive(self) -> dict[str, Any] | None:
         """Return the next message, or None when the other side is gone."""
         try:
             line = await self._reader.readline()
@@ -53,49 +53,53 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Close this side; the other side's ``hear`` then returns None."""
+        """Close this side; the other side's ``receive`` then returns None."""
         self._writer.close()
 
 
-def hand_over(way: socket.socket, handed: HandedConnection) -> None:
+def hand_over(handoff_socket: socket.socket, handed: HandedConnection) -> None:
     """Pass a connection to a worker; the caller closes its own copy.
 
     Args:
-        way: the parent's end of the socket pair for connections, in non-blocking mode.
+        handoff_socket: the parent's end of the socket pair for connections, in non-blocking mode.
         handed: the connection.
 
     Raises:
         OSError: the worker is gone, or the socket buffer is full.
     """
     note = _note.pack(handed.port, handed.connection_id)
-    socket.send_fds(way, [note], [handed.connection.fileno()])
+    socket.send_fds(handoff_socket, [note], [handed.connection.fileno()])
 
 
 class Arrivals:
     """The worker's end of the socket pair for connections; calls ``taken`` for each connection.
 
     Args:
-        way: the worker's end; this object takes ownership.
+        handoff_socket: the worker's end; this object takes ownership.
         taken: called with the connection, in non-blocking mode.
     """
 
-    def __init__(self, way: socket.socket, taken: Callable[[HandedConnection], None]) -> None:
-        self._way = way
+    def __init__(
+        self, handoff_socket: socket.socket, taken: Callable[[HandedConnection], None]
+    ) -> None:
+        self._handoff_socket = handoff_socket
         self._taken = taken
         self._loop = asyncio.get_running_loop()
-        way.setblocking(False)
-        self._loop.add_reader(way, self._readable)
+        handoff_socket.setblocking(False)
+        self._loop.add_reader(handoff_socket, self._readable)
 
     def close(self) -> None:
         """Stop accepting connections from the parent."""
-        if self._way.fileno() >= 0:
-            self._loop.remove_reader(self._way)
-            self._way.close()
+        if self._handoff_socket.fileno() >= 0:
+            self._loop.remove_reader(self._handoff_socket)
+            self._handoff_socket.close()
 
     def _readable(self) -> None:
         for _ in range(_HANDED_A_TURN):
             try:
-                note, descriptors, _flags, _peer = socket.recv_fds(self._way, _note.size, 1)
+                note, descriptors, _flags, _peer = socket.recv_fds(
+                    self._handoff_socket, _note.size, 1
+                )
             except BlockingIOError:
                 return
             except OSError:

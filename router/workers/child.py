@@ -34,7 +34,7 @@ class Child:
         number: int,
         process: asyncio.subprocess.Process,
         channel: Channel,
-        way: socket.socket,
+        handoff_socket: socket.socket,
     ) -> None:
         self.number = number
         self.process = process
@@ -46,7 +46,7 @@ class Child:
         self.given = 0
         self.load = Load()
         self._channel = channel
-        self._way = way
+        self._handoff_socket = handoff_socket
         self._answer: asyncio.Future[None] | None = None
         self._silent_since: float | None = None
 
@@ -54,9 +54,9 @@ class Child:
     async def start(cls, start: WorkerStart) -> Self:
         """Start a worker's process; raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        our_way, their_way = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs, their_way:
-            descriptors = (theirs.fileno(), their_way.fileno())
+        our_handoff, their_handoff = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs, their_handoff:
+            descriptors = (theirs.fileno(), their_handoff.fileno())
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -68,10 +68,10 @@ class Child:
                 )
             except BaseException:
                 ours.close()
-                our_way.close()
+                our_handoff.close()
                 raise
-        our_way.setblocking(False)
-        child = cls(start.number, process, await Channel.over(ours), our_way)
+        our_handoff.setblocking(False)
+        child = cls(start.number, process, await Channel.over(ours), our_handoff)
         assert process.stdin is not None
         process.stdin.write(pickle.dumps(start))
         process.stdin.write_eof()
@@ -79,7 +79,7 @@ class Child:
 
     async def listen(self) -> None:
         """Process the worker's messages until it is gone."""
-        while (message := await self._channel.hear()) is not None:
+        while (message := await self._channel.receive()) is not None:
             match message:
                 case {"ready": _}:
                     self.ready.set()
@@ -112,7 +112,7 @@ class Child:
         loop = asyncio.get_running_loop()
         if self._answer is None:
             self._answer = loop.create_future()
-            self._channel.say(load=True)
+            self._channel.send(load=True)
         if self.hangs:
             return
         done, _waiting = await asyncio.wait((self._answer,), timeout=timeout)
@@ -122,26 +122,26 @@ class Child:
 
     def hand_over(self, handed: HandedConnection) -> None:
         """Pass a client's connection to the worker; raises OSError if it cannot accept one."""
-        hand_over(self._way, handed)
+        hand_over(self._handoff_socket, handed)
         self.given += 1
 
     def tell_identity(self, identity: Mapping[str, Any], counter: int) -> None:
         """Send the cluster's identity and the matching counter of the topology version."""
-        self._channel.say(identity=dict(identity), counter=counter)
+        self._channel.send(identity=dict(identity), counter=counter)
 
     def tell_upstream(self, choice: Mapping[str, int]) -> None:
         """Send the choice of upstream for all workers."""
-        self._channel.say(upstream=dict(choice))
+        self._channel.send(upstream=dict(choice))
 
     def drain(self, seconds: float) -> None:
         """Make the worker refuse new commands and end those in flight within ``seconds``."""
-        self._channel.say(drain=seconds)
+        self._channel.send(drain=seconds)
 
     def end(self) -> None:
         """Make the worker exit."""
-        self._channel.say(end=True)
+        self._channel.send(end=True)
 
     def close(self) -> None:
         """Close the channel and the connection socket; a worker that still runs then exits."""
         self._channel.close()
-        self._way.close()
+        self._handoff_socket.close()

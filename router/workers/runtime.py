@@ -33,16 +33,16 @@ class WorkerRuntime:
     Args:
         start: the worker's start parameters.
         channel: the message channel to the parent.
-        way: the socket on which connections arrive.
+        handoff_socket: the socket on which connections arrive.
     """
 
-    def __init__(self, start: WorkerStart, channel: Channel, way: socket.socket) -> None:
+    def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
         self.start = start
         self.cursor_ids = CursorIds(start.number, start.mark)
         self.peers = Peers(self.cursor_ids, start.number, start.count, start.folder)
         self.topology = TopologyVersion(start.process_id)
         self._channel = channel
-        self._way = way
+        self._handoff_socket = handoff_socket
         self._handed = 0
         self._arriving: set[int] = set()
         self._busy = _Busy()
@@ -65,7 +65,7 @@ class WorkerRuntime:
 
     def announce(self, identity: ServerIdentity) -> None:
         """Send the cluster's identity to the parent, which sends it to all workers at once."""
-        self._channel.say(
+        self._channel.send(
             identity={
                 "build_info": dict(identity.build_info),
                 "max_wire_version": identity.max_wire_version,
@@ -74,7 +74,7 @@ class WorkerRuntime:
 
     def announce_upstream(self, upstream: UpstreamMongos) -> None:
         """Send this worker's new choice of upstream to the parent, which informs all workers."""
-        self._channel.say(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
+        self._channel.send(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
     async def serve(self, node: Node, listener: Listener, feed: Feed | None) -> None:
         """Serve connections until the parent sends "end" or is gone.
@@ -99,9 +99,9 @@ class WorkerRuntime:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-            arrivals = Arrivals(self._way, take)
+            arrivals = Arrivals(self._handoff_socket, take)
             try:
-                self._channel.say(ready=True)
+                self._channel.send(ready=True)
                 await self._obey(node, listener, arrivals)
             finally:
                 arrivals.close()
@@ -111,10 +111,10 @@ class WorkerRuntime:
 
     async def _obey(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
         while True:
-            message = await self._channel.hear()
+            message = await self._channel.receive()
             match message:
                 case {"load": _}:
-                    self._channel.say(load=self._load(node))
+                    self._channel.send(load=self._load(node))
                 case {"identity": identity, "counter": counter}:
                     node.identity = ServerIdentity(**identity, known=True)
                     node.topology.move_to(counter)
@@ -124,7 +124,7 @@ class WorkerRuntime:
                 case {"drain": seconds}:
                     arrivals.close()
                     await listener.drain(seconds)
-                    self._channel.say(drained=True)
+                    self._channel.send(drained=True)
                 case {"end": _}:
                     return
                 case None:
@@ -152,7 +152,11 @@ class WorkerRuntime:
             elif feed is not None:
                 await feed.adopt(handed.connection)
         except OSError as error:  # the client has disconnected
-            log.info("A connection was lost on its way", component="NETWORK", error=str(error))
+            log.info(
+                "A connection was lost while it was handed over",
+                component="NETWORK",
+                error=str(error),
+            )
         finally:
             arrived()
 

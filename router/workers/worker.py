@@ -1,4 +1,4 @@
-"""A worker process: ``python -m router.workers.worker CHANNEL WAY``, started by the parent.
+"""A worker process: ``python -m router.workers.worker CHANNEL HANDOFF``, started by the parent.
 
 The two arguments are the descriptors of the worker's ends of the socket pairs. It reads its other
 parameters, a ``WorkerStart``, from standard input.
@@ -20,7 +20,7 @@ from router.workers.runtime import WorkerRuntime
 from router.workers.start import WorkerStart
 from shard_client.allocation import collect_less_often, keep_freed_memory
 
-_CHANNEL, _WAY = 1, 2
+_CHANNEL, _HANDOFF_SOCKET = 1, 2
 
 
 def main() -> None:
@@ -34,16 +34,21 @@ def main() -> None:
     structlog.contextvars.bind_contextvars(ctx=f"worker{start.number}")
     keep_freed_memory()
     collect_less_often()
-    channel, way = (socket.socket(fileno=int(sys.argv[each])) for each in (_CHANNEL, _WAY))
-    uvloop.run(_run(settings, start, channel, way))
+    channel, handoff_socket = (
+        socket.socket(fileno=int(sys.argv[each])) for each in (_CHANNEL, _HANDOFF_SOCKET)
+    )
+    uvloop.run(_run(settings, start, channel, handoff_socket))
 
 
 async def _run(
-    settings: Settings, start: WorkerStart, channel_end: socket.socket, way: socket.socket
+    settings: Settings,
+    start: WorkerStart,
+    channel_end: socket.socket,
+    handoff_socket: socket.socket,
 ) -> None:
     channel = await Channel.over(channel_end)
     try:
-        runtime = WorkerRuntime(start, channel, way)
+        runtime = WorkerRuntime(start, channel, handoff_socket)
         async with assemble(settings, start.arguments, worker=runtime) as parts:
             await runtime.serve(*parts)
     finally:

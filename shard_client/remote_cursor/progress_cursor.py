@@ -17,9 +17,9 @@ from shard_client.wire.connection import Address, Connection
 log = structlog.get_logger()
 
 
-_LOOK = 0.001
+_LEAST_COST = 0.001
 """Minimum cost of one query, in seconds of a member's time."""
-_IN_VAIN = 0.05
+_FRUITLESS = 0.05
 """Extra cost, in seconds, if the query returned an event that the main cursor has not returned."""
 _UNUSED = 10.0
 """Seconds without a query after which the progress cursor is closed."""
@@ -97,29 +97,30 @@ class ProgressCursor:
         self._last_event = b""
         self._passed_by = 0
         self._stopping = False
-        self._asked_at = self._loop.time()
+        self._queried_at = self._loop.time()
 
     @property
-    def asking(self) -> bool:
+    def querying(self) -> bool:
         """Whether a query or the closing is in progress."""
         return self._task is not None
 
-    def ask(self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int) -> None:
+    def query(self, first: OpenCursor, pbrt: bytes, batch_size: int, await_ms: int) -> None:
         """Start a query for the main cursor ``first`` with promise ``pbrt``, unless one is running.
 
         The member waits up to ``await_ms`` milliseconds for its oplog to grow.
         """
         if self._task is None and not self._stopping:
             self._note_promise(pbrt)
-            self._asked_at = self._loop.time()
+            self._queried_at = self._loop.time()
             self._task = self._loop.create_task(
-                self._ask(first, batch_size, await_ms), name=f"progress cursor of {first.namespace}"
+                self._query(first, batch_size, await_ms),
+                name=f"progress cursor of {first.namespace}",
             )
             self._task.add_done_callback(self._on_end)
 
     def close_if_unused(self) -> None:
         """Close the cursor in the background if there was no query for ten seconds."""
-        unused = self._loop.time() - self._asked_at > _UNUSED
+        unused = self._loop.time() - self._queried_at > _UNUSED
         if self._cursor is not None and self._task is None and unused and not self._stopping:
             self._task = self._loop.create_task(
                 self._close(self._cursor), name=f"close progress cursor of {self._cursor.namespace}"
@@ -140,11 +141,11 @@ class ProgressCursor:
             batch = batch._replace(pbrt=self._promise)
         else:
             self._promise, self._promised = batch.pbrt, key
-        if batch.cursor_id and self._is_further():
+        if batch.cursor_id and self._adopt_progress():
             batch = batch._replace(pbrt=self._promise)
         return batch
 
-    def _is_further(self) -> bool:
+    def _adopt_progress(self) -> bool:
         """Adopt the progress cursor's promise for both; False if it is invalid for both or not new.
 
         It is valid for both when the main cursor has reached the last event that the progress
@@ -186,7 +187,7 @@ class ProgressCursor:
         except (CommandError, NetworkError) as error:
             log.info("cursor left on its shard", member=cursor and cursor.address, error=str(error))
 
-    async def _ask(self, first: OpenCursor, batch_size: int, await_ms: int) -> None:
+    async def _query(self, first: OpenCursor, batch_size: int, await_ms: int) -> None:
         kept = self._cursor is not None
         begun = self._loop.time()
         try:
@@ -205,10 +206,10 @@ class ProgressCursor:
             return
         finally:
             self._task = None
-            self._on_cost(max(_LOOK, self._loop.time() - begun - await_ms / 1000))
-        self._is_further()
+            self._on_cost(max(_LEAST_COST, self._loop.time() - begun - await_ms / 1000))
+        self._adopt_progress()
         if not self._has_come(self._last_event):
-            self._on_cost(_IN_VAIN)
+            self._on_cost(_FRUITLESS)
         self._on_batch(
             batch._replace(cursor_id=first.cursor_id, events=[], size=0, pbrt=self._promise)
         )

@@ -45,7 +45,7 @@ class RemoteCursor:
     has not answered for ``reply_timeout``, it is probed over another connection.
 
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
-    ``probing`` enables ``look``; ``sent`` counts commands.
+    ``probing`` enables ``probe_progress``; ``sent`` counts commands.
     ``on_batch`` and ``on_failure`` are synchronous callbacks. Neither is called again after
     ``on_failure(error, address)`` or after a batch marked as invalidated.
     """
@@ -76,13 +76,13 @@ class RemoteCursor:
         self._await_ms = max(1, round(settings.await_time * 1000))
         self._watchdog = Watchdog(self._ask_member, settings.reply_timeout)
         self._sent = sent
-        self._second = (
+        self._progress = (
             None
             if probing is None
             else ProgressCursor(
                 borrow=dialer.borrow,
                 command=lambda pbrt: self._encoded(*probing.opening(pbrt)),
-                on_batch=self._looked,
+                on_batch=self._progress_arrived,
                 on_end=self._ended,
                 on_cost=probing.on_cost,
                 sent=sent,
@@ -103,7 +103,7 @@ class RemoteCursor:
         self._failing_since: float | None = None
         self._last_address: str | None = None
         self._last_error: CommandError | None = None
-        self._told = False
+        self._warned = False
         self._paused = False
         self._stopping = False
         self._parked = False
@@ -163,21 +163,21 @@ class RemoteCursor:
         """Set the target batch size, at most ``batch_target_bytes`` of the settings."""
         self._batch_size.target = min(batch_bytes, self._settings.batch_target_bytes)
 
-    def waits(self, seconds: float) -> bool:
-        """Return whether a getMore may wait ``seconds`` more and ``look`` can be called."""
-        ends = self._watchdog.asked_at
-        waits = ends is not None and ends - self._loop.time() > seconds
-        return waits and self._second is not None and not self._second.asking
+    def can_probe(self, seconds: float) -> bool:
+        """Return whether a getMore may wait ``seconds`` more and no probe is in progress."""
+        due = self._watchdog.reply_due_at
+        waits = due is not None and due - self._loop.time() > seconds
+        return waits and self._progress is not None and not self._progress.querying
 
-    def look(self, seconds: float) -> None:
+    def probe_progress(self, seconds: float) -> None:
         """Query the member's progress within ``seconds``, while a getMore waits.
 
         This uses the progress cursor, so the getMore keeps waiting. The result is delivered as an
         empty batch.
         """
-        if self._second is not None and self._cursor is not None and self._pbrt is not None:
+        if self._progress is not None and self._cursor is not None and self._pbrt is not None:
             await_ms = max(1, ceil(seconds * 1000))
-            self._second.ask(self._cursor, self._pbrt, self._batch_size.current, await_ms)
+            self._progress.query(self._cursor, self._pbrt, self._batch_size.current, await_ms)
 
     def leave_member(self) -> None:
         """Drop a member that makes no progress and continue on another one."""
@@ -194,8 +194,8 @@ class RemoteCursor:
         self._stopping = True
         deadline = self._loop.time() + self._settings.close_timeout
         async with asyncio.TaskGroup() as both:
-            if self._second is not None:
-                both.create_task(self._second.stop(deadline))
+            if self._progress is not None:
+                both.create_task(self._progress.stop(deadline))
             if self._task is not None:
                 await self._end(self._task)
             await self._watchdog.stop()
@@ -250,9 +250,9 @@ class RemoteCursor:
             self._failing_since = now
         lasted = now - self._failing_since
         # A long outage is logged as a warning once.
-        say = log.debug if self._told else log.warning
-        say("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
-        self._told = True
+        report = log.debug if self._warned else log.warning
+        report("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
+        self._warned = True
         return lasted < self._settings.failure_timeout
 
     async def _open(self) -> None:
@@ -333,27 +333,27 @@ class RemoteCursor:
     def _is_mended(self, lasted: float) -> None:
         log.info("remote cursor goes on", remote=self.name, lasted=lasted)
         self.reopened += 1
-        self._told = False
+        self._warned = False
         self._failing_since = None
         self._backoff.reset()
 
     def _ask(self, connection: Connection, body: bytes, takes: float) -> None:
         """Send a request that may take ``takes`` seconds to answer; call ``_answer`` next."""
         connection.send_raw(body)
-        self._watchdog.asked_at = self._loop.time() + takes
+        self._watchdog.reply_due_at = self._loop.time() + takes
 
     async def _answer(self, connection: Connection) -> bytes:
         """Return the reply; only the watchdog limits the wait."""
         try:
             return await connection.receive_raw(timeout=None)
         except NetworkError:
-            due = self._watchdog.asked_at
+            due = self._watchdog.reply_due_at
             if self._failing_since is None and due is not None:
                 # A member that hangs has been failing since its answer was due.
                 self._failing_since = min(due, self._loop.time())
             raise
         finally:
-            self._watchdog.asked_at = None
+            self._watchdog.reply_due_at = None
 
     def _deliver(self, batch: CursorBatch) -> None:
         self._clock.advance(batch.cluster_time)
@@ -361,9 +361,9 @@ class RemoteCursor:
             self._batch_size.arrived(len(batch.events), batch.size)
         if not batch.cursor_id:
             self._cursor = None
-        if self._second is not None:
-            batch = self._second.join(batch)
-            self._second.close_if_unused()
+        if self._progress is not None:
+            batch = self._progress.join(batch)
+            self._progress.close_if_unused()
         if batch.pbrt:
             self._pbrt = batch.pbrt
         if not batch.events and self._connection is not None:
@@ -371,7 +371,7 @@ class RemoteCursor:
         if not self._stopping:
             self._on_batch(batch)
 
-    def _looked(self, batch: CursorBatch) -> None:
+    def _progress_arrived(self, batch: CursorBatch) -> None:
         """Deliver the progress cursor's result, unless the main cursor is being reopened."""
         if self._cursor is not None and not self._stopping:
             self._clock.advance(batch.cluster_time)

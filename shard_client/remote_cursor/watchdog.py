@@ -26,20 +26,20 @@ class Watchdog:
         self._connection: Connection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
-        self.asked_at: float | None = None
+        self.reply_due_at: float | None = None
         """Loop time at which the reply to the request in flight is due; None if none is pending."""
 
     def guard(self, connection: Connection) -> None:
         """Guard ``connection`` instead of the previous one."""
         self._connection = connection
-        self.asked_at = None
+        self.reply_due_at = None
         if self._timer is None:
             self._schedule()
 
     def leave(self) -> None:
         """Stop guarding until ``guard`` is called again, so that others can use the connection."""
         self._connection = None
-        self.asked_at = None
+        self.reply_due_at = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -62,7 +62,7 @@ class Watchdog:
             return
         self._schedule()
         now = asyncio.get_running_loop().time()
-        late = self.asked_at is not None and now - self.asked_at > self._patience
+        late = self.reply_due_at is not None and now - self.reply_due_at > self._patience
         if late and not connection.closed and (self._probe is None or self._probe.done()):
             self._probe = asyncio.get_running_loop().create_task(
                 self._ask(connection), name=f"probe {format_address(connection.address)}"
@@ -76,5 +76,5 @@ class Watchdog:
             log.warning("member hangs", member=address, error=str(error))
             connection.abort()
         else:
-            if self.asked_at is not None:
-                self.asked_at = asyncio.get_running_loop().time()
+            if self.reply_due_at is not None:
+                self.reply_due_at = asyncio.get_running_loop().time()

@@ -181,8 +181,8 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
     limits = {
         # The shards are asked less often than by default: an idle second costs real time.
         "await_unknown": 0.06,
-        "look_share": chance.choice((0.0, 0.05, 1.0)),
-        "look_burst": chance.choice((0.002, 0.25)),
+        "probe_share": chance.choice((0.0, 0.05, 1.0)),
+        "probe_burst": chance.choice((0.002, 0.25)),
         "await_quiet": 0.25,
         "active_for": 0.3,
         "await_gate": 0.005,

@@ -198,7 +198,7 @@ async def test_a_remote_s_batches_follow_the_memory_that_is_left(cluster: Script
     remote = next(
         each.cursor
         for source in registry._streams._of
-        for each in source.upstream._remotes.values()
+        for each in source.runner._remotes.values()
         if each.target == "s0" and each.cursor is not None
     )
     assert remote._batch_size.target == LEAST_BATCH

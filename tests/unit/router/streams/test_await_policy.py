@@ -1,14 +1,14 @@
 """How often a progress cursor may look at its member."""
 
 from router.stream_settings import StreamSettings
-from router.streams.await_policy import LookBudget
+from router.streams.await_policy import ProbeBudget
 
-LIMITS = StreamSettings(look_share=0.05, look_burst=0.25)
+LIMITS = StreamSettings(probe_share=0.05, probe_burst=0.25)
 
 
 def looks(takes: float, every: float, seconds: float) -> int:
     """How many looks that take so long are afforded of those that are wanted."""
-    budget, count, now = LookBudget(LIMITS, 1000.0), 0, 1000.0
+    budget, count, now = ProbeBudget(LIMITS, 1000.0), 0, 1000.0
     while now < 1000.0 + seconds:
         if budget.affords(now):
             budget.spend(now, takes)
@@ -28,7 +28,7 @@ def test_a_member_that_has_much_to_scan_is_looked_at_for_a_part_of_the_time():
 
 
 def test_what_was_not_used_is_not_kept_for_ever():
-    budget = LookBudget(LIMITS, 0.0)
+    budget = ProbeBudget(LIMITS, 0.0)
     budget.spend(1e6, 0.25)
     assert not budget.affords(1e6)
     assert budget.affords(1e6 + 0.1)

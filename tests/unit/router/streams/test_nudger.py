@@ -247,7 +247,7 @@ async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
 
 async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: ScriptedCluster):
     """Quiet or not, an event takes one nudge a member; what waits is counted, not timed."""
-    registry = cluster.registry(NUDGING, await_quiet=30.0, look_worth=0.002, linger=60.0)
+    registry = cluster.registry(NUDGING, await_quiet=30.0, probe_worth=0.002, linger=60.0)
     cursor, _ = await registry.open(stream(), OWNER)
     await until(lambda: all(member.commands["getMore"] for member in cluster.members))
     for number in range(3):

@@ -179,15 +179,15 @@ async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
         remote_buffer_bytes=budget, stream_buffer_bytes=budget, batch_target_bytes=10_000
     )
     cursor, _ = await registry.open(stream(), OWNER)
-    source = cursor.reader.source
-    assert source is not None
-    upstream = source.upstream
-    await until(lambda: upstream.stream.all_buffered_bytes > budget / 4)
+    shared = cursor.reader.shared
+    assert shared is not None
+    runner = shared.runner
+    await until(lambda: runner.stream.all_buffered_bytes > budget / 4)
     asked = 0
     while shard.commands["getMore"] > asked:
         asked = shard.commands["getMore"]
         await cursor.next_batch(None, 0.05)
-    assert budget / 4 < upstream.stream.all_buffered_bytes <= budget
+    assert budget / 4 < runner.stream.all_buffered_bytes <= budget
     cluster.noop(200)
     found = await read_until(cursor, 1001)
     assert found == [*range(251), 5000, *range(251, 1000)]
@@ -205,9 +205,9 @@ async def test_a_reply_has_all_that_was_asked_for_and_else_about_its_target(
     ):
         registry = cluster.registry(reply_target_bytes=3000)
         cursor, _ = await registry.open(stream(), OWNER)
-        source = cursor.reader.source
-        assert source is not None
-        await until(lambda: (source.upstream.stream.gate or b"") > b"8200000066")
+        shared = cursor.reader.shared
+        assert shared is not None
+        await until(lambda: (shared.runner.stream.gate or b"") > b"8200000066")
         assert numbers(await cursor.next_batch(7, 2)) == [*range(7)]
         rest = numbers(await cursor.next_batch(None, 2))
     assert rest[:2] == [7, 8]
@@ -230,7 +230,7 @@ async def test_idle_members_are_nudged_past_a_waiting_event(cluster: ScriptedClu
 
 
 async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluster):
-    registry = cluster.registry(nudge=True, await_quiet=20.0, active_for=0.0, look_worth=0.002)
+    registry = cluster.registry(nudge=True, await_quiet=20.0, active_for=0.0, probe_worth=0.002)
     cursor, _ = await registry.open(stream(), OWNER)
     await until(lambda: all(member.commands["getMore"] for member in cluster.members))
     for number, second in enumerate((105, 1105, 2105)):
@@ -245,7 +245,7 @@ async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluste
 
 async def test_nobody_looks_at_a_member_that_reads_its_oplog(cluster: ScriptedCluster):
     """Whether it waits is not known before its first reply: to scan twice would take longer."""
-    registry = cluster.registry(nudge=True, await_quiet=20.0, look_worth=0.0)
+    registry = cluster.registry(nudge=True, await_quiet=20.0, probe_worth=0.0)
     slow = cluster.shards["s1"]
     slow.slow["getMore"] = 0.15
     cursor, _ = await registry.open(stream(), OWNER)

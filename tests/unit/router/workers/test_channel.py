@@ -12,13 +12,13 @@ from tests.harness.until import PATIENCE, until
 async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
     parent, worker = [await Channel.over(end) for end in socket.socketpair()]
     for number in range(100):
-        parent.say(load=number)
-    assert [(await worker.hear() or {})["load"] for _ in range(100)] == list(range(100))
-    worker.say(ready=True)
+        parent.send(load=number)
+    assert [(await worker.receive() or {})["load"] for _ in range(100)] == list(range(100))
+    worker.send(ready=True)
     worker.close()
-    assert await parent.hear() == {"ready": True}
-    assert await parent.hear() is None
-    parent.say(load=1)  # nobody hears it, nothing breaks
+    assert await parent.receive() == {"ready": True}
+    assert await parent.receive() is None
+    parent.send(load=1)  # the other end is closed: nothing breaks
     parent.close()
 
 

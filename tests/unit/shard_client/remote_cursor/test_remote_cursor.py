@@ -300,17 +300,17 @@ async def test_a_promise_is_seen_while_a_getmore_waits(member: ScriptedMember):
     await until(lambda: member.commands["getMore"] == 1)
     for number in range(5):
         member.noop(101 + 10 * number)
-        assert reader.cursor.waits(0.1)
-        reader.cursor.look(0.001)
-        assert not reader.cursor.waits(0.1), "somebody looks already"
-        reader.cursor.look(0.001)
+        assert reader.cursor.can_probe(0.1)
+        reader.cursor.probe_progress(0.001)
+        assert not reader.cursor.can_probe(0.1), "a probe is in progress"
+        reader.cursor.probe_progress(0.001)
         await until(partial(reader.promises, 101 + 10 * number))
         member.insert(102 + 10 * number)
         await until(partial(reader.has, number + 1))
     assert reader.keys == keys(*range(102, 152, 10))
     assert len(member.opened) == 2
     assert not member.commands["killCursors"]
-    assert not reader.cursor.waits(30)
+    assert not reader.cursor.can_probe(30)
     await reader.cursor.close()
     assert not member.cursors
     assert not reader.failures
@@ -329,14 +329,14 @@ async def test_what_the_progress_cursor_sees_first_is_promised_when_it_has_come(
     member.noop(120)
     member._moved = waited_for
     heard = len(reader.batches)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) > heard)
     assert reader.keys == []
     assert reader.promise < Timestamp(110, 1)
     member.insert(130)
     await until(partial(reader.has, 2))
     assert reader.keys == keys(110, 130)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: reader.promise >= Timestamp(130, 1))
     await reader.cursor.close()
     assert not member.cursors
@@ -363,7 +363,7 @@ async def test_a_progress_cursor_is_given_what_chance_lets_through(member: Scrip
     member.noop(120)
     member._moved = waited_for
     heard = len(reader.batches)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) > heard)
     assert reader.promise < Timestamp(110, 1), "the event at 110 has not been brought yet"
     member.insert(130)
@@ -381,7 +381,7 @@ async def test_a_promise_waits_for_all_fragments_of_an_event(member: ScriptedMem
     await until(partial(reader.has, 1))
     member.noop(120)
     heard = len(reader.batches)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) > heard)
     assert reader.promise == Timestamp(110, 1), "there may be more of the event's fragments"
     member.insert(130)
@@ -394,10 +394,10 @@ async def test_a_look_costs_what_it_takes_of_the_member(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
-    reader.cursor.look(0.02)
+    reader.cursor.probe_progress(0.02)
     await until(lambda: len(reader.batches) == 2)
     member.slow["getMore"] = 0.2
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) == 3)
     assert reader.costs[1] >= 0.19
     assert reader.costs[0] < reader.costs[1]
@@ -410,7 +410,7 @@ async def test_a_progress_cursor_that_nobody_needs_is_closed(member: ScriptedMem
     with patch("shard_client.remote_cursor.progress_cursor._UNUSED", 0.05):
         reader.cursor.start()
         await until(lambda: member.commands["getMore"])
-        reader.cursor.look(0.001)
+        reader.cursor.probe_progress(0.001)
         await until(lambda: len(member.cursors) == 2)
         await until(lambda: len(member.cursors) == 1)
     member.insert(110)
@@ -438,7 +438,7 @@ async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: Scripted
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
     member.noop(150)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(partial(reader.promises, 150))
     member.cut()  # what was in flight is asked again after the promise
     member.insert(160)
@@ -453,14 +453,14 @@ async def test_a_progress_cursor_that_fails_is_opened_again(member: ScriptedMemb
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) == 2)
     for code in (43, 237, 280):  # the last one would end the first cursor
         member.fail("getMore", code)
-        reader.cursor.look(0.001)
+        reader.cursor.probe_progress(0.001)
         await until(partial(reader.cursor.waits, 0.1))
         member.noop(100 + code)
-        reader.cursor.look(0.001)
+        reader.cursor.probe_progress(0.001)
         await until(partial(reader.promises, 100 + code))
     assert not member.failures["getMore"], "it was the second one that failed"
     assert not reader.failures
@@ -473,12 +473,12 @@ async def test_a_progress_cursor_that_was_cut_off_is_replaced_at_once(member: Sc
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
     before = set(member.writers)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) == 2)
     for writer in set(member.writers) - before:
         writer.transport.abort()
     member.noop(150)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(partial(reader.promises, 150))
     assert not reader.failures
     await reader.cursor.close()
@@ -489,13 +489,13 @@ async def test_a_progress_cursor_that_was_passed_by_is_replaced(member: Scripted
     reader = Reader(member, replace(SETTINGS, await_time=20.0, batch_target_bytes=1000))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) == 2)
     for number in range(20):
         member.insert(101 + number)
         await until(partial(reader.has, number + 1))
     member.noop(200)
-    reader.cursor.look(0.001)
+    reader.cursor.probe_progress(0.001)
     await until(partial(reader.promises, 200))
     assert len(member.opened) == 3
     assert len(member.cursors) == 2, "the one before was killed"
