@@ -73,7 +73,7 @@ class StreamSettings:
     open_timeout: float = 30.0
     """Time limit for all remotes of a new stream to answer, unreachable shards included."""
     reply_timeout: float = 5.0
-    """How late a member's reply may be before the member is probed over another connection."""
+    """How late a reply may be before the member is sent a hello over another connection."""
     failure_timeout: float = 30.0
     """How long a failed remote is retried before the client gets a retriable error."""
     close_timeout: float = 2.0

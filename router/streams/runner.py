@@ -12,7 +12,7 @@ from router.change_stream.actions import Action, CloseRemote, OpenRemote, Reopen
 from router.change_stream.log_reader import LogReader
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
-from router.change_stream.probe import probe_command
+from router.change_stream.progress_command import progress_command
 from router.change_stream.request import StreamRequest
 from router.stream_settings import StreamSettings
 from router.streams.departures import Departures
@@ -224,7 +224,7 @@ class StreamRunner:
         """Return the settings of the progress cursor that reports the member's progress."""
 
         def probe(pbrt: bytes) -> tuple[str, Mapping[str, object]]:
-            return probe_command(*opening(pbrt), pbrt)
+            return progress_command(*opening(pbrt), pbrt)
 
         return Probing(
             opening=probe,

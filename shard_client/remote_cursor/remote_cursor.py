@@ -42,7 +42,7 @@ class RemoteCursor:
     reply is large, it does so before splitting it, so that the shard does not wait for the router.
     After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
     growing pauses, for up to ``failure_timeout``. Any other failure ends the cursor. If a member
-    has not answered for ``reply_timeout``, it is probed over another connection.
+    has not answered for ``reply_timeout``, it is sent a hello over another connection.
 
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
     ``probing`` enables ``probe_progress``; ``sent`` counts commands.

@@ -15,8 +15,8 @@ class Watchdog:
     """Guards one connection at a time against a member that hangs (docs/design.md, section 6).
 
     A long oplog scan answers late, and repeating the request would only restart the scan. So when a
-    reply is ``patience`` seconds late, ``ask(address, timeout)`` probes the member over another
-    connection. The guarded connection is cut only if the probe fails too; its pending request then
+    reply is ``patience`` seconds late, ``ask(address, timeout)`` checks the member over another
+    connection. The guarded connection is cut only if that fails too; its pending request then
     raises NetworkError.
     """
 
@@ -25,7 +25,7 @@ class Watchdog:
         self._patience = patience
         self._connection: Connection | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._probe: asyncio.Task[None] | None = None
+        self._hello: asyncio.Task[None] | None = None
         self.reply_due_at: float | None = None
         """Loop time at which the reply to the request in flight is due; None if none is pending."""
 
@@ -43,14 +43,14 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._probe is not None:
-            self._probe.cancel()
+        if self._hello is not None:
+            self._hello.cancel()
 
     async def stop(self) -> None:
-        """Stop guarding and wait for a running probe to end."""
+        """Stop guarding and wait for a running check to end."""
         self.leave()
-        if self._probe is not None:
-            await asyncio.wait({self._probe})
+        if self._hello is not None:
+            await asyncio.wait({self._hello})
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._patience / 2, self._look)
@@ -63,9 +63,9 @@ class Watchdog:
         self._schedule()
         now = asyncio.get_running_loop().time()
         late = self.reply_due_at is not None and now - self.reply_due_at > self._patience
-        if late and not connection.closed and (self._probe is None or self._probe.done()):
-            self._probe = asyncio.get_running_loop().create_task(
-                self._ask(connection), name=f"probe {format_address(connection.address)}"
+        if late and not connection.closed and (self._hello is None or self._hello.done()):
+            self._hello = asyncio.get_running_loop().create_task(
+                self._ask(connection), name=f"hello to {format_address(connection.address)}"
             )
 
     async def _ask(self, connection: Connection) -> None:

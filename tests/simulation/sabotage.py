@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from router.change_stream import remotes
 from router.change_stream.actions import Action, OpenRemote, Taken
 from router.change_stream.log_reader import LogReader
-from router.change_stream.probe import probe_command
+from router.change_stream.progress_command import progress_command
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
 from router.merge.merger import Event, Merger
@@ -146,11 +146,11 @@ def _probe_sees_less() -> Iterator[None]:
     """Have progress cursors miss events that the first ones bring."""
 
     def narrowed(database: str, command: Mapping[str, Any], after: bytes) -> Any:
-        found, probe = probe_command(database, command, after)
+        found, probe = progress_command(database, command, after)
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(runner, "probe_command", narrowed):
+    with mock.patch.object(runner, "progress_command", narrowed):
         yield
 
 

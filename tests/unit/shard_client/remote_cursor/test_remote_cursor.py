@@ -12,7 +12,7 @@ import pytest
 import structlog.testing
 from bson import Timestamp
 
-from router.change_stream.probe import probe_command
+from router.change_stream.progress_command import progress_command
 from router.change_stream.resume_token import cluster_time_of
 from router.streams.member_load import MemberLoad
 from shard_client.cluster_clock import ClusterClock
@@ -66,7 +66,7 @@ class Reader:
             settings=self.settings,
             sent=self.sent,
             probing=Probing(
-                opening=lambda pbrt: probe_command(*self.opening(pbrt), pbrt),
+                opening=lambda pbrt: progress_command(*self.opening(pbrt), pbrt),
                 fragments=self.fragments,
                 on_cost=self.costs.append,
             ),
@@ -458,7 +458,7 @@ async def test_a_progress_cursor_that_fails_is_opened_again(member: ScriptedMemb
     for code in (43, 237, 280):  # the last one would end the first cursor
         member.fail("getMore", code)
         reader.cursor.probe_progress(0.001)
-        await until(partial(reader.cursor.waits, 0.1))
+        await until(partial(reader.cursor.can_probe, 0.1))
         member.noop(100 + code)
         reader.cursor.probe_progress(0.001)
         await until(partial(reader.promises, 100 + code))

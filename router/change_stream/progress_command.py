@@ -1,4 +1,4 @@
-"""The probe: the change stream of a progress cursor, which reports a shard's progress.
+"""The change stream of a progress cursor, which reports a shard's progress.
 
 docs/design.md, section 9.
 """
@@ -25,12 +25,12 @@ _OF_A_VALUE: Final = frozenset(
 """Operators of a ``$match`` whose result depends only on the field."""
 
 
-def probe_command(
+def progress_command(
     database: str, command: Mapping[str, Any], after: bytes
 ) -> tuple[str, dict[str, Any]]:
-    """Return the database and the ``aggregate`` command of the probe for a shard's cursor.
+    """Return the database and the ``aggregate`` command of a progress cursor.
 
-    Beyond the resume token ``after`` (raw BSON), the probe passes every event that the cursor
+    Beyond the resume token ``after`` (raw BSON), it passes every event that the cursor
     opened by ``command`` passes, and possibly others: it keeps the leading ``$match`` stages that
     depend on the event alone, and drops all other stages, lookups and images. It returns only the
     ``_id`` of each event. It starts at the token's cluster time, inclusive, so that tokens of

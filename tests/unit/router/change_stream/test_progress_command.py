@@ -8,7 +8,7 @@ from bson import Regex, Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.change_stream.probe import probe_command
+from router.change_stream.progress_command import progress_command
 from router.change_stream.resume_token import high_water_mark
 from tests.harness.scripted_member import event_token
 
@@ -28,7 +28,7 @@ def probe(
         "collation": {"locale": "de"},
         "readConcern": {"level": "majority"},
     }
-    database, made = probe_command("db", command, after)
+    database, made = progress_command("db", command, after)
     assert database == "db"
     assert made["cursor"] == {"batchSize": 0}
     assert (made["collation"], made["readConcern"]) == ({"locale": "de"}, {"level": "majority"})
