@@ -1,8 +1,10 @@
 """Options and hooks of the whole test run."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.harness.clusters import DEFAULT_IMAGE, DOCKER_IMAGE
@@ -36,3 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in _BY_FILE and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.fixture(autouse=True)
+def _default_logging() -> Iterator[None]:
+    """Undo what a test configured for the whole process, such as a simulation's log level."""
+    yield
+    structlog.reset_defaults()
