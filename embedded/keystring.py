@@ -1,7 +1,7 @@
 """KeyString, version 1: BSON values as bytes that compare as the values do.
 
-Resume tokens are made of it (docs/protocol.md, section 3). Bits that the order does not need but
-that tell equal values apart (an int from a double, say) go to the type bits.
+Resume tokens consist of it (docs/protocol.md, section 3). The order ignores some differences, for
+example between an int and an equal double; the type bits record them.
 """
 
 import re
@@ -59,10 +59,10 @@ _DECIMAL_ZERO_PREFIX: Final = 0x1A
 
 
 class KeyStringBuilder:
-    """Build one key from values, all ascending: ``append`` each, then ``key`` and ``type_bits``.
+    """Builds one key from ascending values: ``append`` each, then call ``key`` and ``type_bits``.
 
-    ``prefix`` is the key of values that come before, ``zero_bits`` the number of their type bits,
-    all zero: what many keys have in common need not be encoded each time.
+    ``prefix`` is the encoding of leading values, ``zero_bits`` the number of their type bits, which
+    must all be zero. A prefix that many keys share is thus encoded only once.
     """
 
     def __init__(self, prefix: bytes = b"", zero_bits: int = 0) -> None:
@@ -70,7 +70,11 @@ class KeyStringBuilder:
         self._bits: list[int] = [0] * zero_bits
 
     def append(self, value: Any) -> None:
-        """Add one BSON value. Raises TypeError for what is no BSON value."""
+        """Add one BSON value.
+
+        Raises:
+            TypeError: ``value`` is not a BSON value.
+        """
         (_APPENDERS.get(type(value)) or _appender_of_base(value))(self, value)
 
     def _constant(self, value: Any) -> None:
@@ -151,11 +155,11 @@ class KeyStringBuilder:
         self._parts.append(b"\x00")
 
     def key(self) -> bytes:
-        """Return the key, closed by the byte that ends keys."""
+        """Return the key, with the byte that ends keys."""
         return b"".join(self._parts) + bytes((END,))
 
     def type_bits(self) -> bytes:
-        """Return the type bits in their stored form; empty when all are zero."""
+        """Return the type bits in their stored form; empty if all are zero."""
         if 1 not in self._bits:
             return b""
         data = bytes(
@@ -178,7 +182,7 @@ def encode_key(values: Iterable[Any]) -> tuple[bytes, bytes]:
 
 
 def type_class(value: Any) -> int:
-    """Return the byte of ``value``'s class of types, in the order in which BSON types compare."""
+    """Return the byte of ``value``'s type class; the bytes sort in the order of BSON types."""
     if isinstance(value, Code):
         return CODE if value.scope is None else CODE_WITH_SCOPE
     found = _CLASSES.get(type(value))
@@ -231,7 +235,7 @@ _CLASSES: Final[dict[type, int]] = {
 
 
 def _base_of(value: Any) -> type:
-    """Return the BSON type that ``value``'s own type derives from."""
+    """Return the BSON type from which ``value``'s own type derives."""
     for base in _APPENDERS:
         if isinstance(value, base):
             return base

@@ -1,4 +1,4 @@
-"""Read KeyStrings back into BSON values (docs/protocol.md, section 3)."""
+"""Decoding of KeyStrings into BSON values (docs/protocol.md, section 3)."""
 
 import math
 import struct
@@ -36,8 +36,10 @@ _CONSTANTS: Final[dict[int, Any]] = {
 def decode_key(key: bytes, type_bits: bytes = b"") -> list[Any]:
     """Return the values of ``key``, up to the byte that ends keys.
 
-    ``type_bits`` in their stored form. Raises CommandError, with the codes that servers use for
-    a malformed KeyString.
+    ``type_bits`` are in their stored form.
+
+    Raises:
+        CommandError: the KeyString is malformed; with the server's codes.
     """
     return _Decoder(key, _unpack_bits(type_bits)).values()
 
@@ -249,7 +251,7 @@ class _Decoder:
         return self._marked(math.ldexp(scaled, -numbers.TINY_SHIFT), marker, negative)
 
     def _marked(self, stored: Any, marker: int, negative: bool) -> Any:
-        """Undo what the marker says of a decimal."""
+        """Undo a decimal's rounding to a double as its marker requires."""
         if marker == numbers.EXACT:
             return stored
         if marker == numbers.EQUALS_15_DIGITS:
@@ -273,7 +275,7 @@ def _as_text(raw: bytes) -> str:
 
 
 def _as_decimal(value: Any, stored_exponent: int | None) -> Decimal128:
-    """Give a decimal back the exponent whose low six bits were kept, where its digits allow it."""
+    """Restore a decimal's exponent from its stored low six bits, if its digits allow that."""
     exact = Decimal(value)
     context = Context(prec=34, Emin=-6143, Emax=6144)
     if not exact.is_finite() or stored_exponent is None:

@@ -1,8 +1,8 @@
 """Numbers in KeyString: all four BSON number types share one order (docs/protocol.md, section 3).
 
-A number's first byte tells its sign and size class; the bytes after it are big-endian and, for
-negative numbers, inverted. A decimal that no double equals is stored as the double below it, a
-two-bit marker and, where needed, the rest of its digits as a 64-bit continuation.
+A number's first byte encodes its sign and size class. The bytes after it are big-endian and, for
+negative numbers, inverted. A decimal that no double equals is stored as the next double towards
+zero, a two-bit marker and, if necessary, the rest of its digits as a 64-bit continuation.
 """
 
 import math
@@ -45,12 +45,12 @@ _TO_34_DOWN: Final = Context(prec=34, rounding=ROUND_DOWN)
 
 
 def to_15_digits_up(value: Decimal) -> Decimal:
-    """Round to 15 digits, away from zero: what a stored double stands for."""
+    """Round to 15 digits, away from zero: the decimal that a stored double represents."""
     return _TO_15_UP.create_decimal(value)
 
 
 def to_34_digits_up(value: Decimal) -> Decimal:
-    """Round to 34 digits, away from zero: what continuations add to."""
+    """Round to 34 digits, away from zero: the base to which a continuation is added."""
     return _TO_34_UP.create_decimal(value)
 
 
@@ -68,14 +68,14 @@ def encode_integer(value: int) -> bytes:
 
 
 def _encode_shifted(shifted: int, negative: bool) -> bytes:
-    """Encode an integer that was doubled to make room for the bit that says "has a fraction"."""
+    """Encode an integer that is shifted left by one; the lowest bit marks a fraction."""
     size = (shifted.bit_length() + 7) // 8
     first = NEGATIVE_1_BYTE - (size - 1) if negative else POSITIVE_1_BYTE + (size - 1)
     return _signed(first, shifted.to_bytes(size, "big"), negative)
 
 
 def encode_double(value: float, marker: int = EXACT) -> bytes:
-    """Encode a double; ``marker`` says how a decimal that is stored this way differs from it."""
+    """Encode a double; ``marker`` encodes how a decimal stored as this double differs from it."""
     magnitude = abs(value)
     if math.isnan(value):
         return bytes((NAN,))
@@ -118,14 +118,14 @@ def _encode_large(value: float, marker: int) -> bytes:
 
 
 def decimal_zero_kind(value: Decimal) -> int:
-    """Number one of the 24,576 decimal zeros, for the type bits."""
+    """Return the number of a decimal zero among the 24,576 kinds, for the type bits."""
     sign, _, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     return exponent + EXPONENT_BIAS + (_MAX_BIASED_EXPONENT + 1 if sign else 0)
 
 
 def stored_exponent(value: Decimal) -> int:
-    """Return the six exponent bits that the type bits keep of a decimal that is not zero."""
+    """Return the six exponent bits that the type bits store for a non-zero decimal."""
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
     return (exponent + EXPONENT_BIAS) & 0x3F
@@ -141,7 +141,7 @@ def _double_toward_zero(value: Decimal) -> float:
 
 
 def encode_decimal(value: Decimal) -> bytes:
-    """Encode a decimal of up to 34 digits (without its type bits)."""
+    """Encode a decimal of up to 34 digits, without its type bits."""
     if value.is_nan():
         return bytes((NAN,))
     if value.is_infinite():
@@ -172,7 +172,7 @@ def encode_decimal(value: Decimal) -> bytes:
 
 
 def _encode_long_decimal(value: Decimal) -> bytes:
-    """Encode a decimal between 2**53 and 2**63, whose integer part a double may not hold."""
+    """Encode a decimal between 2**53 and 2**63, whose integer part may not fit in a double."""
     negative = value < 0
     integer = int(value.copy_abs())
     has_fraction = integer != value.copy_abs()
@@ -185,7 +185,7 @@ def _encode_long_decimal(value: Decimal) -> bytes:
 
 
 def _continuation(value: Decimal, stored: Decimal) -> bytes:
-    """Encode what ``stored`` lacks of ``value``, counted in units of its 34th digit."""
+    """Encode the difference of ``value`` and ``stored``, in units of ``stored``'s 34th digit."""
     unit = stored.adjusted() - 33
     rest = int(_WIDE.scaleb(_WIDE.subtract(value.copy_abs(), stored.copy_abs()), -unit))
     body = rest.to_bytes(8, "big")
@@ -193,7 +193,7 @@ def _continuation(value: Decimal, stored: Decimal) -> bytes:
 
 
 def _normalized_halves(magnitude: Decimal) -> tuple[int, int]:
-    """Return the two halves of the decimal's own format, its digits shifted up as far as can be."""
+    """Return the two halves of the Decimal128 format, with the digits shifted up to the limit."""
     _, digits, exponent = magnitude.as_tuple()
     assert isinstance(exponent, int)
     shift = min(34 - len(digits), exponent + EXPONENT_BIAS)
@@ -225,9 +225,9 @@ def _encode_tiny(value: Decimal, double: float) -> bytes:
 
 
 def unscaled_tiny(scaled: float) -> tuple[Decimal, int]:
-    """Return the decimal that a scaled double below the normal ones stands for.
+    """Return the decimal that a scaled double below the normal range represents.
 
-    With it the exponent of the units in which a continuation counts.
+    The second value is the exponent of the unit of a continuation.
     """
     down = _TO_34_DOWN.create_decimal(Decimal(math.ldexp(1.0, -TINY_SHIFT)))
     stored = _TO_34_DOWN.multiply(_TO_34_DOWN.create_decimal(Decimal(scaled)), down)

@@ -1,4 +1,4 @@
-"""The cluster time of one process: a timestamp that only grows, and that gossips."""
+"""The cluster time of one process: a timestamp that only grows and spreads by gossip."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ _NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
 
 
 class LogicalClock:
-    """Hand out MongoDB cluster times (docs/protocol.md, section 6).
+    """A source of MongoDB cluster times (docs/protocol.md, section 6).
 
-    ``wall`` gives the wall clock in seconds since 1970; timestamps follow its seconds and are
-    counted up within one second. Several members may share a clock, or each have one of its own
-    and pass cluster times on with ``advance``.
+    ``wall`` returns the wall clock in seconds since 1970. Timestamps follow its seconds and count
+    up within one second. Several members may share a clock, or each have a clock and exchange
+    cluster times through ``advance``.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -22,25 +22,25 @@ class LogicalClock:
 
     @property
     def time(self) -> Timestamp:
-        """The largest cluster time known."""
+        """The largest cluster time so far."""
         return as_timestamp(self._latest)
 
     def tick(self) -> Timestamp:
-        """Return a new cluster time, larger than all that were seen."""
+        """Return a new cluster time, greater than all cluster times so far."""
         self._latest = max(self._latest + 1, (int(self._wall()) << 32) | 1)
         return as_timestamp(self._latest)
 
     def advance(self, cluster_time: Timestamp) -> None:
-        """Take over another party's cluster time, when it is larger."""
+        """Adopt another party's cluster time if it is greater."""
         self._latest = max(self._latest, as_ordinal(cluster_time))
 
     def document(self) -> dict[str, Any]:
-        """Return the ``$clusterTime`` document of replies, unsigned as without authentication."""
+        """Return the ``$clusterTime`` document of replies, unsigned as on an open server."""
         return {"clusterTime": self.time, "signature": _NO_SIGNATURE}
 
 
 def as_ordinal(timestamp: Timestamp) -> int:
-    """Return ``timestamp`` as one comparable integer of 64 bits."""
+    """Return ``timestamp`` as one comparable 64-bit integer."""
     return (timestamp.time << 32) | timestamp.inc
 
 

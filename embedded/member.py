@@ -1,4 +1,4 @@
-"""One member of a replica set, in memory: its data, and what commands do to it."""
+"""One member of a replica set, in memory: its data and the operations on it."""
 
 import time
 from collections.abc import Callable
@@ -32,18 +32,18 @@ _VERSIONS = {1: ("6.0.15", 17), 2: ("8.2.0", 27)}
 
 
 class Member:
-    """The state of a member: clock, oplog, collections, sessions, cursors; does no network I/O.
+    """The state of a member: clock, oplog, collections, sessions and cursors. No network I/O.
 
     Args:
         name: for logs, and the set's name unless ``set_name`` is given.
-        role: of the sharded cluster.
+        role: the role in the sharded cluster.
         set_name: the replica set's name.
         token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md, section 3).
-        oplog_size: entries that the oplog holds.
+        oplog_size: the number of entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
-        clock: the logical clock, to be shared; by default one of its own.
+        clock: a logical clock to share; by default the member has one of its own.
         wall: the wall clock, in seconds since 1970.
-        random: where UUIDs and cursor ids come from.
+        random: the source of UUIDs and cursor ids.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class Member:
 
     @property
     def host_string(self) -> str:
-        """``set/host:port``, as config.shards has it."""
+        """``set/host:port``, as in config.shards."""
         host, port = self.address
         return f"{self.set_name}/{host}:{port}"
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return 0
 
     def step_down(self, *, kill_cursors: bool = False) -> None:
-        """Be secondary from now on, until ``step_up``; ``kill_cursors`` as some stepdowns do."""
+        """Become secondary until ``step_up``; ``kill_cursors`` also closes all cursors."""
         self.elections.step_down()
         self._changed_state()
         if kill_cursors:
             self.cursors.close()
 
     def step_up(self) -> None:
-        """Be elected."""
+        """Win an election."""
         self.elections.step_up()
         self._changed_state()
 
@@ -111,7 +111,7 @@ class Member:
         return {"processId": ObjectId(self._random.randbytes(12)), "counter": Int64(6)}
 
     def now(self) -> datetime:
-        """The wall clock as a BSON date, in UTC without a zone."""
+        """Return the wall clock as a BSON date, in UTC without a zone."""
         moment = datetime.fromtimestamp(self.wall(), UTC).replace(tzinfo=None)
         return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
@@ -123,15 +123,15 @@ class Member:
         return Binary(bytes(value), 4)
 
     def new_object_id(self) -> ObjectId:
-        """Return a new object id: the time, then random bytes."""
+        """Return a new object id: the current second, then random bytes."""
         return ObjectId(int(self.wall()).to_bytes(4, "big") + self._random.randbytes(8))
 
-    # what change streams read
+    # Lookups for change streams
 
     def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
-        """Return the present document of that key; None when it, or the collection, is gone.
+        """Return the current document with this key; None if it or the collection is gone.
 
-        With ``uuid`` the collection is the one of that UUID, whatever its name is now.
+        With ``uuid`` the lookup uses the collection with that UUID, under any name.
         """
         collection = self.catalog.get(ns) if uuid is None else self.catalog.by_uuid(uuid)
         found = None if collection is None else collection.get(id_key(document_key["_id"]))
@@ -144,11 +144,12 @@ class Member:
     def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
         """Return the document before the change that the entry at ``ts`` logged.
 
-        ``apply_ops_index`` is the operation's place in that entry's ``applyOps``.
+        ``apply_ops_index`` is the operation's index in that entry's ``applyOps``. Returns None if
+        no pre-image is stored.
         """
         return self.journal.images.get(uuid, ts, apply_ops_index)
 
-    # what commands and the embedded mongos do, without waiting in between
+    # Operations of commands and of the embedded mongos; none of them waits
 
     def append_noop(
         self,
@@ -159,7 +160,7 @@ class Member:
         o2: Document | None = None,
         from_migrate: bool = False,
     ) -> OplogEntry:
-        """Log a no-op: a message, or with ``o2`` what change streams show as an event."""
+        """Log a no-op: a message or, with ``o2``, an entry that change streams show as an event."""
         fields: dict[str, Any] = {"op": "n", "ns": ns}
         if uuid is not None:
             fields["ui"] = uuid
@@ -177,7 +178,11 @@ class Member:
         uuid: Binary | None = None,
         from_migrate: bool = False,
     ) -> Collection:
-        """Create a collection and log it; raises NamespaceExists."""
+        """Create a collection and log it.
+
+        Raises:
+            CommandError: 48 NamespaceExists.
+        """
         collection = self.catalog.create(database, name, options, uuid)
         o = {"create": collection.logged_name, **collection.options}
         if "clusteredIndex" not in o:
@@ -197,16 +202,18 @@ class Member:
         self.catalog.drop(collection)
 
     def set_shard_key(self, ns: str, fields: tuple[str, ...]) -> None:
-        """Make ``fields`` the shard key, which leads document keys from now on.
+        """Set the shard key, whose ``fields`` lead document keys from now on.
 
-        Raises NamespaceNotFound.
+        Raises:
+            CommandError: 26 NamespaceNotFound.
         """
         self.catalog.require(ns).shard_key = fields
 
     def prepare_transaction(self, lsid: dict[str, Any], txn_number: int) -> Timestamp:
-        """Prepare for a commit over several shards; returns the prepare timestamp.
+        """Prepare a transaction for a commit on several shards; return the prepare timestamp.
 
-        Raises NoSuchTransaction when it is not in progress.
+        Raises:
+            CommandError: 251 NoSuchTransaction if it is not in progress.
         """
         transaction = self._transaction(lsid, txn_number)
         if transaction.state == "prepared" and transaction.prepared_at is not None:
@@ -218,10 +225,13 @@ class Member:
     def commit_transaction(
         self, lsid: dict[str, Any], txn_number: int, commit_time: Timestamp | None = None
     ) -> Timestamp:
-        """Commit, prepared or not; returns the cluster time of the commit.
+        """Commit a transaction, prepared or not; return the cluster time of the commit.
 
-        ``commit_time``, when given, must be newer than this member's last oplog entry; otherwise
-        it is a new tick. Committing again is fine. Raises NoSuchTransaction.
+        ``commit_time`` must be greater than this member's last oplog entry; the default is a new
+        tick. Committing again returns the same time.
+
+        Raises:
+            CommandError: 251 NoSuchTransaction if it was aborted or is unknown.
         """
         transaction = self._transaction(lsid, txn_number)
         if transaction.state == "aborted":
@@ -231,7 +241,11 @@ class Member:
         return self.journal.commit(transaction, commit_time)
 
     def abort_transaction(self, lsid: dict[str, Any], txn_number: int) -> None:
-        """Abort; raises NoSuchTransaction when it is finished or unknown."""
+        """Abort a transaction.
+
+        Raises:
+            CommandError: 251 NoSuchTransaction if it has ended or is unknown.
+        """
         transaction = self._transaction(lsid, txn_number)
         if not transaction.is_open:
             raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")

@@ -20,7 +20,7 @@ _MOST_DRIFT = 365 * 86_400
 
 
 class Mongod(Member):
-    """The only member of its replica set, served on a port; primary unless told to step down.
+    """The only member of its replica set, served on a port; primary until it steps down.
 
     Takes the arguments of ``Member``.
     """
@@ -33,7 +33,11 @@ class Mongod(Member):
         self._answers.set()
 
     async def start(self, port: int = 0) -> None:
-        """Listen on 127.0.0.1, on a free port when ``port`` is 0."""
+        """Listen on 127.0.0.1, on a free port if ``port`` is 0.
+
+        Raises:
+            OSError: the port is taken.
+        """
         await self._server.start(port)
         self.address = self._server.address
         if self.noop_interval > 0:
@@ -41,7 +45,7 @@ class Mongod(Member):
         log.info("member listens", member=self.name, role=self.role, port=self.address[1])
 
     async def stop(self) -> None:
-        """End all connections, cursors and transactions."""
+        """Close all connections and cursors and abort all transactions."""
         if self._noops is not None:
             self._noops.cancel()
             await asyncio.gather(self._noops, return_exceptions=True)
@@ -53,7 +57,7 @@ class Mongod(Member):
                 self.journal.abort(session.transaction)
 
     async def restart(self, down_for: float) -> None:
-        """Stop, and be back after ``down_for`` seconds at the same address with the same data."""
+        """Stop, and after ``down_for`` seconds start at the same address with the same data."""
         await self.stop()
         await asyncio.sleep(down_for)
         await self.start_again()
@@ -64,24 +68,25 @@ class Mongod(Member):
         await self.start(self.address[1])
 
     def hang(self) -> None:
-        """Take connections and commands, but answer none of them until ``go_on``."""
+        """Accept connections and commands, but send no replies until ``go_on``."""
         self._answers.clear()
 
     def go_on(self) -> None:
-        """Answer what has been waiting since ``hang``, and what comes."""
+        """Reply to the commands received since ``hang``, and to later ones."""
         self._answers.set()
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return self._server.connections
 
-    # commands
+    # Commands
 
     async def run_command(self, database: str, command: Document, client: Client) -> Document:
-        """Answer one command with a whole reply, errors included as ``ok: 0``.
+        """Run one command and return its complete reply; errors become ``ok: 0``.
 
-        Gossips: takes ``$clusterTime`` in, puts ``$clusterTime`` and ``operationTime`` on replies.
+        Gossips: adopts the command's ``$clusterTime`` and adds ``$clusterTime`` and
+        ``operationTime`` to the reply.
         """
         await self._answers.wait()
         try:
@@ -110,11 +115,15 @@ class Mongod(Member):
         self.clock.advance(heard["clusterTime"])
 
     async def execute(self, database: str, command: Document, client: Client) -> Document:
-        """Answer one command; raises CommandError, and leaves the gossip to the caller."""
+        """Run one command without gossip and return its reply.
+
+        Raises:
+            CommandError: the command fails.
+        """
         return await dispatch.execute(self, database, command, client)
 
     def connection_closed(self, client: Client) -> None:
-        """A client is gone; its cursors and sessions stay, as on a server."""
+        """Do nothing, because cursors and sessions outlive their connection, as on a server."""
 
     async def _write_noops(self) -> None:
         while True:

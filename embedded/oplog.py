@@ -1,4 +1,4 @@
-"""The oplog: what happened on one member, in order, bounded."""
+"""The oplog: all changes of one member, in order and bounded."""
 
 import asyncio
 from bisect import bisect_right
@@ -24,31 +24,31 @@ _MAX_ENTRY_BYTES = MAX_REPLY_DOCUMENT_SIZE
 class OplogEntry(TypedDict, total=False):
     """One entry, in MongoDB's own format (docs/protocol.md, section 5).
 
-    Always there: ``op`` (i, u, d, c, n), ``ns``, ``o``, ``ts``, ``t``, ``v`` (2), ``wall``.
+    Always present: ``op`` (i, u, d, c, n), ``ns``, ``o``, ``ts``, ``t``, ``v`` (2), ``wall``.
 
-    - i: ``o`` the document, ``o2`` its document key (shard key first, then ``_id``).
-    - u: ``o2`` the document key; ``o`` the whole new document (a replacement) or
-      ``{"$v": 2, "diff": {...}}`` (``storage.diff``).
-    - d: ``o`` the document key.
-    - c: ``ns`` is ``db.$cmd``, ``ui`` the collection's UUID, ``o`` one of
-      ``{create: coll, <options>, idIndex}``; ``{createIndexes: coll, v, key, name, ...}`` (one
-      entry for each index on an empty collection); ``{commitIndexBuild: coll, indexBuildUUID,
-      indexes: [...]}`` (all indexes of a command, collection not empty); ``{dropIndexes: coll,
-      index: name}`` with ``o2`` the index's specification; ``{collMod: coll, ...}`` with ``o2``
+    - i: ``o`` is the document, ``o2`` its document key (shard key first, then ``_id``).
+    - u: ``o2`` is the document key; ``o`` is the whole new document (a replacement) or ``{"$v": 2,
+      "diff": {...}}`` (``storage.diff``).
+    - d: ``o`` is the document key.
+    - c: ``ns`` is ``db.$cmd``, ``ui`` the collection's UUID, ``o`` one of ``{create: coll,
+      <options>, idIndex}``; ``{createIndexes: coll, v, key, name, ...}`` (one entry for each index
+      on an empty collection); ``{commitIndexBuild: coll, indexBuildUUID, indexes: [...]}`` (all
+      indexes of a command, if the collection is not empty); ``{dropIndexes: coll, index: name}``
+      with ``o2`` the index's specification; ``{collMod: coll, ...}`` with ``o2``
       ``{collectionOptions_old: {..., uuid}}``; ``{renameCollection: ns, to: ns, stayTemp,
       dropTarget?: uuid}``; ``{drop: coll}`` with ``o2`` ``{numRecords}``; ``{dropDatabase: 1}``
       (after a drop entry for each collection).
     - A view is an insert into, or delete from, ``db.system.views``; ``_id`` is the namespace.
     - A transaction is a c on ``admin.$cmd`` with ``lsid`` (id and uid), ``txnNumber``,
-      ``prevOpTime`` and ``o`` ``{applyOps: [{op, ns, ui, o, o2?}, ...]}``; when large, a chain of
-      such entries linked by ``prevOpTime``, all but the last with ``partialTxn: true``, the last
-      with ``count``. Over several shards: ``{applyOps, prepare: true}`` and later
+      ``prevOpTime`` and ``o`` ``{applyOps: [{op, ns, ui, o, o2?}, ...]}``. A large one is a chain
+      of such entries linked by ``prevOpTime``, all but the last with ``partialTxn: true``, the last
+      with ``count``. On several shards it is ``{applyOps, prepare: true}`` and later
       ``{commitTransaction: 1, commitTimestamp}`` whose ``prevOpTime`` is the prepare entry's, or
       ``{abortTransaction: 1}``. The events' cluster time is the ``ts`` of the entry that commits.
-    - n: a no-op; ``o`` is a message, ``o2`` may describe an event (shardCollection and kin).
+    - n: a no-op; ``o`` is a message, ``o2`` may describe an event (such as shardCollection).
 
-    ``lsid``, ``txnNumber`` and ``stmtId`` on an i, u or d mean a retryable write, which change
-    streams do not show. ``fromMigrate: true`` marks a chunk migration's entry.
+    ``lsid``, ``txnNumber`` and ``stmtId`` on an i, u or d mean a retryable write; change streams do
+    not show these fields. ``fromMigrate: true`` marks a chunk migration's entry.
     """
 
     lsid: dict[str, Any]
@@ -68,11 +68,11 @@ class OplogEntry(TypedDict, total=False):
 
 
 class Oplog:
-    """Entries in order of ``ts``; the oldest go when there are too many, or too many bytes.
+    """Entries in order of ``ts``; the oldest are dropped at the limits of number and size.
 
-    ``since`` and ``wait_beyond`` are what a change stream needs; ``truncated_through`` tells it
-    whether its starting point is still covered. Up to an eighth more than ``max_entries`` or
-    ``max_bytes`` (of BSON) may be held, so that dropping is rare.
+    Change streams use ``since`` and ``wait_beyond``, and ``truncated_through`` to check that their
+    starting point is still covered. The oplog may hold up to an eighth more than ``max_entries``
+    entries or ``max_bytes`` bytes of BSON, so that it rarely drops entries.
     """
 
     def __init__(self, max_entries: int = 200_000, max_bytes: int = 256 * 1024 * 1024) -> None:
@@ -90,24 +90,26 @@ class Oplog:
 
     @property
     def first_ts(self) -> Timestamp | None:
-        """The ``ts`` of the oldest entry that is left; None before the first one."""
+        """The ``ts`` of the oldest stored entry; None if the oplog is empty."""
         return self._entries[0]["ts"] if self._entries else None
 
     @property
     def last_ts(self) -> Timestamp | None:
-        """The ``ts`` of the newest entry; None before the first one."""
+        """The ``ts`` of the newest entry; None if the oplog is empty."""
         return self._entries[-1]["ts"] if self._entries else None
 
     @property
     def truncated_through(self) -> Timestamp | None:
-        """The ``ts`` of the newest entry that was dropped for room; None when none was."""
+        """The ``ts`` of the newest dropped entry; None if no entry has been dropped."""
         return as_timestamp(self._truncated_through) if self._truncated_through else None
 
     def append(self, entry: OplogEntry) -> None:
-        """Add ``entry``; its ``ts`` must be larger than all before.
+        """Add ``entry``; its ``ts`` must be greater than all earlier ones.
 
-        Raises ValueError when it is not, and BSONObjectTooLarge for an entry above 16 MiB and the
-        little that servers allow for what surrounds a document.
+        Raises:
+            ValueError: its ``ts`` is not greater.
+            CommandError: BSONObjectTooLarge if it exceeds 16 MiB plus the overhead that servers
+                allow.
         """
         size = len(bson.encode(entry))
         if size > _MAX_ENTRY_BYTES:
@@ -130,7 +132,7 @@ class Oplog:
             self._grown = None
 
     def _truncate(self) -> None:
-        """Drop the oldest entries, so that neither limit is passed; the newest always stays."""
+        """Drop the oldest entries until both limits hold; always keep the newest entry."""
         count = max(0, len(self._entries) - self._max_entries)
         left = self._bytes - sum(self._sizes[:count])
         while left > self._max_bytes and count < len(self._entries) - 1:
@@ -145,7 +147,7 @@ class Oplog:
         del self._sizes[:count]
 
     def since(self, ts: Timestamp, *, inclusive: bool = False) -> Iterator[OplogEntry]:
-        """Yield the entries after ``ts`` (``inclusive``: from ``ts`` on), also later appended ones.
+        """Yield the entries after ``ts`` (``inclusive``: from ``ts`` on), also later ones.
 
         The iterator stays valid while entries are appended or dropped.
         """
@@ -163,14 +165,14 @@ class Oplog:
             yield entry
 
     def at(self, ts: Timestamp) -> OplogEntry | None:
-        """Return the entry with exactly this ``ts`` (a ``prevOpTime`` leads here)."""
+        """Return the entry with exactly this ``ts``, for example of a ``prevOpTime``, or None."""
         index = bisect_right(self._ordinals, as_ordinal(ts)) - 1
         if index >= 0 and self._ordinals[index] == as_ordinal(ts):
             return self._entries[index]
         return None
 
     async def wait_beyond(self, ts: Timestamp, timeout: float) -> bool:
-        """Wait until there is an entry after ``ts``; False when ``timeout`` seconds pass first."""
+        """Wait for an entry after ``ts``; return False after ``timeout`` seconds without one."""
         ordinal = as_ordinal(ts)
         try:
             async with asyncio.timeout(timeout):

@@ -1,6 +1,6 @@
-"""The listening side of an embedded server: frames in, ``run_command``, frames out.
+"""The network side of an embedded server: receives frames, runs commands, sends replies.
 
-Source: docs/protocol.md, section 1 (frames, hello that streams).
+Source: docs/protocol.md, section 1 (frames, streaming hello).
 """
 
 import asyncio
@@ -32,49 +32,54 @@ log = structlog.get_logger()
 
 _MAX_CONNECTIONS = 4_000
 _MAX_WAITING_BYTES = 48_000_000
-"""Bytes of frames read ahead of the one that runs; the client waits when there are more."""
+"""Bytes of frames read ahead of the running command, above which the server stops reading."""
 
 _HELLOS = frozenset({"hello", "isMaster", "ismaster"})
 
 
 class CommandHandler(Protocol):
-    """What a ``Server`` serves: an embedded mongod or mongos."""
+    """The handler of a ``Server``'s commands: an embedded mongod or mongos."""
 
     async def run_command(self, database: str, command: Document, client: Client) -> Document:
-        """Answer one command with a whole reply, ``ok: 0`` for errors.
+        """Run one command and return its complete reply; errors become ``ok: 0``.
 
-        Is cancelled when the client's connection ends. ``hello`` with ``topologyVersion`` and
-        ``maxAwaitTimeMS`` waits here; the server repeats it when the client allows exhaust.
+        The server cancels the call when the client's connection ends. A ``hello`` with
+        ``topologyVersion`` and ``maxAwaitTimeMS`` waits here; the server repeats it if the client
+        allows exhaust.
         """
 
     def connection_closed(self, client: Client) -> None:
-        """The client is gone."""
+        """Called when the client's connection has ended."""
 
 
 class Server:
-    """Listen on one port of 127.0.0.1 and serve ``handler`` to every connection.
+    """Listens on one port of 127.0.0.1 and serves ``handler`` to every connection.
 
-    Each connection's commands run one after the other, each connection in a task that ends with
-    it. A client that breaks the protocol loses its connection; the others go on.
+    Each connection runs its commands one after the other in its own task. A protocol error closes
+    only the connection on which it occurs.
     """
 
     def __init__(self, handler: CommandHandler) -> None:
         self._handler = handler
         self._listening: asyncio.Server | None = None
         self._address: tuple[str, int] | None = None
-        # A dictionary, so that connections end in the order in which they came.
+        # A dictionary, so that connections are closed in the order in which they were opened.
         self._open: dict[_Connection, None] = {}
         self._numbers = count(1)
 
     async def start(self, port: int = 0) -> None:
-        """Listen; port 0 picks a free one."""
+        """Listen on ``port``; 0 picks a free one.
+
+        Raises:
+            OSError: the port is taken.
+        """
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(self._accept, "127.0.0.1", port)
         host, port = self._listening.sockets[0].getsockname()[:2]
         self._address = (str(host), int(port))
 
     async def stop(self) -> None:
-        """Stop listening, end all connections and their commands."""
+        """Stop listening, close all connections and cancel their commands."""
         if self._listening is not None:
             self._listening.close()
         tasks = [task for connection in list(self._open) if (task := connection.abort())]
@@ -84,14 +89,18 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that it listens on, or did last; RuntimeError before ``start``."""
+        """The current or last host and port.
+
+        Raises:
+            RuntimeError: the server has not been started.
+        """
         if self._address is None:
             raise RuntimeError("the server does not listen")
         return self._address
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._open)
 
     def _accept(self) -> "_Connection":
@@ -99,7 +108,7 @@ class Server:
 
 
 class _Connection(asyncio.Protocol):
-    """Cut one client's bytes into frames, run them in order, write the replies."""
+    """Splits one client's bytes into frames, runs them in order and sends the replies."""
 
     def __init__(
         self, handler: CommandHandler, number: int, connections: "dict[_Connection, None]"
@@ -116,10 +125,10 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
         self._request_ids = count(1)
 
-    # asyncio.Protocol
+    # Methods of asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._client.peer = f"{peer[0]}:{peer[1]}" if peer else ""
@@ -164,14 +173,14 @@ class _Connection(asyncio.Protocol):
         self._handler.connection_closed(self._client)
 
     def abort(self) -> asyncio.Task[None] | None:
-        """Close at once; returns the task that ends with it."""
+        """Close the connection immediately; return the task that runs its commands."""
         if self._transport is not None:
             self._transport.abort()
         if self._task is not None:
             self._task.cancel()
         return self._task
 
-    # serving
+    # Commands
 
     def _give_up(self, error: Exception) -> None:
         log.warning("connection closed", reason=str(error), peer=self._client.peer)
@@ -259,7 +268,7 @@ class _Connection(asyncio.Protocol):
         try:
             return await self._handler.run_command(database, command, self._client)
         except Exception as error:
-            # A fault of the server's own must take neither the connection nor the others with it.
+            # A bug in a command must not end this connection or others.
             log.exception("command failed", command=next(iter(command)), peer=self._client.peer)
             return CommandError(1, f"{type(error).__name__}: {error}").to_reply()
 

@@ -1,4 +1,4 @@
-"""Logical sessions: retryable writes that were made, and each session's transaction."""
+"""Logical sessions: each session's completed retryable writes and its transaction."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _NOBODY = sha256(b"").digest()
 
 
 class Session:
-    """What a member remembers of one session."""
+    """A member's state of one session."""
 
     def __init__(self, lsid: dict[str, Any]) -> None:
         self.lsid = lsid
@@ -23,7 +23,7 @@ class Session:
         self.transaction: Transaction | None = None
 
     def start_retryable(self, txn_number: int) -> None:
-        """Begin, or repeat, the retryable write ``txn_number``."""
+        """Begin the retryable write ``txn_number``, or continue it if it is the current one."""
         if txn_number > self.txn_number:
             self.txn_number = txn_number
             self.statements = {}
@@ -32,14 +32,14 @@ class Session:
 
 
 class SessionTable:
-    """Sessions by id; the longest unused go when there are more than ``limit``."""
+    """Sessions by id; above ``limit`` the least recently used session is dropped."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
 
     def get(self, lsid: dict[str, Any]) -> Session:
-        """Return the session, new or known."""
+        """Return the session, creating it if necessary."""
         key = bytes(lsid["id"])
         session = self._sessions.get(key)
         if session is None:
@@ -51,7 +51,7 @@ class SessionTable:
         return session
 
     def find(self, lsid: dict[str, Any]) -> Session | None:
-        """Return the session if it is known."""
+        """Return the session, None if it does not exist."""
         return self._sessions.get(bytes(lsid["id"]))
 
     def _drop_oldest(self) -> None:
@@ -65,5 +65,5 @@ class SessionTable:
 
 
 def full_lsid(lsid: dict[str, Any]) -> dict[str, Any]:
-    """Return the session id with the user's digest, as the oplog and events have it."""
+    """Return the session id with the user's digest, as in the oplog and in events."""
     return {"id": lsid["id"], "uid": lsid.get("uid", _NOBODY)}

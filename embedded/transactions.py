@@ -20,7 +20,7 @@ Change = tuple[int, IdKey, Document | None]
 
 
 class DocumentLocked(Exception):  # noqa: N818 (a signal to wait, no error of the client's)
-    """A write outside transactions met a document that ``transaction`` has written."""
+    """A write outside of transactions hit a document that ``transaction`` has written."""
 
     def __init__(self, transaction: "Transaction") -> None:
         super().__init__("locked by a transaction")
@@ -28,7 +28,7 @@ class DocumentLocked(Exception):  # noqa: N818 (a signal to wait, no error of th
 
 
 class Isolation:
-    """Which documents open transactions have locked, and what was committed since they began."""
+    """The open transactions' locks on documents, and the changes committed since they began."""
 
     def __init__(self) -> None:
         self.open: set[Transaction] = set()
@@ -36,13 +36,18 @@ class Isolation:
         self._history: dict[bytes, list[Change]] = {}
 
     def holder(self, collection: Collection, key: IdKey) -> "Transaction | None":
-        """Return the open transaction that has written this document."""
+        """Return the open transaction that has written this document, or None."""
         if not self._locks:
             return None
         return self._locks.get((collection.uuid, key))
 
     def lock(self, collection: Collection, key: IdKey, transaction: "Transaction") -> None:
-        """Lock a document; WriteConflict when another holds it or it changed since the snapshot."""
+        """Lock a document for ``transaction``.
+
+        Raises:
+            CommandError: 112 WriteConflict if another transaction has locked the document, or if it
+                has changed since the snapshot.
+        """
         holder = self._locks.setdefault((collection.uuid, key), transaction)
         if holder is not transaction:
             raise write_conflict()
@@ -51,12 +56,12 @@ class Isolation:
                 raise write_conflict()
 
     def note(self, collection: Collection, key: IdKey, before: Document | None, at: int) -> None:
-        """Remember a committed change, while there are snapshots that must not see it."""
+        """Record a committed change while there are open snapshots."""
         if self.open:
             self._history.setdefault(collection.uuid, []).append((at, key, before))
 
     def since(self, collection: Collection, snapshot: int) -> dict[IdKey, Document | None]:
-        """Return, for what changed after ``snapshot``, each document as it was then."""
+        """Return the old state of each document that has changed after ``snapshot``."""
         past: dict[IdKey, Document | None] = {}
         for ordinal, key, before in self._history.get(collection.uuid, ()):
             if ordinal > snapshot:
@@ -89,8 +94,8 @@ class Isolation:
 class Transaction:
     """One open transaction; a ``WriteUnit``.
 
-    ``snapshot`` is the ordinal of the last oplog entry that it sees; ``operations`` are its
-    writes in order, which the member makes when it commits; ``chain`` are its oplog entries.
+    ``snapshot`` is the ordinal of the last oplog entry that it sees. ``operations`` are its writes
+    in order, which the member applies at the commit. ``chain`` are its oplog entries.
     """
 
     def __init__(
@@ -112,11 +117,11 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still commit or abort."""
+        """Whether the transaction may still commit or abort."""
         return self.state in ("in progress", "prepared")
 
     def end(self, state: State) -> None:
-        """Finish: release locks, wake those who wait for them."""
+        """Set the final state, release all locks and wake the waiters."""
         self.state = state
         self._isolation.close(self)
         if self.expiry is not None:
@@ -124,7 +129,7 @@ class Transaction:
         self._ended.set()
 
     async def wait_ended(self) -> None:
-        """Wait until it has committed or aborted."""
+        """Wait until the transaction has committed or aborted."""
         await self._ended.wait()
 
     def view(self, collection: Collection) -> DocumentView:
@@ -136,7 +141,11 @@ class Transaction:
         )
 
     def insert(self, collection: Collection, document: Document, _statement: int) -> None:
-        """Insert; DuplicateKey or WriteConflict when it cannot be."""
+        """Insert a document.
+
+        Raises:
+            CommandError: 11000 DuplicateKey or 112 WriteConflict.
+        """
         key = id_key(document["_id"])
         self._check(collection, key, document, inserting=True)
         self._add(Operation(collection, key, None, document, insert_entry(collection, document)))
@@ -149,14 +158,22 @@ class Transaction:
         o: Document,
         _statement: int,
     ) -> None:
-        """Update; DuplicateKey or WriteConflict when it cannot be."""
+        """Replace ``before`` with ``after``; ``o`` is the entry's change.
+
+        Raises:
+            CommandError: 11000 DuplicateKey or 112 WriteConflict.
+        """
         key = id_key(after["_id"])
         self._check(collection, key, after, inserting=False)
         entry = update_entry(collection, before, o)
         self._add(Operation(collection, key, before, after, entry))
 
     def delete(self, collection: Collection, before: Document, _statement: int) -> None:
-        """Delete; WriteConflict when it cannot be."""
+        """Delete a document.
+
+        Raises:
+            CommandError: 112 WriteConflict.
+        """
         key = id_key(before["_id"])
         self._isolation.lock(collection, key, self)
         self._add(Operation(collection, key, before, None, delete_entry(collection, before)))
@@ -179,7 +196,7 @@ class Transaction:
         self._isolation.lock(collection, key, self)
 
     def holds_key_of(self, collection: Collection, document: Document) -> bool:
-        """Whether a document written here, another than this one, has one of its unique keys."""
+        """Return whether another document written here shares a unique key with ``document``."""
         return any(
             mine is not None and key != id_key(document["_id"]) and collection.clash(mine, document)
             for key, mine in self._written.get(collection.uuid, {}).items()
@@ -192,7 +209,7 @@ class Transaction:
 
 
 class _Snapshot:
-    """A collection as a transaction sees it."""
+    """A collection in a transaction's snapshot, with its own writes."""
 
     def __init__(
         self,

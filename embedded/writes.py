@@ -1,4 +1,4 @@
-"""Writes as oplog operations: made at once, or gathered by a transaction."""
+"""Writes as oplog operations, applied immediately or collected by a transaction."""
 
 from typing import Any, Protocol
 
@@ -7,28 +7,28 @@ from embedded.storage.collection import Collection, DocumentView
 
 
 class WriteUnit(Protocol):
-    """What a write command writes to: the committed state, or a transaction."""
+    """The target of a write command: the committed state, or a transaction."""
 
     def view(self, collection: Collection) -> DocumentView:
-        """Return what reads of this unit see."""
+        """Return the documents that reads in this unit see."""
 
     def insert(self, collection: Collection, document: Document, statement: int) -> None:
-        """Insert; ``statement`` is the statement's number within its command."""
+        """Insert a document; ``statement`` is the statement's number within its command."""
 
     def update(
         self, collection: Collection, before: Document, after: Document, o: Document, statement: int
     ) -> None:
-        """Put ``after`` in the place of ``before``; ``o`` goes to the oplog entry."""
+        """Replace ``before`` with ``after``; ``o`` is the change in the oplog entry."""
 
     def delete(self, collection: Collection, before: Document, statement: int) -> None:
-        """Delete."""
+        """Delete a document; ``before`` is its current state."""
 
 
 class Operation:
-    """One document's change: its part of an oplog entry, and how to make it.
+    """The change of one document, with its oplog entry.
 
-    ``key`` is the document's key in the collection; ``before`` and ``after`` its states (None:
-    not there).
+    ``key`` is the document's key in the collection. ``before`` and ``after`` are its states; None
+    means that it does not exist.
     """
 
     __slots__ = ("after", "before", "collection", "entry", "key")
@@ -48,7 +48,7 @@ class Operation:
         self.entry = entry
 
     def apply(self) -> None:
-        """Make the change in the collection."""
+        """Apply the change to the collection."""
         if self.after is None:
             self.collection.remove(self.key)
         else:
@@ -69,7 +69,8 @@ def insert_entry(collection: Collection, document: Document) -> dict[str, Any]:
 def update_entry(collection: Collection, before: Document, o: Document) -> dict[str, Any]:
     """Return the ``u`` entry's fields, without time and session.
 
-    ``o2`` is the document key before the update, also where it changes the shard key, as on 6.0.
+    ``o2`` is the document key before the update, even if the update changes the shard key, as on
+    6.0.
     """
     return {
         "op": "u",

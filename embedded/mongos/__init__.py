@@ -1,1 +1,1 @@
-"""The endpoint of the embedded cluster that plays mongos: routing, DDL, migrations."""
+"""The embedded mongos, an endpoint of the cluster: routing, DDL, migrations."""

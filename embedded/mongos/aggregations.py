@@ -1,4 +1,4 @@
-"""aggregate: on one shard as a whole, or gathered from the shards and run here."""
+"""aggregate: run whole on one shard, or on documents gathered from the shards."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,10 +31,10 @@ _PER_SHARD_STAGES = frozenset({"$collStats", "$indexStats", "$planCacheStats"})
 
 
 def refuse_change_stream(command: Document) -> None:
-    """Refuse an ``aggregate``, or its ``explain``, about a change stream, rightly formed or not.
+    """Refuse an ``aggregate``, or its ``explain``, with a change stream stage, valid or not.
 
-    The router opens change streams. No mongos answers an aggregate with this code: it tells the
-    router that the refusal of a bad request is its own to give.
+    Only the router opens change streams. A real mongos never answers an aggregate with this code,
+    so the router recognizes that it must itself report the errors of a malformed request.
 
     Raises:
         CommandError: 59.
@@ -54,8 +54,8 @@ async def aggregate(request: Request) -> Document:
     """Run a pipeline.
 
     Raises:
-        CommandError: 238 for a pipeline that writes the result of a sharded collection; what
-            pipelines raise.
+        CommandError: 238 if the pipeline writes the result of a sharded collection; the errors of
+            pipelines and shards.
     """
     pipeline = _checked_pipeline(request)
     cursor = request.command.get("cursor", {})
@@ -72,7 +72,7 @@ async def aggregate(request: Request) -> Document:
 
 
 def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
-    """Run a pipeline over the documents that its ``$documents`` stage names."""
+    """Run a pipeline over the documents in its ``$documents`` stage."""
     given, rest = pipeline[0]["$documents"], pipeline[1:]
     if isinstance(given, Mapping) and given.keys() == {"$literal"}:
         given = given["$literal"]
@@ -115,7 +115,7 @@ async def run(request: Request, namespace: str, pipeline: Pipeline) -> list[Docu
 async def _gathered(
     request: Request, placement: Placement, pipeline: Pipeline
 ) -> tuple[list[Document], Pipeline]:
-    """Return the documents that a pipeline starts from, and the stages left to run on them."""
+    """Return the documents that a pipeline starts from, and the remaining stages."""
     name = placement.namespace.partition(".")[2]
     first = pipeline[0] if pipeline else {}
     filter_ = first.get("$match", {})

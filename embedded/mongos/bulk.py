@@ -1,4 +1,4 @@
-"""The reply to a write that went to several shards, put together."""
+"""The combined reply to a write on several shards."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _LARGEST_BATCH = 1_000
 
 @dataclass
 class BulkResult:
-    """Counts and errors of a bulk write; positions are those of the client's command."""
+    """Counts and errors of a bulk write; positions refer to the client's command."""
 
     n: int = 0
     modified: int | None = None
@@ -21,7 +21,7 @@ class BulkResult:
     errors: list[Document] = field(default_factory=list)
 
     def add(self, reply: Document, positions: Sequence[int]) -> None:
-        """Add a shard's reply to the statements that stood at ``positions``."""
+        """Add a shard's reply to the statements at ``positions``."""
         self.n += reply.get("n", 0)
         if "nModified" in reply:
             self.modified = (self.modified or 0) + reply["nModified"]
@@ -31,7 +31,7 @@ class BulkResult:
             self.errors.append({**error, "index": positions[error["index"]]})
 
     def add_error(self, error: CommandError, position: int) -> None:
-        """Add the error of a statement that went to no shard."""
+        """Add the error of a statement that was sent to no shard."""
         self.errors.append(
             {"index": position, "code": error.code, "errmsg": error.message, **error.extra}
         )
@@ -49,10 +49,11 @@ class BulkResult:
 
 
 def ordered_batches(owners: Iterable[Member | None]) -> Iterator[tuple[Member | None, list[int]]]:
-    """Cut a sequence of statements into runs for one shard each, in order.
+    """Split a sequence of statements into runs for one shard each, in order.
 
     Args:
-        owners: each statement's shard; ``None`` for one that has none, which stands alone.
+        owners: each statement's shard; ``None`` for a statement without a single shard, which forms
+            a run of its own.
     """
     current: Member | None = None
     run: list[int] = []
@@ -67,7 +68,7 @@ def ordered_batches(owners: Iterable[Member | None]) -> Iterator[tuple[Member | 
 
 
 def unordered_batches(owners: Iterable[Member | None]) -> dict[Member, list[int]]:
-    """Group statements by shard, those without a shard left out."""
+    """Group statements by shard; statements without a single shard are left out."""
     groups: dict[Member, list[int]] = {}
     for position, owner in enumerate(owners):
         if owner is not None:

@@ -1,4 +1,4 @@
-"""What the cluster consists of: shards, databases, sharded collections and their chunks."""
+"""The cluster's metadata: shards, databases, sharded collections and their chunks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
 CONFIG_DATABASES = frozenset({"admin", "config"})
-"""Databases that live on the config server."""
+"""The databases of the config server."""
 
 
 @dataclass
@@ -30,13 +30,13 @@ class ShardedCollection:
 
     @property
     def key(self) -> ShardKey:
-        """Its shard key."""
+        """The shard key."""
         return self.chunks.key
 
 
 @dataclass
 class Database:
-    """One database: where its unsharded collections live."""
+    """One database and its primary shard, which holds its unsharded collections."""
 
     name: str
     primary: str
@@ -45,7 +45,7 @@ class Database:
 
 
 class ClusterCatalog:
-    """The cluster's metadata: kept in memory, written through to the config server's collections.
+    """The cluster's metadata, in memory and written through to the config server's collections.
 
     Args:
         config: the config server.
@@ -60,7 +60,7 @@ class ClusterCatalog:
         self._shards: dict[str, Member] = {}
         self._draining: set[str] = set()
 
-    # shards
+    # Shards
 
     @property
     def shards(self) -> list[Member]:
@@ -68,7 +68,7 @@ class ClusterCatalog:
         return list(self._shards.values())
 
     def shard(self, name: str) -> Member:
-        """Return a shard by id, by host string or by one of its addresses.
+        """Return a shard by id, host string or address.
 
         Raises:
             CommandError: 70 ShardNotFound.
@@ -81,15 +81,15 @@ class ClusterCatalog:
         return found
 
     def has_shard(self, name: str) -> bool:
-        """Tell whether a shard has this id."""
+        """Return whether a shard has this id."""
         return name in self._shards
 
     def is_draining(self, name: str) -> bool:
-        """Tell whether a shard is being removed."""
+        """Return whether a shard is being removed."""
         return name in self._draining
 
     async def add_shard(self, member: Member) -> None:
-        """Make ``member`` a shard of the cluster: a document in config.shards."""
+        """Add ``member`` to the cluster, with a document in config.shards."""
         self.config.report_time()
         entry = {
             "_id": member.id,
@@ -101,22 +101,22 @@ class ClusterCatalog:
         self._shards[member.id] = member
 
     async def set_draining(self, member: Member) -> None:
-        """Mark a shard as about to be removed."""
+        """Mark a shard as being removed."""
         self._draining.add(member.id)
         await self._update("shards", {"_id": member.id}, {"$set": {"draining": True}})
 
     async def remove_shard(self, member: Member) -> None:
-        """Take a drained shard out of the cluster."""
+        """Remove a drained shard from the cluster."""
         await self._delete("shards", {"_id": member.id})
         del self._shards[member.id]
         self._draining.discard(member.id)
 
-    # databases
+    # Databases
 
     def primary_of(self, database: str) -> Member | None:
-        """Return the primary shard of a database, ``None`` when there is no such database.
+        """Return the primary shard of a database, ``None`` if the database does not exist.
 
-        admin and config live on the config server.
+        For admin and config, return the config server.
         """
         if database in CONFIG_DATABASES:
             return self.config
@@ -124,14 +124,15 @@ class ClusterCatalog:
         return self._shards[entry.primary] if entry else None
 
     async def create_database(self, name: str, primary: Member | None = None) -> Member:
-        """Return the primary shard of ``name``, which is created if need be.
+        """Return the primary shard of ``name``, creating the database if necessary.
 
         Args:
+            name: the database.
             primary: where to create it; default: the shard with the fewest writes.
 
         Raises:
-            CommandError: 70 when the cluster has no shard; 48 NamespaceExists when it exists
-                elsewhere than on ``primary``, or in another case.
+            CommandError: 70 if the cluster has no shard; 48 NamespaceExists if the database exists
+                on another shard than ``primary``; 13297 if it exists under a name in another case.
         """
         existing = self.primary_of(name)
         if existing is not None:
@@ -160,7 +161,7 @@ class ClusterCatalog:
         )
 
     async def forget_database(self, name: str) -> None:
-        """Take a dropped database out."""
+        """Remove a dropped database."""
         if self.databases.pop(name, None) is not None:
             await self._delete("databases", {"_id": name})
 
@@ -178,15 +179,15 @@ class ClusterCatalog:
             raise CommandError(70, "Couldn't find a shard: the cluster has none")
         return min(candidates, key=_writes_on)
 
-    # sharded collections
+    # Sharded collections
 
     def sharded_in(self, database: str) -> list[ShardedCollection]:
-        """Return the sharded collections of a database, by name."""
+        """Return the sharded collections of a database, sorted by name."""
         prefix = f"{database}."
         return [self.collections[ns] for ns in sorted(self.collections) if ns.startswith(prefix)]
 
     def holders(self, collection: ShardedCollection) -> list[Member]:
-        """Return the shards that own chunks of a collection, in the order of shards."""
+        """Return the shards that own chunks of a collection, in the order of ``shards``."""
         owners = collection.chunks.shards
         return [shard for shard in self.shards if shard.id in owners]
 
@@ -211,13 +212,13 @@ class ClusterCatalog:
         )
 
     async def forget_collection(self, collection: ShardedCollection) -> None:
-        """Take a dropped collection and its chunks out."""
+        """Remove a dropped collection and its chunks."""
         del self.collections[collection.namespace]
         await self._delete("collections", {"_id": collection.namespace})
         await self._delete("chunks", {"uuid": collection.uuid}, many=True)
 
     async def rename_collection(self, collection: ShardedCollection, to: str) -> None:
-        """Record a sharded collection under another name."""
+        """Record the new name of a sharded collection."""
         [entry] = await self.read("collections", {"_id": collection.namespace})
         await self._delete("collections", {"_id": collection.namespace})
         await self._insert("collections", [{**entry, "_id": to}])
@@ -226,7 +227,7 @@ class ClusterCatalog:
         self.collections[to] = collection
 
     async def rewrite_collection(self, collection: ShardedCollection, old_uuid: Binary) -> None:
-        """Record another key, other chunks and maybe another UUID of a sharded collection."""
+        """Record the new key and chunks, and possibly UUID, of a sharded collection."""
         change = {"key": dict(collection.key.pattern), "uuid": collection.uuid}
         await self._update("collections", {"_id": collection.namespace}, {"$set": change})
         await self._delete("chunks", {"uuid": old_uuid}, many=True)
@@ -245,10 +246,10 @@ class ClusterCatalog:
                 "chunks", {"_id": chunk.id}, _chunk_document(collection, chunk), upsert=True
             )
 
-    # the config server's collections
+    # The config server's collections
 
     async def read(self, name: str, filter_: Document) -> list[Document]:
-        """Return documents of ``config.<name>``."""
+        """Return the documents of ``config.<name>`` that match."""
         reply = await self.config.execute("config", {"find": name, "filter": filter_})
         return list(reply["cursor"]["firstBatch"])
 
@@ -272,7 +273,7 @@ class ClusterCatalog:
 
 
 def _writes_on(shard: Member) -> int:
-    """Return what stands for the size of a shard's files, which grow only."""
+    """Return the oplog's length, as a measure of the size of a shard's files."""
     return len(shard.mongod.oplog)
 
 

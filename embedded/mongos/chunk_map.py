@@ -1,4 +1,4 @@
-"""Who owns which range of a sharded collection's keys."""
+"""The chunks of a sharded collection: key ranges and the shards that own them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +14,13 @@ from shard_client.errors import CommandError
 
 
 def order(key: KeyValues) -> tuple[SortKey, ...]:
-    """Return what compares as shard keys do, in BSON order."""
+    """Return a tuple that compares as the shard key does, in BSON order."""
     return tuple(sort_key(value) for value in key)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A range of keys, ``low`` included and ``high`` not, that one shard owns."""
+    """A range of keys that one shard owns, including ``low`` and excluding ``high``."""
 
     low: KeyValues
     high: KeyValues
@@ -30,13 +30,16 @@ class Chunk:
 
 
 class ChunkMap:
-    """The chunks of one collection: always the whole key space, without gaps or overlaps.
+    """The chunks of one collection, which cover the whole key space without gaps or overlaps.
 
-    Ranges compare as BSON does, MinKey and MaxKey and mixed types included.
+    Ranges compare as in BSON, including MinKey, MaxKey and mixed types.
 
     Args:
         key: the collection's shard key.
         chunks: in any order; together they cover every key.
+
+    Raises:
+        ValueError: the chunks leave a gap or overlap.
     """
 
     def __init__(self, key: ShardKey, chunks: Iterable[Chunk]) -> None:
@@ -65,14 +68,14 @@ class ChunkMap:
         return max(chunk.version for chunk in self._chunks)
 
     def chunk_of(self, key: KeyValues) -> Chunk:
-        """Return the chunk that holds ``key``; the last one also holds the highest key."""
+        """Return the chunk that contains ``key``; the last chunk also contains the highest key."""
         return self._chunks[max(0, bisect_right(self._lows, order(key)) - 1)]
 
     def owner_of_document(self, document: Mapping[str, Any]) -> str:
-        """Return the shard that a document belongs to.
+        """Return the shard that owns a document.
 
         Raises:
-            CommandError: 61 when a key field holds an array.
+            CommandError: 61 if a key field holds an array.
         """
         return self.chunk_of(self.key.of_document(document)).shard
 
@@ -88,10 +91,10 @@ class ChunkMap:
         return found
 
     def split(self, at: KeyValues) -> tuple[Chunk, Chunk]:
-        """Cut the chunk that holds ``at`` in two, the second starting with ``at``.
+        """Split the chunk that contains ``at``; the second part starts with ``at``.
 
         Raises:
-            CommandError: 2 BadValue when ``at`` is a bound already.
+            CommandError: 2 BadValue if ``at`` is already a bound.
         """
         chunk = self.chunk_of(at)
         if order(at) in (order(chunk.low), order(chunk.high)):
@@ -108,7 +111,7 @@ class ChunkMap:
         return left, right
 
     def move(self, chunk: Chunk, to: str) -> Chunk:
-        """Give ``chunk`` to the shard ``to`` and return it as it is now."""
+        """Assign ``chunk`` to the shard ``to`` and return the new chunk."""
         major, _ = self.version
         moved = replace(chunk, shard=to, version=(major + 1, 0))
         self._chunks[self._chunks.index(chunk)] = moved

@@ -24,7 +24,7 @@ from embedded.storage.bson_values import Document
 Handler = Callable[[Request], Awaitable[Document]]
 
 COMMANDS: dict[str, Handler] = {
-    # reads and writes
+    # Reads and writes
     "insert": writes.insert,
     "update": writes.update,
     "delete": writes.delete,
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Handler] = {
     "getMore": reads.get_more,
     "killCursors": reads.kill_cursors,
     "explain": statistics.explain,
-    # collections and databases
+    # Collections and databases
     "create": ddl.create,
     "drop": ddl.drop,
     "dropDatabase": ddl.drop_database,
@@ -53,7 +53,7 @@ COMMANDS: dict[str, Handler] = {
     "dbstats": statistics.database_stats,
     "collStats": statistics.collection_stats,
     "collstats": statistics.collection_stats,
-    # sharding
+    # Sharding
     "enableSharding": shard_collection.enable_sharding,
     "shardCollection": shard_collection.shard_collection,
     "refineCollectionShardKey": resharding.refine_shard_key,
@@ -72,14 +72,14 @@ COMMANDS: dict[str, Handler] = {
     "balancerStart": sharding_admin.balancer_status,
     "balancerStop": sharding_admin.balancer_status,
     "flushRouterConfig": diagnostics.ping,
-    # sessions and transactions
+    # Sessions and transactions
     "startSession": sessions.start_session,
     "endSessions": sessions.end_sessions,
     "killSessions": sessions.end_sessions,
     "refreshSessions": sessions.refresh_sessions,
     "commitTransaction": sessions.commit_transaction,
     "abortTransaction": sessions.abort_transaction,
-    # about itself
+    # Diagnostics
     "hello": diagnostics.hello,
     "isMaster": diagnostics.hello,
     "ismaster": diagnostics.hello,
@@ -101,7 +101,7 @@ COMMANDS: dict[str, Handler] = {
 
 
 async def list_commands(_request: Request) -> Document:
-    """Name the commands."""
+    """Return the names of all commands."""
     return {"commands": {name: {"help": ""} for name in sorted(COMMANDS)}}
 
 
@@ -158,4 +158,4 @@ IN_TRANSACTIONS = frozenset(
         "ping",
     ]
 )
-"""Commands that may be statements of a transaction."""
+"""Commands that transactions permit."""

@@ -1,4 +1,4 @@
-"""Results that clients fetch batch by batch."""
+"""Cursors of the embedded mongos, each over a result in memory."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -26,11 +26,11 @@ class _Cursor:
 
 
 class CursorTable:
-    """The cursors that the embedded mongos holds, each with the rest of its result.
+    """The cursors of the embedded mongos, each with the rest of its result.
 
     Args:
         idle_seconds: how long an unused cursor lives.
-        random: where cursor ids come from.
+        random: the source of cursor ids.
     """
 
     def __init__(self, random: Random, idle_seconds: float = 600.0) -> None:
@@ -50,12 +50,14 @@ class CursorTable:
         session: bytes | None,
         single_batch: bool = False,
     ) -> Document:
-        """Return the first reply, ``{cursor: {firstBatch, id, ns}}``.
+        """Return the first reply, ``{cursor: {firstBatch, id, ns}}``, and keep the rest.
 
         Args:
-            batch_size: how many documents at most; ``None`` is the server's default of 101.
-            session: the id of the session it belongs to.
-            single_batch: whether the client wants no more than the first batch.
+            namespace: the cursor's namespace.
+            documents: the whole result.
+            batch_size: the largest number of documents; ``None`` is the server's default of 101.
+            session: the id of the cursor's session.
+            single_batch: whether to drop the documents after the first batch.
         """
         rest = deque(documents)
         batch = _take(rest, FIRST_BATCH if batch_size is None else batch_size)
@@ -91,7 +93,7 @@ class CursorTable:
         return {"cursor": {"nextBatch": batch, "id": bson.Int64(left), "ns": cursor.namespace}}
 
     def kill(self, cursor_ids: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Close cursors; return the ids that were there, and those that were not."""
+        """Close cursors; return the ids that existed and those that did not."""
         killed: list[int] = []
         unknown: list[int] = []
         for cursor_id in cursor_ids:
@@ -124,7 +126,7 @@ class CursorTable:
 
 
 def _take(documents: deque[Document], count: int) -> list[Document]:
-    """Take up to ``count`` documents off, no more than fit in one reply."""
+    """Remove and return up to ``count`` documents, limited to the size of one reply."""
     batch: list[Document] = []
     size = 0
     while documents and len(batch) < count:

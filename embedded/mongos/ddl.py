@@ -1,4 +1,4 @@
-"""Creating, changing and dropping collections and databases, on every shard that holds them."""
+"""Create, modify and drop collections and databases on every shard that holds them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +14,11 @@ _SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransactio
 
 
 async def create(request: Request) -> Document:
-    """Create a collection or view on its database's primary shard."""
+    """Create a collection or view on its database's primary shard.
+
+    Raises:
+        CommandError: 48 NamespaceExists; the shard's error.
+    """
     if request.namespace in request.catalog.collections:
         raise namespace_exists(request.namespace)
     placement = await request.placement_for_write(request.namespace)
@@ -23,7 +27,7 @@ async def create(request: Request) -> Document:
 
 
 async def drop(request: Request) -> Document:
-    """Drop a collection: on all other shards at once, then on the primary shard.
+    """Drop a collection: on all other shards in parallel, then on the primary shard.
 
     Raises:
         CommandError: 26 NamespaceNotFound.
@@ -40,7 +44,14 @@ async def drop(request: Request) -> Document:
 
 
 async def drop_database(request: Request) -> Document:
-    """Drop a database: its sharded collections, then it on the primary shard, then elsewhere."""
+    """Drop a database on all shards.
+
+    The order is: its sharded collections, the database on the primary shard, then on the other
+    shards.
+
+    Raises:
+        CommandError: 20 IllegalOperation for admin and config.
+    """
     database, primary = request.database, request.catalog.primary_of(request.database)
     if primary is None:
         return {"dropped": database}
@@ -63,7 +74,7 @@ async def drop_database(request: Request) -> Document:
 
 
 async def _drop_rest(request: Request, members: list[Member]) -> None:
-    """Drop a database on some shards, also where its sharded collections were all it had."""
+    """Drop a database on some shards, even if it holds no collections there any more."""
     left = [m for m in members if m.mongod.catalog.collections(request.database)]
     for member in members:
         member.adopt_time()
@@ -75,7 +86,7 @@ async def _drop_rest(request: Request, members: list[Member]) -> None:
 
 
 async def drop_sharded(request: Request, collection: ShardedCollection) -> None:
-    """Drop a sharded collection everywhere; the primary shard comes last."""
+    """Drop a sharded collection on all shards; the primary shard comes last."""
     database, _, name = collection.namespace.partition(".")
     primary = request.catalog.primary_of(database)
     members = holding(request, collection.namespace)
@@ -91,8 +102,8 @@ async def rename_collection(request: Request) -> Document:
     """Rename a collection on every shard that holds it.
 
     Raises:
-        CommandError: 26 without source, 48 with a target and no dropTarget, 20 when source and
-            target do not belong to one shard.
+        CommandError: 26 if the source does not exist; 48 if the target exists and dropTarget is not
+            set; 20 if the two databases have different primary shards.
     """
     source, target = str(request.command["renameCollection"]), request.field("to", str)
     async with request.state.locks.exclusive(source, target):
@@ -128,7 +139,7 @@ def _check_target(request: Request, placement: Placement, target: str) -> None:
 
 
 async def create_indexes(request: Request) -> Document:
-    """Create indexes on every shard that holds the collection, which is created if need be."""
+    """Create indexes on every shard that holds the collection, and the collection if necessary."""
     await request.placement_for_write(request.namespace)
     return await on_all_holders(request)
 
@@ -137,7 +148,7 @@ async def on_all_holders(request: Request) -> Document:
     """Run createIndexes, dropIndexes or collMod on every shard that holds the collection.
 
     Raises:
-        CommandError: 26 without a collection; what a shard raises.
+        CommandError: 26 if the collection does not exist; the shards' errors.
     """
     placement = request.placement(request.namespace)
     if placement is None:
@@ -163,7 +174,7 @@ def holding(request: Request, namespace: str) -> list[Member]:
 
 
 def as_sent(request: Request, without: Iterable[str] = ()) -> Document:
-    """Return the client's command without what belongs to its session."""
+    """Return the client's command without session fields and ``$`` fields."""
     left_out = _SESSION_FIELDS | set(without)
     return {
         name: value

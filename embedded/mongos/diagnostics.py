@@ -1,4 +1,4 @@
-"""What drivers and people ask a mongos about itself."""
+"""Diagnostic commands of the embedded mongos."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ _LONGEST_WAIT = 60.0
 
 
 async def hello(request: Request) -> Document:
-    """Introduce this endpoint as a mongos; with ``topologyVersion`` it first waits.
+    """Return a mongos's reply to hello; a repeated ``topologyVersion`` waits first.
 
     Source: docs/protocol.md, section 1.
     """
@@ -54,12 +54,12 @@ async def hello(request: Request) -> Document:
 
 
 async def ping(request: Request) -> Document:
-    """Answer."""
+    """Return ``ok``."""
     return {}
 
 
 async def build_info(request: Request) -> Document:
-    """Tell the version of MongoDB that this endpoint behaves like."""
+    """Return the version of MongoDB that this endpoint emulates."""
     numbers = VERSION_BY_TOKEN_VERSION[request.state.identity.token_version]
     return {
         "version": ".".join(str(number) for number in numbers[:3]),
@@ -76,7 +76,7 @@ async def build_info(request: Request) -> Document:
 
 
 async def connection_status(request: Request) -> Document:
-    """Tell that nobody is authenticated, since nobody needs to be."""
+    """Return an empty list of users, because there is no authentication."""
     info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
     if request.command.get("showPrivileges"):
         info["authenticatedUserPrivileges"] = []
@@ -84,12 +84,12 @@ async def connection_status(request: Request) -> Document:
 
 
 async def whats_my_uri(request: Request) -> Document:
-    """Tell the client's address."""
+    """Return the client's address."""
     return {"you": request.client.peer}
 
 
 async def server_status(request: Request) -> Document:
-    """Tell a little about the process."""
+    """Return a small part of a server's status."""
     numbers = VERSION_BY_TOKEN_VERSION[request.state.identity.token_version]
     return {
         "host": platform.node(),
@@ -102,7 +102,7 @@ async def server_status(request: Request) -> Document:
 
 
 async def command_line(request: Request) -> Document:
-    """Tell how a mongos of this cluster would be started."""
+    """Return the options of a mongos of this cluster."""
     config = request.catalog.config.host
     return {
         "argv": ["mongos", "--configdb", config],
@@ -114,7 +114,7 @@ async def get_parameter(request: Request) -> Document:
     """Return server parameters.
 
     Raises:
-        CommandError: 72 InvalidOptions when none of those asked for is known.
+        CommandError: 72 InvalidOptions if none of the requested parameters exists.
     """
     known = {"featureCompatibilityVersion": {"version": "6.0"}, "enableTestCommands": False}
     everything = request.command["getParameter"] == "*"
@@ -125,7 +125,7 @@ async def get_parameter(request: Request) -> Document:
 
 
 async def host_info(request: Request) -> Document:
-    """Tell about the machine."""
+    """Describe the machine."""
     return {
         "system": {"currentTime": datetime.fromtimestamp(request.now(), UTC),
                    "hostname": platform.node(), "numCores": os.cpu_count()},
@@ -135,14 +135,14 @@ async def host_info(request: Request) -> Document:
 
 
 async def get_log(request: Request) -> Document:
-    """Return no log lines: they go to standard output."""
+    """Return no log lines; they go to standard output."""
     if request.command["getLog"] == "*":
         return {"names": ["global", "startupWarnings"]}
     return {"totalLinesWritten": 0, "log": []}
 
 
 async def current_operations(request: Request) -> Document:
-    """Name no operations: none takes long here."""
+    """Return no operations, because none run for long."""
     return {"inprog": []}
 
 
@@ -152,7 +152,7 @@ async def is_db_grid(request: Request) -> Document:
 
 
 async def not_through_mongos(request: Request) -> Document:
-    """Refuse a replica set's command, in mongos's words."""
+    """Refuse a command of replica sets, with mongos's message."""
     raise CommandError(
         0, f"{request.name} is not supported through mongos", extra={"info": "mongos"}
     )

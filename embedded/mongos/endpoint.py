@@ -1,4 +1,4 @@
-"""The embedded mongos: commands in, replies out."""
+"""The embedded mongos: receives commands and returns replies."""
 
 import structlog
 from bson import Timestamp
@@ -22,9 +22,9 @@ _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
 
 
 class Mongos:
-    """Routes everything but change streams to the shards (docs/protocol.md, section 6).
+    """Routes all commands except change streams to the shards (docs/protocol.md, section 6).
 
-    Serves ``embedded.server.Server`` as its command handler.
+    It is the command handler of an ``embedded.server.Server``.
 
     Args:
         state: the cluster.
@@ -34,7 +34,10 @@ class Mongos:
         self._state = state
 
     async def run_command(self, database: str, command: Document, client: Client) -> Document:
-        """Answer one command with a whole reply, ``ok: 0`` for errors, cluster times included."""
+        """Run one command and return its complete reply; errors become ``ok: 0``.
+
+        The reply includes ``$clusterTime`` and ``operationTime``.
+        """
         request = Request(self._state, database, command, client)
         try:
             self._hear(command)
@@ -44,7 +47,7 @@ class Mongos:
             if error.code == 0:
                 del reply["code"], reply["codeName"]
         except Exception as error:
-            # A command that makes the mongos fail must not take it along.
+            # An unexpected error in one command must not end the mongos.
             log.exception("command failed", command=request.name)
             reply = CommandError(1, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
@@ -63,7 +66,7 @@ class Mongos:
         self._state.catalog.gossip.advance(time)
 
     def connection_closed(self, client: Client) -> None:
-        """Do nothing: cursors and transactions outlive connections."""
+        """Do nothing, because cursors and transactions outlive connections."""
 
     async def _execute(self, request: Request) -> Document:
         name = request.name
@@ -89,7 +92,7 @@ class Mongos:
         return await self._in_transaction(request)
 
     async def _in_transaction(self, request: Request) -> Document:
-        """Run a statement; an error in it ends its transaction on all shards."""
+        """Run a statement; an error in it aborts its transaction on all shards."""
         transaction = request.transaction
         assert transaction is not None
         try:

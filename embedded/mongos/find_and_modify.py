@@ -1,4 +1,4 @@
-"""findAndModify: one document, on the shard that its query fixes."""
+"""findAndModify: change one document, on the shard that the query determines."""
 
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.key_change import (
@@ -21,10 +21,11 @@ _OPTIONS = (
 
 
 async def find_and_modify(request: Request) -> Document:
-    """Change one document and return it as it was or is.
+    """Change one document; return it as before or, with ``new``, as after.
 
     Raises:
-        CommandError: 61 ShardKeyNotFound when the query does not fix the shard key; the shard's.
+        CommandError: 61 ShardKeyNotFound if the query does not determine the shard key; the shard's
+            error.
     """
     placement = await request.placement_for_write(request.namespace)
     options = {name: request.command[name] for name in _OPTIONS if name in request.command}
@@ -47,7 +48,7 @@ async def find_and_modify(request: Request) -> Document:
 async def _moved(
     request: Request, collection: ShardedCollection, member: Member, options: Document
 ) -> Document | None:
-    """Make the change if it moves the document to another shard; ``None`` when it does not."""
+    """Apply the change if it moves the document to another shard; otherwise return ``None``."""
     repeated = reply_of_repeated_move(request)
     if repeated is not None:
         return repeated

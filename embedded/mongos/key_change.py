@@ -1,4 +1,4 @@
-"""Updates that may give a document another shard key: it moves to its new owner, at once.
+"""Updates that change a document's shard key, and so may move it to another shard.
 
 The move is a transaction with the session and number of the update itself: a delete on the old
 owner and an insert on the new one (docs/protocol.md, section 5).
@@ -22,7 +22,7 @@ from embedded.storage.updates import Update
 from shard_client.errors import CommandError
 
 Found = tuple[Member, Document]
-"""A document and the shard it was found on."""
+"""A document and the shard that holds it."""
 
 
 async def update_one_with_its_key(
@@ -32,11 +32,11 @@ async def update_one_with_its_key(
     position: int,
     result: BulkResult,
 ) -> None:
-    """Run an update of one document, wherever the document belongs afterwards.
+    """Run an update of one document, which may move the document to another shard.
 
     Raises:
-        CommandError: 20 IllegalOperation when the key changes outside of a transaction and of a
-            retryable write; what targeting and shards raise.
+        CommandError: 20 IllegalOperation if the key changes outside of a transaction and of a
+            retryable write; the errors of targeting and of the shards.
     """
     collection = placement.sharded
     assert collection is not None
@@ -72,7 +72,7 @@ async def update_one_with_its_key(
 def new_owner(
     request: Request, collection: ShardedCollection, found: Found, after: Document
 ) -> Member | None:
-    """Return the shard that a changed document moves to, ``None`` when it stays.
+    """Return the shard to which a changed document moves, ``None`` if it stays.
 
     Raises:
         CommandError: 20 IllegalOperation for a changed key outside of a transaction and of a
@@ -91,7 +91,7 @@ def new_owner(
 
 
 def reply_of_repeated_move(request: Request) -> Document | None:
-    """Return the reply of a retryable write that is sent again and moved a document before."""
+    """Return the stored reply of a retried write that moved a document, else ``None``."""
     if not request.retryable:
         return None
     number = int(request.command["txnNumber"])
@@ -101,14 +101,18 @@ def reply_of_repeated_move(request: Request) -> Document | None:
 async def move_document(
     request: Request, collection: ShardedCollection, found: Found, after: Document, reply: Document
 ) -> None:
-    """Delete ``found`` where it is and insert ``after`` where it belongs, in one transaction.
+    """Delete ``found`` on its shard and insert ``after`` on its owner, in one transaction.
 
     Args:
-        reply: what the command will answer, for when it is sent again.
+        request: the command.
+        collection: the sharded collection.
+        found: the document before the change, and its shard.
+        after: the changed document.
+        reply: the command's reply, which a retry receives again.
 
     Raises:
-        CommandError: 72 InvalidOptions for one of several statements; 112 WriteConflict when the
-            document is no longer there; the shards' errors, with nothing changed.
+        CommandError: 72 InvalidOptions for one of several statements; 112 WriteConflict if the
+            document is gone; the shards' errors. Nothing has then changed.
     """
     if len(request.command.get("updates", ())) > 1:
         raise CommandError(
@@ -137,7 +141,7 @@ async def move_document(
 async def find_one(
     request: Request, members: Iterable[Member], filter_: Mapping[str, Any], sort: Any = None
 ) -> Found | None:
-    """Return the first matching document on any of ``members``, and where it is."""
+    """Return the first matching document on any of ``members``, and its shard."""
     command: Document = {"find": request.collection, "filter": filter_, "limit": 1}
     if sort:
         command["sort"] = sort

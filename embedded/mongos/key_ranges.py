@@ -1,4 +1,4 @@
-"""From a query filter to the ranges of shard keys it can match: what targeting rests on."""
+"""The ranges of shard keys that a query filter can match, the basis of targeting."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bson import MaxKey, MinKey, Regex
 from embedded.mongos.shard_key import KeyValues, ShardKey
 
 _MOST_RANGES = 1_000
-"""Beyond this many ranges a query goes to every shard."""
+"""A query with more ranges is sent to every shard."""
 
 _LOWEST, _HIGHEST = MinKey(), MaxKey()
 
@@ -19,7 +19,7 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys from ``low`` to ``high``, both included."""
+    """The keys from ``low`` to ``high``, both included."""
 
     low: KeyValues
     high: KeyValues
@@ -27,7 +27,7 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What a filter says of one field: one of some values, or something between two ends."""
+    """A filter's condition on one field: one of some values, or a value between two ends."""
 
     points: Values | None = None
     low: Any = _LOWEST
@@ -35,9 +35,9 @@ class _Bounds:
 
 
 def key_ranges(key: ShardKey, filter_: Mapping[str, Any]) -> list[KeyRange] | None:
-    """Return ranges that hold every shard key ``filter_`` can match; ``None`` means all keys.
+    """Return ranges that contain every shard key that ``filter_`` matches; ``None`` means all keys.
 
-    The ranges may hold more than the filter matches (ends are always included), never less.
+    The ranges may contain keys that the filter does not match (ends are always included).
     """
     alternatives = _alternatives(filter_)
     ranges: list[KeyRange] = []
@@ -52,7 +52,7 @@ def key_ranges(key: ShardKey, filter_: Mapping[str, Any]) -> list[KeyRange] | No
 
 
 def exact_key(key: ShardKey, filter_: Mapping[str, Any]) -> KeyValues | None:
-    """Return the one shard key that ``filter_`` fixes by equality, else ``None``."""
+    """Return the shard key that ``filter_`` determines by equality, else ``None``."""
     bounds = _field_bounds(_conjunction(filter_))
     values = []
     for field in key.fields:
@@ -96,7 +96,7 @@ def _range(key: ShardKey, prefix: Values, tail: _Bounds | None) -> KeyRange:
 
 
 def _alternatives(filter_: Mapping[str, Any]) -> list[list[tuple[str, Any]]]:
-    """Return the filter as a disjunction: a top-level ``$or`` spread over its other clauses."""
+    """Return the filter as a disjunction, with a top-level ``$or`` distributed over the rest."""
     clauses = _conjunction(filter_)
     choices = [branches for name, branches in clauses if name == "$or"]
     plain = [clause for clause in clauses if clause[0] != "$or"]
@@ -147,7 +147,10 @@ def _bounds_of(condition: Any) -> list[_Bounds]:
 
 
 def _narrower(one: _Bounds, other: _Bounds) -> _Bounds:
-    """Return a bound no wider than both need: points win over ends, given ends over open ones."""
+    """Return the narrower bound: values before ends, given ends before open ends.
+
+    The result is never narrower than the conjunction of both.
+    """
     if one.points is not None and other.points is not None:
         return min(one, other, key=lambda bounds: len(bounds.points or ()))
     if one.points is not None:

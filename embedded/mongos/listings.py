@@ -1,4 +1,4 @@
-"""What there is: databases, collections and indexes."""
+"""Listings of databases, collections and indexes."""
 
 from embedded.errors import namespace_not_found
 from embedded.mongos.ddl import as_sent
@@ -10,7 +10,7 @@ from embedded.storage.queries import matches
 
 
 async def list_collections(request: Request) -> Document:
-    """List a database's collections, which the primary shard knows all of."""
+    """List a database's collections; the primary shard has all of them."""
     primary = request.catalog.primary_of(request.database)
     namespace = f"{request.database}.$cmd.listCollections"
     if primary is None:
@@ -38,7 +38,7 @@ async def list_indexes(request: Request) -> Document:
 
 
 async def list_databases(request: Request) -> Document:
-    """List the databases of all shards, and of the config server those that live there."""
+    """List the databases of all shards, plus admin and config from the config server."""
     catalog = request.catalog
     commands = {member: {"listDatabases": 1} for member in (*catalog.shards, catalog.config)}
     replies = replies_of(await request.send_all(commands))

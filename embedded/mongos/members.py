@@ -1,4 +1,4 @@
-"""The servers that the embedded mongos works on, called inside the process."""
+"""The servers that the embedded mongos calls inside the process."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -17,18 +17,18 @@ _MIGRATION = Client(in_process=True, from_migrate=True)
 
 
 class ClusterTime:
-    """The largest cluster time that passed through; never ticks by itself."""
+    """The largest cluster time that has passed through; it never ticks by itself."""
 
     def __init__(self) -> None:
         self._latest = 0
 
     @property
     def time(self) -> Timestamp:
-        """The time known."""
+        """The largest cluster time so far."""
         return as_timestamp(self._latest)
 
     def advance(self, time: Timestamp) -> None:
-        """Take over a larger time."""
+        """Adopt ``time`` if it is greater."""
         self._latest = max(self._latest, as_ordinal(time))
 
 
@@ -62,10 +62,12 @@ class Member:
         """Run a command and return its reply.
 
         Args:
-            from_migrate: writes are a migration's, invisible to change streams.
+            database: the database.
+            command: the command.
+            from_migrate: whether the writes belong to a migration, which change streams skip.
 
         Raises:
-            CommandError: the server's own.
+            CommandError: the server's error.
         """
         self.adopt_time()
         try:
@@ -81,24 +83,24 @@ class Member:
         return await self.mongod.execute(database, dict(command), client)
 
     def adopt_time(self) -> None:
-        """Advance this server's clock to the mongos's cluster time."""
+        """Advance the server's cluster time to the mongos's."""
         self.mongod.clock.advance(self._gossip.time)
 
     def report_time(self) -> None:
-        """Advance the mongos's clock to this server's cluster time."""
+        """Advance the mongos's cluster time to this server's."""
         self._gossip.advance(self.mongod.clock.time)
 
 
 Outcome = Document | CommandError
-"""A shard's reply, or the error it gave."""
+"""A shard's reply, or its error."""
 
 
 async def execute_on_all(
     members: Mapping[Member, Mapping[str, Any]], database: str, *, from_migrate: bool = False
 ) -> dict[Member, Outcome]:
-    """Run one command on each member at the same time, each with the same cluster time known.
+    """Run one command on each member in parallel, starting from the same cluster time.
 
-    Operations that servers do in parallel get equal cluster times that way, as on a real cluster.
+    Parallel operations therefore get equal cluster times, as on a real cluster.
     """
     outcomes: dict[Member, Outcome] = {}
 
@@ -110,8 +112,8 @@ async def execute_on_all(
         except CommandError as error:
             outcomes[member] = error
 
-    # The tasks begin one right after the other. Whatever was to run before them, such as a
-    # member's no-op, has run when the first one begins, and so the times are exchanged there.
+    # The tasks start one right after the other. Callbacks that were already scheduled, such as a
+    # member's no-op, have run when the first one starts, so the times are exchanged there.
     first = next(iter(members), None)
     async with asyncio.TaskGroup() as group:
         for member, command in members.items():
@@ -122,7 +124,7 @@ async def execute_on_all(
 
 
 def _exchange_times(members: Iterable[Member]) -> None:
-    """Give all members the largest cluster time that any of them knows."""
+    """Advance all members to the largest cluster time of any of them."""
     for member in members:
         member.report_time()
     for member in members:
@@ -130,10 +132,10 @@ def _exchange_times(members: Iterable[Member]) -> None:
 
 
 def replies_of(outcomes: Mapping[Member, Outcome]) -> dict[Member, Document]:
-    """Return the replies, all of them good ones.
+    """Return the replies.
 
     Raises:
-        CommandError: the first member's error, if any gave one.
+        CommandError: the error of the first member that has one.
     """
     replies: dict[Member, Document] = {}
     for member, outcome in outcomes.items():

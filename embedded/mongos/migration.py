@@ -1,7 +1,7 @@
-"""Moving data between shards: chunks, and databases' unsharded collections.
+"""Migrations between shards: of chunks, and of databases' unsharded collections.
 
-What a migration writes is marked as such in the oplogs, so that change streams leave it out
-(docs/protocol.md, section 5).
+The oplog marks a migration's writes, so that change streams skip them (docs/protocol.md, section
+5).
 """
 
 import asyncio
@@ -25,10 +25,12 @@ _BATCH = 500
 async def move_chunk(
     request: Request, collection: ShardedCollection, chunk: Chunk, to: Member
 ) -> None:
-    """Give a chunk and its documents to another shard; the caller holds the namespace alone.
+    """Move a chunk and its documents to another shard.
+
+    The caller must hold the namespace exclusively.
 
     Raises:
-        CommandError: what the shards raise.
+        CommandError: a shard's error.
     """
     donor = request.catalog.shard(chunk.shard)
     if donor is to:
@@ -66,14 +68,14 @@ async def clone_database(
 ) -> list[Collection]:
     """Copy a database's collections and views to another shard, as ``movePrimary`` of 6.0 does.
 
-    Change streams show the new collections and their indexes; the documents and the views come
-    unseen. Unsharded collections get new UUIDs. Of the ``sharded`` ones, given by namespace, only
-    the catalog entry is copied, and only where the shard does not have it.
+    Change streams show the new collections and their indexes, but not the documents and the views.
+    Unsharded collections get new UUIDs. Of the ``sharded`` collections, given by namespace, only
+    the catalog entry is copied, and only if the shard lacks it.
 
-    Returns the donor's collections that were copied, which are the caller's to drop.
+    Returns the donor's copied collections, which the caller must drop.
 
     Raises:
-        CommandError: what the shards raise.
+        CommandError: a shard's error.
     """
     views, kept = f"{database}.system.views", set(sharded)
     local = [each for each in donor.mongod.catalog.collections(database) if each.ns != views]
@@ -98,10 +100,12 @@ async def clone_database(
 
 
 async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]) -> None:
-    """Drop what ``clone_database`` copied; change streams show it of collections.
+    """Drop the collections that ``clone_database`` copied, and the views.
+
+    Change streams show the drops of collections, but not of views.
 
     Raises:
-        CommandError: what the shard raises.
+        CommandError: the shard's error.
     """
     for each in sorted(copied, key=lambda each: each.logged_name):
         await donor.execute(database, {"drop": each.name})
@@ -121,7 +125,7 @@ def _views_of(member: Member, database: str) -> list[tuple[str, Document]]:
 
 
 async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedCollection) -> None:
-    """Create a sharded collection on one more shard: same UUID, options and indexes."""
+    """Create a sharded collection on one more shard, with the same UUID, options and indexes."""
     local = donor.mongod.catalog.require(collection.namespace)
     if to.mongod.catalog.get(collection.namespace) is None:
         await create_like(local, to)
@@ -129,7 +133,7 @@ async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedColle
 
 
 async def create_like(local: Collection, to: Member, uuid: Binary | None = None) -> None:
-    """Create a collection like ``local`` on one more shard; ``uuid`` if it is to be another one."""
+    """Create a collection like ``local`` on one more shard, with ``uuid`` or the same UUID."""
     create = {"create": local.name, **_options(local), "uuid": uuid or local.uuid}
     await to.execute(local.database, create, from_migrate=True)
     await _create_indexes(local, to, from_migrate=True)
@@ -147,10 +151,14 @@ async def _create_indexes(local: Collection, to: Member, *, from_migrate: bool =
 
 
 async def insert_documents(to: Member, namespace: str, documents: list[Document]) -> None:
-    """Write documents that no change stream shows. Raises CommandError: the shard's own."""
+    """Insert documents with writes that change streams skip.
+
+    Raises:
+        CommandError: the shard's error.
+    """
     database, _, name = namespace.partition(".")
     for batch in _batches(documents):
-        await asyncio.sleep(0)  # others get their turn between batches
+        await asyncio.sleep(0)  # let other tasks run between batches
         reply = await to.execute(database, {"insert": name, "documents": batch}, from_migrate=True)
         for failure in reply.get("writeErrors", ()):
             raise CommandError(failure["code"], failure["errmsg"])
@@ -174,7 +182,7 @@ def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
 def note_event(
     donor: Member, collection: ShardedCollection, message: Any, o2: dict[str, Any]
 ) -> None:
-    """Leave the no-op that change streams make an event of."""
+    """Append the no-op that change streams show as an event."""
     donor.adopt_time()
     donor.mongod.append_noop({"msg": message}, ns=collection.namespace, uuid=collection.uuid, o2=o2)
     donor.report_time()

@@ -1,4 +1,4 @@
-"""Who may work on a namespace at a time: many that read and write, or one that changes it."""
+"""Locks on namespaces: shared for reads and writes, exclusive for changes of the namespace."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ class _Lock:
         return not self.exclusive and not self.shared
 
     def changed(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiters, so that they check the lock again."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -33,13 +33,13 @@ class _Lock:
 
 
 class NamespaceLocks:
-    """Shared and exclusive locks by namespace, as MongoDB's intent and exclusive locks.
+    """Shared and exclusive locks by namespace, similar to MongoDB's intent and exclusive locks.
 
-    Reads and writes hold a namespace shared, a transaction until it ends; chunk migrations, DDL
-    and shard-key changes hold it exclusively. An exclusive waiter holds back new shared holders.
+    Reads and writes hold a shared lock, a transaction until it ends. Chunk migrations, DDL and
+    shard-key changes hold an exclusive lock. An exclusive waiter blocks new shared holders.
 
     Args:
-        timeout: seconds that anybody waits at most.
+        timeout: the longest wait for a lock, in seconds.
     """
 
     def __init__(self, timeout: float = 20.0) -> None:
@@ -48,12 +48,12 @@ class NamespaceLocks:
 
     @property
     def held(self) -> bool:
-        """Whether anybody holds or waits for any namespace."""
+        """Whether any namespace has a holder or a waiter."""
         return bool(self._locks)
 
     @asynccontextmanager
     async def shared(self, namespace: str) -> AsyncIterator[None]:
-        """Hold ``namespace`` together with other shared holders.
+        """Hold a shared lock on ``namespace`` during the block.
 
         Raises:
             CommandError: 24 LockTimeout.
@@ -65,7 +65,7 @@ class NamespaceLocks:
             self.release_shared(namespace)
 
     async def acquire_shared(self, namespace: str) -> None:
-        """Take the shared lock without a scope, as a transaction does.
+        """Acquire a shared lock without a block, for a transaction.
 
         Raises:
             CommandError: 24 LockTimeout.
@@ -79,14 +79,14 @@ class NamespaceLocks:
         lock.shared += 1
 
     def release_shared(self, namespace: str) -> None:
-        """Give back what ``acquire_shared`` took."""
+        """Release a lock that ``acquire_shared`` acquired."""
         lock = self._locks[namespace]
         lock.shared -= 1
         self._leave(namespace, lock)
 
     @asynccontextmanager
     async def exclusive(self, *namespaces: str) -> AsyncIterator[None]:
-        """Hold ``namespaces`` alone, taken in the order of their names.
+        """Hold exclusive locks on ``namespaces`` during the block, acquired in name order.
 
         Raises:
             CommandError: 24 LockTimeout.

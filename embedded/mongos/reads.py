@@ -1,4 +1,4 @@
-"""find, count, distinct and listings, gathered from the shards."""
+"""The commands find, count, distinct, getMore and killCursors over the shards."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
 
 
 async def find(request: Request) -> Document:
-    """Find documents; results of several shards are merged in the order asked for."""
+    """Return a cursor over the documents that match, merged from the shards in the sort order."""
     command = request.command
     skip, limit = int(command.get("skip", 0)), abs(int(command.get("limit", 0)))
     filter_, sort = request.field("filter", dict, {}), request.field("sort", dict, {})
@@ -45,7 +45,7 @@ async def find(request: Request) -> Document:
 
 
 async def count(request: Request) -> Document:
-    """Count documents."""
+    """Return the number of documents that match."""
     options = ("query", "hint", "collation")
     skip, limit = int(request.command.get("skip", 0)), abs(int(request.command.get("limit", 0)))
     placement = request.placement(request.namespace)
@@ -62,7 +62,7 @@ async def count(request: Request) -> Document:
 
 
 async def distinct(request: Request) -> Document:
-    """Return the distinct values of a field, in BSON order when from several shards."""
+    """Return the distinct values of a field, in BSON order if they come from several shards."""
     placement = request.placement(request.namespace)
     if placement is None:
         return {"values": []}
@@ -80,7 +80,7 @@ async def distinct(request: Request) -> Document:
 
 
 def _check_uuid(request: Request, placement: Placement | None) -> None:
-    """Check that the collection is the one that the command's ``collectionUUID`` names.
+    """Check that the collection has the command's ``collectionUUID``, if it has one.
 
     Raises:
         CommandError: 361 CollectionUUIDMismatch.
@@ -110,7 +110,7 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
 
 
 def members_for(request: Request, placement: Placement, filter_: Mapping[str, Any]) -> list[Member]:
-    """Return the shards that a read of ``filter_`` goes to."""
+    """Return the shards that a read with ``filter_`` is sent to."""
     if placement.sharded is None:
         return [placement.primary]
     owners = targets_of_filter(placement.sharded, filter_)
@@ -121,7 +121,7 @@ def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
     """Return the documents of several shards' first batches, shard by shard.
 
     Raises:
-        CommandError: the first shard's error, if any gave one.
+        CommandError: the error of the first shard that has one.
     """
     return [
         document
@@ -145,7 +145,7 @@ def open_cursor(
 
 
 async def get_more(request: Request) -> Document:
-    """Return the next documents of a cursor."""
+    """Return a cursor's next batch."""
     cursor_id = request.command["getMore"]
     if isinstance(cursor_id, bool) or not isinstance(cursor_id, int):
         raise CommandError(
@@ -158,7 +158,7 @@ async def get_more(request: Request) -> Document:
 
 
 async def kill_cursors(request: Request) -> Document:
-    """Close cursors."""
+    """Close cursors and report which of them existed."""
     killed, unknown = request.state.cursors.kill(request.command.get("cursors", ()))
     return {
         "cursorsKilled": killed,

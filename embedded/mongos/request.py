@@ -1,4 +1,4 @@
-"""One client command on its way through the embedded mongos."""
+"""One client command with its context in the embedded mongos."""
 
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,34 +28,38 @@ _PASSED_ON = ("writeConcern", "maxTimeMS", "comment", "bypassDocumentValidation"
 
 
 class ShardServers(Protocol):
-    """The servers of this process, whether they are shards of the cluster yet or not."""
+    """The servers of this process, both shards of the cluster and servers not yet added to it."""
 
     async def start_shard(self, name: str) -> Mongod:
         """Start a shard server whose replica set is called ``name``."""
 
     def find(self, host: str) -> Mongod | None:
-        """Return the shard server with this host string or address."""
+        """Return the shard server with this host string or address, None if there is none."""
 
     def member(self, name: str) -> Mongod:
-        """Return a server by its name, ``config`` for the config server; or KeyError."""
+        """Return a server by its name, ``config`` for the config server.
+
+        Raises:
+            KeyError: there is no such server.
+        """
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who the endpoint is: the version that it behaves like, and where its ids come from."""
+    """The identity of the endpoint: the version that it emulates, and the source of its ids."""
 
     token_version: int
     random: Random
     process_id: ObjectId = field(default_factory=ObjectId)
 
     def new_uuid(self) -> Binary:
-        """Return a random UUID, as sessions and databases have one."""
+        """Return a random UUID, for sessions and databases."""
         return Binary.from_uuid(uuid.UUID(bytes=self.random.randbytes(16), version=4))
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What all requests share."""
+    """The state that all requests share."""
 
     catalog: ClusterCatalog
     servers: ShardServers
@@ -69,7 +73,7 @@ class ClusterState:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a namespace lives: sharded, or on its database's primary shard."""
+    """The location of a namespace: sharded, or on its database's primary shard."""
 
     namespace: str
     primary: Member
@@ -77,7 +81,7 @@ class Placement:
 
 
 def check_session_id(lsid: Any, where: str) -> None:
-    """Check that ``lsid`` is a session's id.
+    """Check that ``lsid`` is a session id.
 
     Raises:
         CommandError: 14 TypeMismatch.
@@ -88,13 +92,15 @@ def check_session_id(lsid: Any, where: str) -> None:
 
 @dataclass
 class Request:
-    """A command, its session, and the shards it came to.
+    """A command, its session, and the shards that it was sent to.
 
     Args:
         state: the cluster.
-        database: the database it was sent to.
+        database: the database of the command.
         command: the command; its first key is the name.
-        client: who sent it.
+        client: the sender.
+        transaction: the transaction of the command, if any.
+        touched: the members that the command was sent to.
     """
 
     state: ClusterState
@@ -106,7 +112,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The command's name as it was sent."""
+        """The command's name as sent."""
         return next(iter(self.command))
 
     @property
@@ -116,10 +122,10 @@ class Request:
 
     @property
     def collection(self) -> str:
-        """The collection that the command names.
+        """The command's collection.
 
         Raises:
-            CommandError: 73 InvalidNamespace when it names none.
+            CommandError: 73 InvalidNamespace if the command's first value is not a valid name.
         """
         name = self.command[self.name]
         if not isinstance(name, str) or not name or "\0" in name:
@@ -131,22 +137,24 @@ class Request:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the command works on."""
+        """The command's namespace, ``database.collection``."""
         return f"{self.database}.{self.collection}"
 
     @property
     def retryable(self) -> bool:
-        """Whether it is a retryable write."""
+        """Whether the command is a retryable write."""
         return "txnNumber" in self.command and self.transaction is None
 
     def field(self, name: str, kind: type[Value], default: Value | None = None) -> Value:
         """Return an argument of the command.
 
         Args:
-            default: what an absent argument, or null, means; without it the argument is required.
+            name: the argument.
+            kind: its type.
+            default: the value of an absent or null argument; without a default it is required.
 
         Raises:
-            CommandError: 14 TypeMismatch for another type; 40414 when a required one is missing.
+            CommandError: 14 TypeMismatch for another type; 40414 if a required argument is missing.
         """
         value = self.command.get(name)
         if value is None:
@@ -164,10 +172,11 @@ class Request:
         return value
 
     def statements(self, name: str) -> list[Document]:
-        """Return a bulk write's statements or documents, all of them documents.
+        """Return a bulk write's statements or documents.
 
         Raises:
-            CommandError: 14 TypeMismatch, 40414, or 16 InvalidLength for none of them.
+            CommandError: 40414 if they are missing; 16 InvalidLength for an empty or too long list;
+                14 TypeMismatch if one is not a document.
         """
         given: list[Any] = self.field(name, list)
         if not 1 <= len(given) <= MAX_WRITE_BATCH_SIZE:
@@ -191,7 +200,13 @@ class Request:
 
     @asynccontextmanager
     async def hold(self, namespace: str) -> AsyncIterator[None]:
-        """Hold a namespace against migrations and DDL, a transaction's until it ends."""
+        """Hold a shared lock on a namespace, which excludes migrations and DDL.
+
+        A transaction holds it until it ends.
+
+        Raises:
+            CommandError: 24 LockTimeout.
+        """
         if self.transaction is not None:
             await self.state.transactions.hold(self.transaction, namespace)
             yield
@@ -200,14 +215,14 @@ class Request:
                 yield
 
     def placement(self, namespace: str) -> Placement | None:
-        """Return where a namespace lives, ``None`` when its database does not exist."""
+        """Return the location of a namespace, ``None`` if its database does not exist."""
         primary = self.catalog.primary_of(namespace.partition(".")[0])
         if primary is None:
             return None
         return Placement(namespace, primary, self.catalog.collections.get(namespace))
 
     async def placement_for_write(self, namespace: str) -> Placement:
-        """Return where a namespace lives; its database is created if need be."""
+        """Return the location of a namespace, creating its database if necessary."""
         primary = await self.catalog.create_database(namespace.partition(".")[0])
         return Placement(namespace, primary, self.catalog.collections.get(namespace))
 
@@ -217,10 +232,12 @@ class Request:
         """Run ``command`` on one shard, in this request's session.
 
         Args:
-            write: it may change data there.
+            member: the shard.
+            command: the command.
+            write: whether the command may change data.
 
         Raises:
-            CommandError: the shard's.
+            CommandError: the shard's error.
         """
         self.touched[member] = None
         return await member.execute(self.database, self._in_session(member, command, write))
@@ -228,7 +245,10 @@ class Request:
     async def send_all(
         self, commands: Mapping[Member, Mapping[str, Any]], *, write: bool = False
     ) -> dict[Member, Outcome]:
-        """Run commands on several shards at the same time, in this request's session."""
+        """Run commands on several shards in parallel, in this request's session.
+
+        Returns each shard's reply or error.
+        """
         self.touched.update(dict.fromkeys(commands))
         prepared = {
             member: self._in_session(member, command, write) for member, command in commands.items()

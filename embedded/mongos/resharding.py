@@ -1,4 +1,4 @@
-"""Other shard keys for sharded collections: a longer one, or one of another kind."""
+"""Changes of a collection's shard key: refineCollectionShardKey and reshardCollection."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from shard_client.errors import CommandError
 
 
 async def refine_shard_key(request: Request) -> Document:
-    """Add fields to a shard key; the chunks stay where they are.
+    """Add fields to a shard key; the chunks stay on their shards.
 
-    It is an event of change streams from 6.1 on.
+    From 6.1 on, change streams show it as an event.
 
     Raises:
-        CommandError: 26 for a collection that is not sharded, 72 for a key that does not begin
-            with the present one.
+        CommandError: 26 if the collection is not sharded; 72 if the new key does not start with the
+            current key.
     """
     namespace, key = _arguments(request)
     async with request.state.locks.exclusive(namespace):
@@ -47,10 +47,10 @@ async def refine_shard_key(request: Request) -> Document:
 
 
 async def reshard(request: Request) -> Document:
-    """Shard a collection anew by another key: its data goes to the database's primary shard.
+    """Shard a collection by another key, with all data on the database's primary shard.
 
     Raises:
-        CommandError: 26 for a collection that is not sharded, what the documents raise.
+        CommandError: 26 if the collection is not sharded; 61 if a document has no valid new key.
     """
     namespace, key = _arguments(request)
     database, _, name = namespace.partition(".")
@@ -106,7 +106,7 @@ def _primary(request: Request, database: str) -> Member:
 
 
 def _longer(chunk: Chunk, old: ShardKey, key: ShardKey) -> Chunk:
-    """Return a chunk with its bounds in the longer key."""
+    """Return a chunk with its bounds extended to the longer key."""
     more = (MinKey(),) * (len(key.fields) - len(old.fields))
 
     def bound(values: KeyValues) -> KeyValues:

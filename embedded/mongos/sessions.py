@@ -1,4 +1,4 @@
-"""Sessions, and the ends of transactions."""
+"""Sessions, and the commit and abort of transactions."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from shard_client.errors import CommandError
 
 
 async def start_session(request: Request) -> Document:
-    """Make up a session id."""
+    """Return a new session id."""
     return {"id": {"id": request.state.identity.new_uuid()}, "timeoutMinutes": 30}
 
 
 async def end_sessions(request: Request) -> Document:
-    """End sessions (endSessions, killSessions): their cursors and transactions go."""
+    """Run endSessions or killSessions: close the sessions' cursors and abort their transactions."""
     sessions: list[Any] = request.field(request.name, list)
     for lsid in sessions:
         check_session_id(lsid, request.name)
@@ -23,15 +23,16 @@ async def end_sessions(request: Request) -> Document:
 
 
 async def refresh_sessions(request: Request) -> Document:
-    """Take note of sessions that are in use; they do not expire here."""
+    """Do nothing, because sessions do not expire here."""
     return {}
 
 
 async def commit_transaction(request: Request) -> Document:
-    """Commit on all shards that took part.
+    """Commit on all participants.
 
     Raises:
-        CommandError: 251 NoSuchTransaction when it was aborted, with nothing changed.
+        CommandError: 251 NoSuchTransaction if the transaction was aborted; 125 outside of a
+            transaction.
     """
     if request.transaction is None:
         raise _not_in_transaction("commitTransaction")
@@ -41,10 +42,11 @@ async def commit_transaction(request: Request) -> Document:
 
 
 async def abort_transaction(request: Request) -> Document:
-    """Abort on all shards that took part.
+    """Abort on all participants.
 
     Raises:
-        CommandError: 256 TransactionCommitted when it was committed; 251 when aborted before.
+        CommandError: 256 TransactionCommitted if it was committed; 251 if it was already aborted;
+            125 outside of a transaction.
     """
     transaction = request.transaction
     if transaction is None:

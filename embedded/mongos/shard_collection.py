@@ -1,4 +1,4 @@
-"""shardCollection and kin: from an ordinary collection to a sharded one."""
+"""The commands enableSharding and shardCollection."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,7 @@ _HASH_SPACE = 1 << 64
 
 
 async def enable_sharding(request: Request) -> Document:
-    """Create a database, on the shard that ``primaryShard`` names if it does."""
+    """Create a database, on the shard ``primaryShard`` if the command names one."""
     name, wanted = str(request.command["enableSharding"]), request.command.get("primaryShard")
     primary = request.catalog.shard(wanted) if wanted else None
     await request.catalog.create_database(name, primary)
@@ -27,11 +27,11 @@ async def enable_sharding(request: Request) -> Document:
 
 
 async def shard_collection(request: Request) -> Document:
-    """Shard a collection, which is created if need be.
+    """Shard a collection, creating it if necessary.
 
     Raises:
-        CommandError: 23 AlreadyInitialized for another key; 72 InvalidOptions for documents
-            without an index on the key.
+        CommandError: 23 AlreadyInitialized if it is sharded by another key; 72 InvalidOptions if it
+            has documents but no index on the key.
     """
     namespace = str(request.command["shardCollection"])
     key = ShardKey(request.command.get("key") or {})
@@ -102,7 +102,10 @@ async def _ensure_index(
 def _initial_chunks(
     request: Request, primary: Member, key: ShardKey, *, spread: bool
 ) -> list[Chunk]:
-    """Return one chunk on the primary shard; for an empty hashed key, even ones on all shards."""
+    """Return one chunk on the primary shard.
+
+    For an empty collection with a leading hashed field, return even chunks on all shards.
+    """
     shards = request.catalog.shards
     hashed_first = next(iter(key.pattern.values())) == "hashed"
     if not (spread and hashed_first):
@@ -121,7 +124,7 @@ def _initial_chunks(
 
 
 def _log_event(primary: Member, collection: ShardedCollection, uuid: Binary) -> None:
-    """Leave the oplog entry that change streams with expanded events show."""
+    """Append the oplog entry that change streams with expanded events show."""
     primary.adopt_time()
     namespace = collection.namespace
     primary.mongod.append_noop(

@@ -1,4 +1,4 @@
-"""Shard keys: how a document or a filter names its place in a sharded collection."""
+"""Shard keys: patterns, key values of documents, and MongoDB's hash."""
 
 import hashlib
 import struct
@@ -12,7 +12,7 @@ from bson import Decimal128, Int64, MaxKey, MinKey
 from shard_client.errors import CommandError
 
 KeyValues = tuple[Any, ...]
-"""A full shard key's values, one for each field of the pattern, hashed fields hashed already."""
+"""The values of a full shard key in the order of the pattern, with hashed fields already hashed."""
 
 SHARD_KEY_NOT_FOUND = 61
 _CANONICAL = {
@@ -29,7 +29,10 @@ class ShardKey:
     """A shard key pattern such as ``{"region": 1, "_id": 1}`` or ``{"_id": "hashed"}``.
 
     Args:
-        pattern: field path to 1 or ``"hashed"``, in order (at most one field is hashed).
+        pattern: field path to 1 or ``"hashed"``, in order; at most one field is hashed.
+
+    Raises:
+        CommandError: 2 BadValue for another pattern.
     """
 
     pattern: Mapping[str, Any]
@@ -50,38 +53,38 @@ class ShardKey:
 
     @property
     def lowest(self) -> KeyValues:
-        """The key that sorts before every other."""
+        """The key that sorts before all other keys."""
         return (MinKey(),) * len(self.pattern)
 
     @property
     def highest(self) -> KeyValues:
-        """The key that sorts after every other."""
+        """The key that sorts after all other keys."""
         return (MaxKey(),) * len(self.pattern)
 
     def of_document(self, document: Mapping[str, Any]) -> KeyValues:
         """Return the key of a stored document; a missing field counts as null.
 
         Raises:
-            CommandError: 61 ShardKeyNotFound when a key field holds or passes through an array.
+            CommandError: 61 ShardKeyNotFound if a key field is, or is inside, an array.
         """
         return self.placed(tuple(self._value(document, path) for path in self.fields))
 
     def placed(self, values: KeyValues) -> KeyValues:
-        """Return the values of the first fields as bounds hold them: the hashed field hashed."""
+        """Return the leading fields' values in the form of chunk bounds, with the hash applied."""
         return tuple(
             Int64(hashed_value(value)) if kind == "hashed" else value
             for kind, value in zip(self.pattern.values(), values, strict=False)
         )
 
     def document(self, key: KeyValues) -> dict[str, Any]:
-        """Return ``key`` as a chunk bound's document, ``{field path: value}``."""
+        """Return ``key`` as the document of a chunk bound, ``{field path: value}``."""
         return dict(zip(self.fields, key, strict=True))
 
     def bound(self, document: Mapping[str, Any]) -> KeyValues:
-        """Read a chunk bound's document, as ``split`` and ``moveChunk`` are given them.
+        """Return the key of a chunk bound's document, as in ``split`` and ``moveChunk``.
 
         Raises:
-            CommandError: 2 BadValue when the fields are not those of the pattern.
+            CommandError: 2 BadValue if its fields are not those of the pattern.
         """
         if set(document) != set(self.fields):
             raise CommandError(
@@ -91,7 +94,7 @@ class ShardKey:
         return tuple(document[path] for path in self.fields)
 
     def key_fields(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the key's fields as the document has them, absent ones left out."""
+        """Return the document's key fields, without absent ones."""
         found = {}
         for path in self.fields:
             value = field_at(document, path)
@@ -116,11 +119,14 @@ class _Missing:
 
 
 MISSING = _Missing()
-"""What ``field_at`` returns where there is nothing."""
+"""The value of an absent field in ``field_at``."""
 
 
 def field_at(document: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, ``MISSING`` where there is none; arrays stop the walk."""
+    """Return the value at a dotted path; ``MISSING`` if it is absent.
+
+    The walk stops at an array and returns the array.
+    """
     value: Any = document
     for name in path.split("."):
         if isinstance(value, list):
@@ -132,10 +138,10 @@ def field_at(document: Mapping[str, Any], path: str) -> Any:
 
 
 def hashed_value(value: Any) -> int:
-    """Return MongoDB's 64-bit hash of a value, by which hashed shard keys are placed.
+    """Return MongoDB's 64-bit hash of a value, which determines the location of hashed shard keys.
 
-    The first eight bytes of an MD5 over the seed, the value's canonical type and the value, where
-    all numbers of the same integer part are one value.
+    It is the first eight bytes of an MD5 over the seed, the value's canonical type and the value.
+    All numbers with the same integer part have the same hash.
     """
     element = bson.encode({"": value})[4:-1]
     digest = hashlib.md5(struct.pack("<i", 0), usedforsecurity=False)

@@ -1,4 +1,4 @@
-"""The administrator's commands: shards, chunks and primaries."""
+"""Administrative commands: shards, chunks and primary shards."""
 
 from typing import Any
 
@@ -16,12 +16,16 @@ _OWN_DATABASES = frozenset({"admin", "config", "local"})
 
 
 async def list_shards(request: Request) -> Document:
-    """List the shards as config.shards has them."""
+    """Return the documents of config.shards."""
     return {"shards": await request.catalog.read("shards", {})}
 
 
 async def start_shard(request: Request) -> Document:
-    """Start one more shard server in this process (not MongoDB's); addShard makes it a shard."""
+    """Start a shard server in this process, which addShard can add (not a MongoDB command).
+
+    Raises:
+        CommandError: 2 BadValue if a shard of this name exists.
+    """
     name = str(request.command["startShard"])
     if request.catalog.has_shard(name) or not name:
         raise bad_value(f"there is a shard {name!r} already")
@@ -30,11 +34,12 @@ async def start_shard(request: Request) -> Document:
 
 
 async def add_shard(request: Request) -> Document:
-    """Make a started shard server a shard of the cluster.
+    """Add a running shard server to the cluster.
 
     Raises:
-        CommandError: 6 HostUnreachable for a server outside of this process; 96 OperationFailed
-            for a server that has a database that the cluster has too.
+        CommandError: 6 HostUnreachable for a server outside of this process; 20 IllegalOperation if
+            another shard has the name; 96 OperationFailed if the server and the cluster have a
+            database of the same name.
     """
     host = str(request.command["addShard"])
     mongod = request.state.servers.find(host)
@@ -67,10 +72,10 @@ async def add_shard(request: Request) -> Document:
 
 
 async def remove_shard(request: Request) -> Document:
-    """Drain a shard, call by call: started, ongoing, completed.
+    """Drain a shard; each call advances its state: started, ongoing, completed.
 
-    The chunks go to the other shards on the second call; databases that have their primary there
-    are the administrator's to move.
+    The second call moves the chunks to the other shards. The administrator must move the databases
+    whose primary shard it is.
 
     Raises:
         CommandError: 20 IllegalOperation for the last shard.
@@ -91,7 +96,7 @@ async def remove_shard(request: Request) -> Document:
         state = _drain_state("ongoing", "draining ongoing", member, to_move)
         return {"remaining": left, **state}
     for database in member.mongod.catalog.databases():
-        if database not in _OWN_DATABASES:  # what is left is empty, and would bar its return
+        if database not in _OWN_DATABASES:  # an empty one would stop a later addShard
             await member.execute(database, {"dropDatabase": 1}, from_migrate=True)
     await request.catalog.remove_shard(member)
     request.touched[request.catalog.config] = None
@@ -128,7 +133,11 @@ async def _move_chunks_away(request: Request, member: Member) -> None:
 
 
 async def move_primary(request: Request) -> Document:
-    """Move a database's unsharded collections to another shard."""
+    """Move a database's unsharded collections to another shard.
+
+    Raises:
+        CommandError: 26 NamespaceNotFound if the database does not exist; a shard's error.
+    """
     database = str(request.command["movePrimary"])
     to = request.catalog.shard(request.field("to", str))
     donor = request.catalog.primary_of(database)
@@ -147,7 +156,12 @@ async def move_primary(request: Request) -> Document:
 
 
 async def split(request: Request) -> Document:
-    """Split a chunk at ``middle``, or the one that ``find`` or ``bounds`` name at its median."""
+    """Split a chunk at ``middle``, or the chunk of ``find`` or ``bounds`` at its median.
+
+    Raises:
+        CommandError: 118 if the collection is not sharded; 2 BadValue for an invalid split point;
+            96 CannotSplit if the chunk has no key inside its bounds.
+    """
     collection = _collection(request, "split")
     key = collection.key
     async with request.state.locks.exclusive(collection.namespace):
@@ -162,7 +176,12 @@ async def split(request: Request) -> Document:
 
 
 async def move(request: Request) -> Document:
-    """Run moveChunk or moveRange: one chunk goes to another shard."""
+    """Run moveChunk or moveRange: move one chunk to another shard.
+
+    Raises:
+        CommandError: 118 if the collection is not sharded; 2 BadValue if no chunk has the bounds; a
+            shard's error.
+    """
     collection = _collection(request, request.name)
     to = request.catalog.shard(str(request.command.get("to") or request.command.get("toShard")))
     async with request.state.locks.exclusive(collection.namespace):
@@ -215,12 +234,12 @@ def _median(request: Request, collection: ShardedCollection, chunk: Chunk) -> Ke
 
 
 async def balancer_status(request: Request) -> Document:
-    """Answer for the balancer, which the embedded cluster does not have."""
+    """Answer the balancer commands; the embedded cluster has no balancer."""
     round_: dict[str, Any] = {"mode": "off", "inBalancerRound": False, "numBalancerRounds": 0}
     return round_ if request.name == "balancerStatus" else {}
 
 
 async def shard_map(request: Request) -> Document:
-    """Answer getShardMap: where the shards and the config server are."""
+    """Return the hosts of the shards and of the config server (getShardMap)."""
     members = [request.catalog.config, *request.catalog.shards]
     return {"map": {member.id: member.host for member in members}}

@@ -19,8 +19,16 @@ async def send_statement(
 ) -> None:
     """Run one update or delete statement on ``targets`` (``None``: the primary shard).
 
+    Args:
+        request: the client's command.
+        placement: the location of the namespace.
+        targets: the ids of the shards.
+        statement: the statement.
+        position: its index in the client's command.
+        result: collects the counts and write errors.
+
     Raises:
-        CommandError: what a shard raises for the whole command.
+        CommandError: a shard's error for the whole command.
     """
     field = "updates" if request.name == "update" else "deletes"
     command = bulk_command(request, field, [statement], [position], ordered=True)
@@ -38,11 +46,14 @@ async def send_statement(
 def bulk_command(
     request: Request, field: str, statements: list[Any], positions: list[int], *, ordered: bool
 ) -> Document:
-    """Return the shard's command for some of the client's statements.
+    """Return a shard's command for some of the client's statements.
 
     Args:
+        request: the client's command.
         field: ``documents``, ``updates`` or ``deletes``.
-        positions: where the statements stand in the client's command.
+        statements: the statements.
+        positions: their indexes in the client's command.
+        ordered: whether the shard stops at the first error.
     """
     command: Document = {request.name: request.collection, field: statements, "ordered": ordered}
     if request.retryable:

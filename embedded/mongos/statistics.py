@@ -1,4 +1,4 @@
-"""Sizes and plans: what tools ask about data."""
+"""Sizes of databases and collections, and query plans."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _SUMMED = (
 
 
 async def database_stats(request: Request) -> Document:
-    """Add up the shards' dbStats."""
+    """Return the sums of the shards' dbStats."""
     command = as_sent(request)
     replies = replies_of(await request.send_all(dict.fromkeys(request.catalog.shards, command)))
     return {
@@ -26,7 +26,7 @@ async def database_stats(request: Request) -> Document:
 
 
 async def collection_stats(request: Request) -> Document:
-    """Add up the shards' collStats of a collection."""
+    """Return the sums of the shards' collStats for a collection."""
     members = holding(request, request.namespace)
     replies = replies_of(await request.send_all(dict.fromkeys(members, as_sent(request))))
     return {
@@ -38,7 +38,7 @@ async def collection_stats(request: Request) -> Document:
 
 
 async def explain(request: Request) -> Document:
-    """Tell which shards a command would go to."""
+    """Return the shards that a command would be sent to."""
     inner: Document = request.field("explain", dict)
     name = next(iter(inner), "")
     filter_: Any = inner.get("filter", inner.get("query", {}))

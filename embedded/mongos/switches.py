@@ -1,4 +1,4 @@
-"""An own command that makes a member fail, as an operator or a power cut would."""
+"""A test command that makes a member fail, as an operator or a power failure would."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from embedded.storage.bson_values import Document
 
 
 async def switch_member(request: Request) -> Document:
-    """Switch a member (not MongoDB's): ``{switchMember: "shard0" | "config", to: …}``.
+    """Switch a member (not a MongoDB command): ``{switchMember: "shard0" | "config", to: …}``.
 
-    ``to`` is ``stop`` (end all connections and listen no more), ``start`` (again, with the same
-    data at the same address), ``hang`` (answer nobody), ``goOn``, ``stepDown``, ``stepUp`` or
-    ``killCursors``. What this mongos does inside the process goes on meanwhile.
+    ``to`` is ``stop`` (close all connections and stop listening), ``start`` (again, with the same
+    data at the same address), ``hang`` (send no replies), ``goOn``, ``stepDown``, ``stepUp`` or
+    ``killCursors``. The calls of this mongos inside the process are not affected.
 
     Raises:
-        CommandError: 2 BadValue for another switch, or a member that does not run.
+        CommandError: 2 BadValue for an unknown switch or member.
     """
     name, switch = str(request.command["switchMember"]), request.command.get("to")
     try:

@@ -1,4 +1,7 @@
-"""Which shards a statement goes to, by the rules of a 6.0 mongos (docs/protocol.md, section 6)."""
+"""The shards that a statement is sent to, by the rules of a 6.0 mongos.
+
+Source: docs/protocol.md, section 6.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -61,7 +64,7 @@ def target_of_find_and_modify(collection: ShardedCollection, query: Mapping[str,
     """Return the one shard of a findAndModify.
 
     Raises:
-        CommandError: 61 ShardKeyNotFound when the query does not fix the shard key.
+        CommandError: 61 ShardKeyNotFound if the query does not determine the shard key.
     """
     key = exact_key(collection.key, query)
     if key is None:
@@ -73,12 +76,12 @@ def target_of_find_and_modify(collection: ShardedCollection, query: Mapping[str,
 
 
 def is_replacement(update: Update) -> bool:
-    """Tell whether ``update`` is a whole new document."""
+    """Return whether ``update`` is a complete new document."""
     return isinstance(update, Mapping) and not any(name.startswith("$") for name in update)
 
 
 def may_change_key(collection: ShardedCollection, update: Update) -> bool:
-    """Tell whether an update could give a document another shard key."""
+    """Return whether an update could change a document's shard key."""
     if isinstance(update, list) or is_replacement(update):
         return True
     touched: set[str] = set()
@@ -95,14 +98,17 @@ def may_change_key(collection: ShardedCollection, update: Update) -> bool:
 
 
 def key_changed(collection: ShardedCollection, before: Document, after: Document) -> bool:
-    """Tell whether two versions of a document differ in their shard key."""
+    """Return whether two versions of a document differ in their shard key."""
     return collection.key.key_fields(before) != collection.key.key_fields(after)
 
 
 def _check_single(
     collection: ShardedCollection, statement: Mapping[str, Any], verb: str, what: str
 ) -> None:
-    """An exact match on ``_id`` may go to all shards: at most one of them has the document."""
+    """Refuse a single-document statement on several shards, unless it matches ``_id`` exactly.
+
+    An exact match on ``_id`` may be sent to all shards, because at most one has the document.
+    """
     id_ = statement["q"].get("_id")
     if id_ is not None and not (isinstance(id_, Mapping) and next(iter(id_), "").startswith("$")):
         return

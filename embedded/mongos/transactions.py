@@ -1,4 +1,4 @@
-"""Transactions over shards: who takes part, and one outcome for all."""
+"""Transactions over several shards: participants, two-phase commit, abort."""
 
 import asyncio
 from collections import OrderedDict
@@ -18,21 +18,21 @@ _MOST_SESSIONS = 10_000
 
 @dataclass
 class Transaction:
-    """One transaction of one session, as the mongos sees it."""
+    """One transaction of one session, on the side of the mongos."""
 
     lsid: Document
     number: int
     read_concern: Document | None = None
     state: Literal["open", "committed", "aborted"] = "open"
     participants: dict[Member, bool] = field(default_factory=dict)
-    """The shards that took part, the coordinator first, and whether they wrote."""
+    """The participants, the coordinator first, and whether each has written."""
     namespaces: set[str] = field(default_factory=set)
     expiry: asyncio.TimerHandle | None = None
     reply: Document | None = None
-    """What a retryable write answered that became this transaction."""
+    """The reply of a retryable write that was run as this transaction."""
 
     def fields_for(self, member: Member) -> Document:
-        """Return the session fields of the next statement on ``member``; it takes part now."""
+        """Return the session fields of a statement on ``member``, which becomes a participant."""
         fields: Document = {"lsid": self.lsid, "txnNumber": self.number, "autocommit": False}
         if member not in self.participants:
             fields["startTransaction"] = True
@@ -42,7 +42,7 @@ class Transaction:
         return fields
 
     def wrote(self, member: Member) -> None:
-        """Note that ``member`` got a write."""
+        """Record that ``member`` received a write."""
         self.participants[member] = True
 
 
@@ -50,7 +50,7 @@ class TransactionTable:
     """The latest transaction of each session (docs/protocol.md, section 5).
 
     Args:
-        locks: where transactions hold the namespaces they touched until they end.
+        locks: the locks on the namespaces that a transaction uses, held until it ends.
     """
 
     def __init__(self, locks: NamespaceLocks) -> None:
@@ -58,10 +58,13 @@ class TransactionTable:
         self._latest: OrderedDict[bytes, Transaction] = OrderedDict()
 
     def statement(self, command: Mapping[str, Any]) -> Transaction | None:
-        """Return the transaction that ``command`` belongs to, begun if it says so.
+        """Return the transaction of ``command``; begin it if the command starts one.
+
+        Returns None outside of transactions.
 
         Raises:
-            CommandError: 251 NoSuchTransaction for one that is not open; 225 TransactionTooOld.
+            CommandError: 251 NoSuchTransaction if it is unknown; 225 TransactionTooOld; 117 if it
+                has already been started; 72 without an ``lsid``.
         """
         if "txnNumber" not in command or command.get("autocommit") is not False:
             return None
@@ -90,7 +93,11 @@ class TransactionTable:
         return latest
 
     def begin(self, lsid: Document, number: int, read_concern: Document | None) -> Transaction:
-        """Begin a transaction; one that the session has open is aborted."""
+        """Begin a transaction; abort the session's previous transaction if it is open.
+
+        Raises:
+            CommandError: 117 if the transaction has already been started.
+        """
         key = _session_key(lsid)
         before = self._latest.pop(key, None)
         if before is not None and before.number == number:
@@ -112,26 +119,30 @@ class TransactionTable:
         return transaction
 
     def reply_of(self, lsid: Document, number: int) -> Document | None:
-        """Return what a retryable write answered that became a transaction and committed."""
+        """Return the reply of a retryable write that was run as this transaction, else None."""
         latest = self._latest.get(_session_key(lsid))
         if latest is None or latest.number != number or latest.state != "committed":
             return None
         return latest.reply
 
     async def hold(self, transaction: Transaction, namespace: str) -> None:
-        """Hold ``namespace`` shared until the transaction ends."""
+        """Hold a shared lock on ``namespace`` until the transaction ends.
+
+        Raises:
+            CommandError: 24 LockTimeout.
+        """
         if namespace not in transaction.namespaces:
             await self._locks.acquire_shared(namespace)
             transaction.namespaces.add(namespace)
 
     def commit(self, transaction: Transaction) -> None:
-        """Commit on all participants; committing again is fine.
+        """Commit on all participants. Committing again succeeds.
 
-        One that wrote commits directly; several are prepared first, then the coordinator commits,
-        then the others, whose commits come later than the coordinator's in cluster time.
+        A single writer commits directly. Several writers are prepared first; then the coordinator
+        commits, and after it the others, at later cluster times than the coordinator's.
 
         Raises:
-            CommandError: 251 when it was aborted; a participant's error, after aborting.
+            CommandError: 251 if the transaction was aborted; a participant's error, after an abort.
         """
         if transaction.state == "committed":
             return
@@ -152,7 +163,7 @@ class TransactionTable:
         self._end(transaction, "committed")
 
     def abort(self, transaction: Transaction) -> None:
-        """Abort on all participants; does nothing to one that has ended."""
+        """Abort on all participants; does nothing if the transaction has ended."""
         if transaction.state != "open":
             return
         for member in transaction.participants:
@@ -160,19 +171,19 @@ class TransactionTable:
             try:
                 member.mongod.abort_transaction(transaction.lsid, transaction.number)
             except CommandError as error:
-                if error.code != 251:  # a participant may have aborted by itself
+                if error.code != 251:  # a participant may have aborted on its own
                     raise
             member.report_time()
         self._end(transaction, "aborted")
 
     def end_session(self, lsid: Mapping[str, Any]) -> None:
-        """Abort what the session has open, and forget the session."""
+        """Abort the session's open transaction and forget the session."""
         transaction = self._latest.pop(_session_key(lsid), None)
         if transaction is not None:
             self.abort(transaction)
 
     def close(self) -> None:
-        """Abort everything that is open."""
+        """Abort all open transactions."""
         for transaction in self._latest.values():
             self.abort(transaction)
 

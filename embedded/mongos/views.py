@@ -1,4 +1,4 @@
-"""Reads of views, turned into pipelines over what the views show."""
+"""Reads of views, run as pipelines over their source collections."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from embedded.storage.bson_values import Document
 
 
 async def find(request: Request) -> Document:
-    """Find documents in a collection or a view."""
+    """Return a cursor over the matching documents of a collection or view."""
     if not _is_view(request):
         return await reads.find(request)
     command = request.command
@@ -28,7 +28,7 @@ async def find(request: Request) -> Document:
 
 
 async def count(request: Request) -> Document:
-    """Count documents of a collection or a view."""
+    """Return the number of matching documents of a collection or view."""
     if not _is_view(request):
         return await reads.count(request)
     pipeline = [{"$match": request.command.get("query") or {}}]
@@ -36,7 +36,7 @@ async def count(request: Request) -> Document:
 
 
 async def distinct(request: Request) -> Document:
-    """Return the distinct values of a field of a collection or a view."""
+    """Return the distinct values of a field of a collection or view."""
     if not _is_view(request):
         return await reads.distinct(request)
     path = request.field("key", str)

@@ -1,4 +1,4 @@
-"""insert, update and delete, statement by statement to the shards that own the documents."""
+"""insert, update and delete; each statement is sent to the shards that own its documents."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ async def insert(request: Request) -> Document:
     """Insert documents, each on its owner; an ordered insert stops at its first error.
 
     Raises:
-        CommandError: what a shard raises for the whole command.
+        CommandError: a shard's error for the whole command.
     """
     documents = [_with_id(document) for document in request.statements("documents")]
     ordered = bool(request.command.get("ordered", True))
@@ -59,12 +59,20 @@ async def insert(request: Request) -> Document:
 
 
 async def update(request: Request) -> Document:
-    """Update documents where they are; one whose shard key changes moves to its new owner."""
+    """Update documents on their shards; a changed shard key may move a document.
+
+    Raises:
+        CommandError: an error for the whole command.
+    """
     return await _one_by_one(request, "updates", _update_statement, upserts=True)
 
 
 async def delete(request: Request) -> Document:
-    """Delete documents where they are."""
+    """Delete documents on their shards.
+
+    Raises:
+        CommandError: an error for the whole command.
+    """
     return await _one_by_one(request, "deletes", _delete_statement, upserts=False)
 
 

@@ -1,4 +1,4 @@
-"""Aggregation pipelines: single documents as change streams treat them, else mongomock's stages."""
+"""Aggregation pipelines: the stages of change streams, and mongomock's for the rest."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,10 +31,12 @@ def aggregate(
     *,
     read: CollectionReader | None = None,
 ) -> list[Document]:
-    """Run a pipeline over documents, which stay as they are.
+    """Run a pipeline over documents, without changing them.
 
-    ``read`` gives the documents of another collection of the database ($lookup, $unionWith).
-    Raises CommandError: 40324 for an unknown stage, 238 for one that is missing here.
+    ``read`` returns the documents of another collection of the database ($lookup, $unionWith).
+
+    Raises:
+        CommandError: 40324 for an unknown stage; 238 for a stage that is not implemented.
     """
     current = list(documents)
     private = False
@@ -76,7 +78,7 @@ def _match(documents: list[Document], condition: Any) -> list[Document]:
 def _each(
     make: Callable[[Any], Transformation],
 ) -> Callable[[list[Document], Any], list[Document]]:
-    """Make a stage out of what it does to one document."""
+    """Make a stage from a transformation of one document."""
 
     def run(documents: list[Document], argument: Any) -> list[Document]:
         transform = make(argument)

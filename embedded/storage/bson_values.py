@@ -1,4 +1,4 @@
-"""Values as BSON sees them: copying, identity, and keys for lookups."""
+"""Operations on BSON values: copying, identity, and keys for lookups."""
 
 from collections.abc import Hashable
 from struct import pack
@@ -15,7 +15,7 @@ IdKey = Hashable
 
 
 def copied(value: Any) -> Any:
-    """Return ``value`` with its own dicts and lists; leaves are shared, since they never change."""
+    """Return ``value`` with new dicts and lists; the immutable leaves are shared."""
     if isinstance(value, dict):
         return {name: copied(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -35,7 +35,7 @@ def without_dbrefs(value: Any) -> Any:
 
 
 def identical(left: Any, right: Any) -> bool:
-    """Tell whether two values are the same BSON: types, field order and all."""
+    """Return whether two values are the same BSON, including types and field order."""
     if left is right:
         return True
     kind = type(left)
@@ -61,14 +61,14 @@ def _same_integer(left: int, right: int) -> bool:
 
 
 def is_long(value: int) -> bool:
-    """Tell whether ``value`` is a 64-bit integer in BSON."""
+    """Return whether ``value`` is a 64-bit integer in BSON."""
     return isinstance(value, Int64) or not -(1 << 31) <= value < 1 << 31
 
 
 def id_key(value: Any) -> IdKey:
     """Return a dictionary key that is equal for values that MongoDB compares as equal.
 
-    Numbers of different types are equal; true is not 1.
+    Numbers of different types are equal; true is not equal to 1.
     """
     kind = type(value)
     if kind is int or kind is str or kind is ObjectId:
@@ -80,11 +80,11 @@ def id_key(value: Any) -> IdKey:
 
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "MISSING", "__bool__": lambda _: False})()
-"""What ``value_at`` finds where there is nothing."""
+"""The value of an absent field in ``value_at``."""
 
 
 def value_at(document: Any, path: str) -> Any:
-    """Return the value at a dotted ``path`` (through array positions too), or ``MISSING``."""
+    """Return the value at a dotted ``path``, also through array positions, or ``MISSING``."""
     value = document
     for part in path.split("."):
         if isinstance(value, dict):

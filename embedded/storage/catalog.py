@@ -1,4 +1,4 @@
-"""Which databases, collections and views a member has."""
+"""The databases, collections and views of a member."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from embedded.storage.collection import Collection
 class Catalog:
     """Collections by namespace and by UUID, and views by namespace.
 
-    ``new_uuid`` makes a collection's UUID. Nothing here writes to the oplog.
+    ``new_uuid`` makes a collection's UUID. The catalog does not write to the oplog.
     """
 
     def __init__(self, new_uuid: Callable[[], Binary]) -> None:
@@ -22,11 +22,15 @@ class Catalog:
         self.views: dict[str, Document] = {}
 
     def get(self, ns: str) -> Collection | None:
-        """Return the collection called ``ns``, or None."""
+        """Return the collection ``ns``, or None."""
         return self._by_ns.get(ns)
 
     def require(self, ns: str) -> Collection:
-        """Return the collection called ``ns``; NamespaceNotFound when there is none."""
+        """Return the collection ``ns``.
+
+        Raises:
+            CommandError: 26 NamespaceNotFound.
+        """
         collection = self._by_ns.get(ns)
         if collection is None:
             raise namespace_not_found(f"ns does not exist: {ns}")
@@ -37,11 +41,11 @@ class Catalog:
         return self._by_uuid.get(bytes(uuid))
 
     def view(self, ns: str) -> Document | None:
-        """Return the view ``{_id, viewOn, pipeline}`` called ``ns``, or None."""
+        """Return the view ``ns``, ``{_id, viewOn, pipeline}``, or None."""
         return self.views.get(ns)
 
     def collections(self, database: str) -> list[Collection]:
-        """Return the collections of a database, by name."""
+        """Return the collections of a database, sorted by name."""
         found = [c for c in self._by_ns.values() if c.database == database]
         return sorted(found, key=lambda c: c.name)
 
@@ -55,7 +59,11 @@ class Catalog:
     def create(
         self, database: str, name: str, options: Document | None = None, uuid: Binary | None = None
     ) -> Collection:
-        """Add a collection; NamespaceExists when the name is taken."""
+        """Add a collection.
+
+        Raises:
+            CommandError: 48 NamespaceExists.
+        """
         ns = f"{database}.{name}"
         if ns in self._by_ns:
             raise namespace_exists(ns)
@@ -65,12 +73,12 @@ class Catalog:
         return collection
 
     def drop(self, collection: Collection) -> None:
-        """Take a collection out."""
+        """Remove a collection."""
         del self._by_ns[collection.ns]
         del self._by_uuid[bytes(collection.uuid)]
 
     def rename(self, collection: Collection, database: str, name: str) -> None:
-        """Give a collection another name; the UUID stays."""
+        """Rename a collection; its UUID stays."""
         del self._by_ns[collection.ns]
         collection.database, collection.name = database, name
         self._by_ns[collection.ns] = collection

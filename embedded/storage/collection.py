@@ -13,21 +13,21 @@ ID_INDEX: Document = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
 
 
 class DocumentView(Protocol):
-    """What a read sees of one collection: the committed state, or a transaction's."""
+    """A read-only view of one collection: the committed state, or a transaction's."""
 
     def get(self, key: IdKey) -> Document | None:
-        """Return the document whose ``id_key`` is ``key``."""
+        """Return the document whose ``id_key`` is ``key``, or None."""
 
     def documents(self) -> Iterator[Document]:
-        """Yield all documents in insertion order; the collection may change meanwhile."""
+        """Yield all documents in insertion order; the collection may change in between."""
 
 
 class Collection:
-    """The committed documents of one collection, and what the catalog knows of it.
+    """The committed documents of one collection, its indexes and its options.
 
-    ``uuid`` is a BSON UUID; ``options`` are those of ``create``, as ``listCollections`` shows
-    them; ``shard_key`` the fields of the shard key in order (empty when unsharded; set by the
-    cluster). Documents that are handed out are shared: nobody may change them.
+    ``uuid`` is a BSON UUID. ``options`` are those of ``create``, as ``listCollections`` returns
+    them. ``shard_key`` holds the fields of the shard key in order; the cluster sets it, and it is
+    empty for an unsharded collection. Returned documents are shared and must not be changed.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Collection:
 
     @property
     def logged_name(self) -> str:
-        """The name in the oplog: a time-series collection's data is that of its buckets."""
+        """The name in the oplog; for a time-series collection, that of its buckets."""
         return f"system.buckets.{self.name}" if "timeseries" in self.options else self.name
 
     @property
     def keeps_images(self) -> bool:
-        """Whether pre-images are kept (changeStreamPreAndPostImages)."""
+        """Whether pre-images are stored (changeStreamPreAndPostImages)."""
         return bool(self.options.get("changeStreamPreAndPostImages", {}).get("enabled"))
 
     @property
@@ -66,15 +66,15 @@ class Collection:
         return len(self._documents)
 
     def get(self, key: IdKey) -> Document | None:
-        """Return the committed document whose ``id_key`` is ``key``."""
+        """Return the committed document whose ``id_key`` is ``key``, or None."""
         return self._documents.get(key)
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents as they are now, in insertion order."""
+        """Return an iterator over the current documents, in insertion order."""
         return iter(list(self._documents.values()))
 
     def document_key(self, document: Document) -> Document:
-        """Return the document key: the shard key's fields that are there, then ``_id``."""
+        """Return the document key: the shard key's fields, without absent ones, then ``_id``."""
         key: Document = {}
         for field in self.shard_key:
             value = value_at(document, field)
@@ -85,7 +85,7 @@ class Collection:
         return key
 
     def put(self, document: Document) -> None:
-        """Store ``document`` in place of the one with its ``_id``; unique indexes follow."""
+        """Store ``document`` under its ``_id`` and update the unique indexes."""
         key = id_key(document["_id"])
         if self._unique:
             self._unindex(key)
@@ -95,7 +95,7 @@ class Collection:
         self._documents[key] = document
 
     def remove(self, key: IdKey) -> None:
-        """Take the document with this key out, if it is there."""
+        """Remove the document with this key, if it exists."""
         if self._unique:
             self._unindex(key)
         self._documents.pop(key, None)
@@ -111,10 +111,12 @@ class Collection:
     def check_unique(
         self, document: Document, *, ignore: Iterable[IdKey] = (), inserting: bool
     ) -> None:
-        """Check that ``document`` may be stored.
+        """Check that ``document`` violates no unique index; ``inserting`` includes that on ``_id``.
 
-        ``ignore`` are keys of documents that are gone or changed for the writer already.
-        Raises DuplicateKey when a unique index, or ``_id`` on ``inserting``, stands against it.
+        ``ignore`` are keys of documents that the writer has already removed or changed.
+
+        Raises:
+            CommandError: 11000 DuplicateKey.
         """
         key = id_key(document["_id"])
         ignored = set(ignore)
@@ -131,13 +133,13 @@ class Collection:
         raise duplicate_key(self.ns, "_id_", {"_id": 1}, {"_id": document["_id"]})
 
     def refuse_clash(self, left: Document, right: Document) -> None:
-        """Raise DuplicateKey when two documents of different ``_id`` share a unique key."""
+        """Raise DuplicateKey if two documents with different ``_id`` share a unique key."""
         name = self.clash(left, right)
         if name is not None:
             raise self._duplicate(name, right)
 
     def clash(self, left: Document, right: Document) -> str | None:
-        """Return the name of a unique index in which two documents have a key in common."""
+        """Return the name of a unique index in which two documents share a key, or None."""
         for name in self._unique:
             if set(self._index_values(name, left)) & set(self._index_values(name, right)):
                 return name
@@ -150,9 +152,10 @@ class Collection:
         return duplicate_key(self.ns, name, pattern, shown)
 
     def add_index(self, specification: Document) -> None:
-        """Add an index; a unique one is built from the documents.
+        """Add an index; build a unique index from the documents.
 
-        Raises DuplicateKey when they break it.
+        Raises:
+            CommandError: 11000 DuplicateKey if two documents share a unique key.
         """
         name = specification["name"]
         self.indexes[name] = specification
@@ -172,7 +175,11 @@ class Collection:
         self._unique[name] = entries
 
     def drop_index(self, name: str) -> Document:
-        """Remove an index and return its specification; KeyError when there is none."""
+        """Remove an index and return its specification.
+
+        Raises:
+            KeyError: there is no such index.
+        """
         self._unique.pop(name, None)
         return self.indexes.pop(name)
 

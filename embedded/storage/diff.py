@@ -1,7 +1,7 @@
-"""The ``$v: 2`` diffs of the oplog: made from updates, and applied.
+"""The ``$v: 2`` diffs of the oplog: computed from updates, and applied.
 
 A diff of a document has the sections ``d`` (deleted fields), ``u`` (changed), ``i`` (new), and
-``s<field>`` for what changed inside a field; one of an array has ``a: true``, ``l`` (new length),
+``s<field>`` for changes inside a field. A diff of an array has ``a: true``, ``l`` (new length),
 ``u<index>`` and ``s<index>``. Source: docs/protocol.md, section 5 (updateDescription).
 """
 
@@ -16,7 +16,7 @@ _ENTRY_OVERHEAD = 15
 
 
 def compute_diff(before: Document, after: Document) -> Document | None:
-    """Return the diff that a pipeline update logs, or None when the whole document is smaller."""
+    """Return the diff that a pipeline update logs, None if the whole document is smaller."""
     diff = _document_diff(before, after, padding=_ENTRY_OVERHEAD)
     return diff if diff is not None and _size(diff) < _size(after) else None
 
@@ -51,7 +51,7 @@ def _document_diff(before: Document, after: Document, padding: int = 0) -> Docum
 
 
 def _compare(name: str, value: Any, new: Any, updates: Document, inside: Document) -> None:
-    """Put what turns ``value`` into ``new`` into one of the sections; nothing when equal."""
+    """Add the change from ``value`` to ``new``, if there is any, to one of the sections."""
     if identical(value, new):
         return
     sub = None
@@ -80,7 +80,7 @@ def _array_diff(before: list[Any], after: list[Any]) -> Document | None:
 
 
 def apply_diff(document: Document, diff: Document) -> Document:
-    """Return a copy of ``document`` with ``diff`` applied to it."""
+    """Return a copy of ``document`` with ``diff`` applied."""
     result: Document = copied(document)
     _apply_to_document(result, diff)
     return result
@@ -123,10 +123,10 @@ def _apply_to_array(array: list[Any], diff: Document) -> None:
 
 
 class DiffLog:
-    """Collects what update operators did, path by path, and writes it as one diff.
+    """Records the effects of update operators path by path, and returns them as one diff.
 
-    It logs what was done, as MongoDB does for operators, instead of comparing documents: an
-    element pushed is a new index, an array otherwise changed is logged whole.
+    Like MongoDB, it logs the operations instead of comparing documents: a pushed element is a new
+    index, and an array changed in another way is logged whole.
     """
 
     def __init__(self) -> None:
@@ -136,15 +136,15 @@ class DiffLog:
         return self._root.touched
 
     def deleted(self, document: Document, path: list[str]) -> None:
-        """A field was there, and is gone. ``document`` is that before the update."""
+        """Record a deleted field; ``document`` is the document before the update."""
         self._parent(document, path).deletes[path[-1]] = False
 
     def updated(self, document: Document, path: list[str], value: Any) -> None:
-        """A field that was there has another value."""
+        """Record a new value of an existing field."""
         self._parent(document, path).updates[path[-1]] = value
 
     def created(self, before: Document, path: list[str], after: Document) -> None:
-        """A field is new; its missing parents with it. ``after`` is the updated document."""
+        """Record a new field with its new parents; ``after`` is the updated document."""
         holder: Any = before
         for depth, part in enumerate(path):
             if _child(holder, part) is MISSING:
@@ -163,12 +163,12 @@ class DiffLog:
         return node
 
     def diff(self) -> Document:
-        """Return the diff of everything logged."""
+        """Return the diff of all recorded changes."""
         return self._root.diff()
 
 
 class _Node:
-    """What happened directly in one document or array."""
+    """The recorded changes directly inside one document or array."""
 
     def __init__(self, *, is_array: bool) -> None:
         self.is_array = is_array

@@ -26,10 +26,12 @@ _BELOW_ALL: Final = (-2, 0)
 
 
 class Expression:
-    """An expression, read once and evaluated for many documents.
+    """An expression, compiled once and evaluated for many documents.
 
-    ``variables`` are known to it as ``$$name``. Raises CommandError 168 for an operator that there
-    is not, wherever it stands.
+    ``variables`` are available as ``$$name``.
+
+    Raises:
+        CommandError: 168 for an unknown operator at any depth.
     """
 
     def __init__(self, expression: Any, variables: Mapping[str, Any] = EMPTY) -> None:
@@ -38,9 +40,10 @@ class Expression:
         self._variables = dict(variables)
 
     def evaluate(self, document: Mapping[str, Any]) -> Any:
-        """Return the value for ``document``, ``MISSING`` when there is none.
+        """Return the value for ``document``, ``MISSING`` if there is none.
 
-        Raises CommandError for what makes no sense.
+        Raises:
+            CommandError: an operator has invalid arguments.
         """
         if self._expression == "$$REMOVE":
             return MISSING
@@ -52,7 +55,7 @@ class Expression:
                 return MISSING
 
     def true_for(self, document: Mapping[str, Any]) -> bool:
-        """Whether the value for ``document`` counts as true: not false, null, zero or missing."""
+        """Return whether the value for ``document`` is true: not false, null, zero or missing."""
         return _truth(self.evaluate(document))
 
 
@@ -61,7 +64,7 @@ def _truth(value: Any) -> bool:
 
 
 class _Evaluation(mongomock_aggregate._Parser):
-    """mongomock's evaluation; operators that it lacks or compares wrongly are here."""
+    """mongomock's evaluation, with additions for missing operators and with BSON's comparisons."""
 
     def parse(self, expression: Any) -> Any:
         if isinstance(expression, list):

@@ -1,4 +1,4 @@
-"""What each update operator makes of one field's value."""
+"""The effect of each update operator on one field's value."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,10 +18,17 @@ from shard_client.errors import CommandError
 
 
 def new_value(operator: str, path: str, value: Any, argument: Any, now: float) -> Any:
-    """Return the field's value after ``operator``; MISSING when it is not to be there.
+    """Return the field's value after ``operator``; MISSING if the field is absent then.
 
-    ``value`` is the present one (MISSING when there is none) and stays as it is; ``now`` is the
-    time in seconds since 1970. Raises CommandError as a server does.
+    Args:
+        operator: the update operator.
+        path: the field's path, for messages.
+        value: the current value, or MISSING; it is not changed.
+        argument: the operator's argument.
+        now: the time in seconds since 1970.
+
+    Raises:
+        CommandError: as a server does.
     """
     if operator in ("$set", "$setOnInsert"):
         return argument
@@ -157,9 +164,9 @@ _RULES: dict[str, Callable[[str, Any, Any], Any]] = {
 
 
 def appends(operator: str, argument: Any, before: Any) -> int | None:
-    """Return how many elements a ``$push`` only appends, or None when it does something else.
+    """Return how many elements a ``$push`` appends, None if it does anything else.
 
-    Appending to an array that has elements is logged element by element; all else whole.
+    Appending to a non-empty array is logged element by element; other changes log the array whole.
     """
     if operator != "$push" or not isinstance(before, list) or not before:
         return None

@@ -1,7 +1,7 @@
-"""mongomock's query, projection, array and pipeline rules; the only module that imports it.
+"""mongomock's query, projection, array and pipeline rules; the only module that wraps it.
 
-Only the rules are used, never mongomock's storage. What it lacks or has otherwise than MongoDB is
-made good where these functions are used (``queries``, ``field_updates``, ``aggregation``).
+Only the rules are used, never mongomock's storage. The callers (``queries``, ``field_updates``,
+``aggregation``) correct its differences from MongoDB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,17 +19,17 @@ from embedded.storage.bson_values import MISSING, Document, copied
 from shard_client.errors import CommandError
 
 NOTHING: Any = filtering.NOTHING  # type: ignore[attr-defined]
-"""mongomock's mark of a field that is not there."""
+"""mongomock's marker for an absent field."""
 
 Filterer: Any = filtering._Filterer
-"""The class of mongomock's matcher; operators are in its ``_operator_map``."""
+"""The class of mongomock's matcher; its ``_operator_map`` holds the operators."""
 
 
 class Databases(Protocol):
-    """What mongomock's stages need of a database, for $lookup."""
+    """The database interface that mongomock's stages need for $lookup."""
 
     def get_collection(self, name: str) -> Any:
-        """Return an object whose ``find(condition)`` gives documents."""
+        """Return an object whose ``find(condition)`` returns documents."""
 
 
 _MISUSE = (
@@ -41,12 +41,16 @@ _MISUSE = (
     TypeError,
     ValueError,
 )
-"""What mongomock lets out when it is given what makes no sense."""
+"""The exceptions that mongomock raises for invalid arguments."""
 
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Turn what mongomock raises into what a server answers."""
+    """Convert mongomock's exceptions into a server's errors.
+
+    Raises:
+        CommandError: the block raised OperationFailure, NotImplementedError or an error of _MISUSE.
+    """
     try:
         yield
     except OperationFailure as error:
@@ -65,7 +69,11 @@ def _collection() -> Any:
 def run_stage(
     documents: list[Document], name: str, argument: Any, databases: Databases | None = None
 ) -> list[Document]:
-    """Run one pipeline stage; CommandError 40324 when there is no such stage."""
+    """Run one pipeline stage.
+
+    Raises:
+        CommandError: 40324 for an unknown stage; an error of the stage.
+    """
     if name not in aggregate._PIPELINE_HANDLERS:
         raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
     run: Any = aggregate.process_pipeline
@@ -74,7 +82,7 @@ def run_stage(
 
 
 def update_array(operator: str, value: Any, argument: Any) -> Any:
-    """Return what $push, $addToSet, $pullAll or $pop makes of an array (MISSING: none yet)."""
+    """Return an array after $push, $addToSet, $pullAll or $pop (MISSING: no array yet)."""
     holder = {} if value is MISSING else {"v": copied(value)}
     with library_errors():
         _collection()._apply_update_document(holder, {}, {operator: {"v": argument}}, False)
@@ -82,7 +90,7 @@ def update_array(operator: str, value: Any, argument: Any) -> Any:
 
 
 def project_fields(document: Document, fields: Mapping[str, Any]) -> Document:
-    """Return the fields of ``document`` that a find's projection names, or does not name."""
+    """Return the fields of ``document`` that a find's projection includes or does not exclude."""
     with library_errors():
         return dict(_collection()._copy_only_fields(document, dict(fields), dict))
 

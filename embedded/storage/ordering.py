@@ -25,9 +25,12 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (dates are decoded without a zone,
 
 
 def sort_key(value: Any) -> SortKey:
-    """Return a key that orders, and equals, as MongoDB orders values: type first, then value.
+    """Return a key that compares as MongoDB compares values: type first, then value.
 
-    Numbers of all types compare by value, NaN below all. Raises TypeError on what is no BSON.
+    Numbers of all types compare by value, NaN below all.
+
+    Raises:
+        TypeError: ``value`` is not a BSON value.
     """
     kind = type(value)
     if kind is str:

@@ -1,4 +1,4 @@
-"""``$project``, ``$addFields`` and ``$unset`` on one document, fields kept in MongoDB's order."""
+"""``$project``, ``$addFields`` and ``$unset`` on one document, with MongoDB's field order."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +14,7 @@ _EXCLUDE: Final = False
 
 
 class _Node:
-    """What to do with the fields of one (sub)document; a leaf is a bool or an expression."""
+    """The changes of one (sub)document's fields; a leaf is a bool or an expression."""
 
     def __init__(self) -> None:
         self.children: dict[str, _Node | bool | Expression] = {}
@@ -59,7 +59,7 @@ class _Node:
     def compute(
         self, document: Mapping[str, Any], root: Mapping[str, Any], *, only_new: bool = False
     ) -> dict[str, Any]:
-        """Return the document with the expressions' values set; ``root`` is what they read."""
+        """Return the document with the expressions' values set; they are evaluated on ``root``."""
         result = dict(document)
         for name, child in self.children.items():
             if isinstance(child, Expression):
@@ -77,7 +77,7 @@ class _Node:
         return result
 
     def computes(self) -> bool:
-        """Whether there is an expression here or below."""
+        """Return whether this node or a descendant has an expression."""
         return any(
             isinstance(child, Expression) or (isinstance(child, _Node) and child.computes())
             for child in self.children.values()
@@ -85,7 +85,7 @@ class _Node:
 
 
 def _each(value: Any, apply: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Apply to a subdocument, or to those in an array; ``MISSING`` for anything else."""
+    """Apply to a subdocument, or to those in an array; return ``MISSING`` for other values."""
     if isinstance(value, Mapping):
         return apply(value)
     if isinstance(value, list):
@@ -103,7 +103,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _flatten(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted paths to leaves; subdocuments of the specification are paths too."""
+    """Return the leaves by dotted path; subdocuments of the specification are paths too."""
     leaves: dict[str, Any] = {}
     for name, value in spec.items():
         path = f"{prefix}{name}"
@@ -113,7 +113,11 @@ def _flatten(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def project(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
-    """Return what ``{$project: spec}`` does. Raises CommandError when it cannot be read."""
+    """Return the transformation ``{$project: spec}``.
+
+    Raises:
+        CommandError: the specification is malformed.
+    """
     if not isinstance(spec, Mapping):
         raise CommandError(15969, "$project specification must be an object")
     if not spec:
@@ -147,7 +151,11 @@ def project(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
 
 
 def add_fields(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
-    """Return what ``{$addFields: spec}`` (or ``$set``) does."""
+    """Return the transformation ``{$addFields: spec}``, also called ``$set``.
+
+    Raises:
+        CommandError: the specification is malformed.
+    """
     if not isinstance(spec, Mapping):
         raise CommandError(40272, "$addFields specification stage must be an object")
     node = _Node()
@@ -157,7 +165,11 @@ def add_fields(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformatio
 
 
 def unset(spec: Any, _variables: Mapping[str, Any] = EMPTY) -> Transformation:
-    """Return what ``{$unset: spec}`` does; ``spec`` is a path or a list of them."""
+    """Return the transformation ``{$unset: spec}``; ``spec`` is a path or a list of paths.
+
+    Raises:
+        CommandError: the specification is malformed.
+    """
     paths = [spec] if isinstance(spec, str) else spec
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
         raise CommandError(31002, "$unset specification must be a string or an array")

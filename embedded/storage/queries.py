@@ -21,7 +21,11 @@ from shard_client.errors import CommandError
 
 
 class Matcher:
-    """A filter, read once and asked often. Raises CommandError when it makes no sense."""
+    """A compiled filter.
+
+    Raises:
+        CommandError: the filter is malformed.
+    """
 
     def __init__(self, condition: Mapping[str, Any]) -> None:
         self.condition = condition
@@ -34,7 +38,7 @@ class Matcher:
             self._apply({})
 
     def __call__(self, document: Document) -> bool:
-        """Tell whether ``document`` matches."""
+        """Return whether ``document`` matches."""
         if self._normal is not None:
             return self._apply(document)
         for name, wanted in self._equal:
@@ -50,17 +54,17 @@ class Matcher:
         with library_errors():
             try:
                 return bool(_filterer.apply(self._normal, document))
-            except KeyError:  # $expr met a field that this document does not have
+            except KeyError:  # $expr referred to a field that this document lacks
                 return False
 
 
 def matches(condition: Mapping[str, Any], document: Document) -> bool:
-    """Tell whether ``document`` matches the filter ``condition``."""
+    """Return whether ``document`` matches the filter ``condition``."""
     return Matcher(condition)(document)
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Tell whether this is equality of a top-level field with a value that is no array or null."""
+    """Return whether this is a top-level field's equality with neither null nor an array."""
     return (
         not name.startswith("$")
         and "." not in name
@@ -73,12 +77,12 @@ _LOGICAL = frozenset({"$and", "$or", "$nor"})
 
 
 def is_operators(value: Any) -> bool:
-    """Tell whether a filter's value is a document of operators instead of one to be equal to."""
+    """Return whether a filter's value is a document of operators rather than a value to compare."""
     return isinstance(value, Mapping) and bool(value) and next(iter(value)).startswith("$")
 
 
 def _normalised(condition: Any) -> Any:
-    """Write equality as ``$eq`` and regular expressions as ``$regex``, all the way down."""
+    """Replace equality by ``$eq`` and regular expressions by ``$regex``, at any depth."""
     if not isinstance(condition, Mapping):
         raise bad_value("the match filter must be an expression in an object")
     result: Document = {}
@@ -109,7 +113,7 @@ def _operand(operator: str, value: Any) -> Any:
 
 
 def _comparing(test: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Make a range operator: values of one type only, any element of an array."""
+    """Make a range operator, which compares values of one type and any element of an array."""
 
     def compare(value: Any, wanted: Any) -> bool:
         rank, body = sort_key(wanted)
@@ -152,7 +156,7 @@ def _modulo(value: Any, wanted: Any) -> bool:
 
 
 class _BsonFilterer(Filterer):  # type: ignore[misc]
-    """mongomock's matching with operators that know all of BSON's types."""
+    """mongomock's matcher with operators that support all BSON types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +179,7 @@ _filterer: Any = _BsonFilterer()
 
 
 def _key_at(path: str, direction: int, document: Document) -> SortKey:
-    """Return the key to sort ``document`` by; arrays count by their extreme element."""
+    """Return the key to sort ``document`` by; of an array, its smallest or largest element."""
     value = value_at(document, path)
     if value is MISSING:
         parent, _, leaf = path.rpartition(".")
@@ -192,7 +196,11 @@ def _key_at(path: str, direction: int, document: Document) -> SortKey:
 
 
 def sort_documents(documents: Iterable[Document], order: Mapping[str, int]) -> list[Document]:
-    """Return the documents sorted by ``order``, ``{path: 1 or -1, ...}``; equal ones stay put."""
+    """Return the documents in a stable sort by ``order``, ``{path: 1 or -1, ...}``.
+
+    Raises:
+        CommandError: 15975 for another direction.
+    """
     result = list(documents)
     for path, direction in reversed(list(order.items())):
         if direction not in (1, -1):
@@ -209,7 +217,7 @@ def sort_documents(documents: Iterable[Document], order: Mapping[str, int]) -> l
 
 
 def project(document: Document, projection: Mapping[str, Any]) -> Document:
-    """Return what ``projection``, a find's, leaves of ``document``."""
+    """Return ``document`` with a find's ``projection`` applied."""
     if not projection:
         return document
     if any(_is_computed(value) for value in projection.values()):

@@ -1,4 +1,4 @@
-"""BSON's type names and numbers, as ``$type`` and error messages use them."""
+"""BSON's type names and numbers, for ``$type`` and for error messages."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -37,7 +37,7 @@ _NUMBERS = {
 }
 
 _CLASSES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (Code, "javascript"),  # a kind of string
+    (Code, "javascript"),  # a subclass of str
     (str, "string"),
     (float, "double"),
     (bool, "bool"),
@@ -66,9 +66,10 @@ def type_name(value: Any) -> str:
 
 
 def has_type(value: Any, wanted: Any) -> bool:
-    """Tell whether ``value``, or an element of it, has one of the ``$type``s wanted.
+    """Return whether ``value``, or an element of it, has one of the ``$type``s ``wanted``.
 
-    Raises BadValue for what is no type.
+    Raises:
+        CommandError: 2 BadValue for an unknown type.
     """
     names: set[str] = set()
     for each in wanted if isinstance(wanted, list) else [wanted]:

@@ -1,4 +1,4 @@
-"""Updates: operators, replacements and pipelines, and what they leave in the oplog.
+"""Updates by operators, replacements and pipelines, with their oplog entries.
 
 Source: docs/protocol.md, section 5 (updateDescription).
 """
@@ -21,17 +21,22 @@ from shard_client.errors import CommandError
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """An update's outcome: the new document, and the oplog entry's ``o`` (None: no change)."""
+    """An update's result: the new document, and the oplog entry's ``o`` (None: no change)."""
 
     document: Document
     o: Document | None
 
 
 class Update:
-    """One update specification, ready to be applied to many documents.
+    """One update specification, compiled to be applied to many documents.
 
-    ``specification`` is an update document, a replacement, or a pipeline (a list); ``condition``
-    is the statement's filter (for the positional ``$``). Raises FailedToParse and kin.
+    Args:
+        specification: an update document, a replacement, or a pipeline (a list).
+        condition: the statement's filter, for the positional ``$``.
+        array_filters: the statement's ``arrayFilters``.
+
+    Raises:
+        CommandError: 9 FailedToParse, 40 ConflictingUpdateOperators or 56 EmptyFieldName.
     """
 
     def __init__(
@@ -53,7 +58,13 @@ class Update:
             _check_conflicts([path for _, path, _ in self._changes])
 
     def apply(self, document: Document, now: float) -> Updated:
-        """Update ``document``, which stays as it is; ``now`` in seconds since 1970."""
+        """Return the result for ``document``, which is not changed.
+
+        ``now`` is the time in seconds since 1970.
+
+        Raises:
+            CommandError: the update cannot be applied to this document.
+        """
         if self.is_replacement:
             after = _replacement(document, self.specification)
             return Updated(after, None if identical(document, after) else after)
@@ -71,7 +82,10 @@ class Update:
         return Updated(after, {"$v": 2, "diff": log.diff()})
 
     def upserted(self, now: float, new_id: ObjectId) -> Document:
-        """Return the document that an upsert inserts, with ``new_id`` if no ``_id`` is given."""
+        """Return the document that an upsert inserts, with ``new_id`` if it has no ``_id``.
+
+        ``now`` is the time in seconds since 1970.
+        """
         base = _equalities(self._condition)
         if self.is_replacement:
             document = dict(self.specification)
@@ -131,7 +145,7 @@ class Update:
             _log_change(document, after, new, target, value, log)
 
     def _concrete_paths(self, document: Document, pattern: str) -> list[str]:
-        """Put indexes in the place of ``$``, ``$[]`` and ``$[identifier]``."""
+        """Replace ``$``, ``$[]`` and ``$[identifier]`` in a path by array indexes."""
         if "$" not in pattern:
             return [pattern]
         paths = [""]
@@ -209,7 +223,7 @@ def _is_at_or_under(path: str, prefix: str) -> bool:
 
 
 def _changes(specification: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (operator, path, argument) in the order in which servers apply them: by path."""
+    """Yield (operator, path, argument) sorted by path, the order in which servers apply them."""
     found = []
     for operator, fields in specification.items():
         if not operator.startswith("$"):
@@ -262,7 +276,7 @@ def _check_id(before: Document, after: Document) -> None:
 
 
 def _equalities(condition: Mapping[str, Any]) -> Document:
-    """Return the document that a filter's equalities describe, an upsert's starting point."""
+    """Return the document that a filter's equalities describe, the base of an upsert."""
     found: Document = {}
     for name, value in condition.items():
         if name == "$and":
@@ -280,7 +294,11 @@ def _equalities(condition: Mapping[str, Any]) -> Document:
 
 
 def set_at(document: Document, path: str, value: Any) -> None:
-    """Put ``value`` at a dotted path, making parents; PathNotViable when one is no container."""
+    """Set ``value`` at a dotted path, creating its parents.
+
+    Raises:
+        CommandError: 28 PathNotViable if a parent is neither a document nor an array.
+    """
     *parents, leaf = path.split(".")
     holder: Any = document
     for part in parents:
