@@ -46,7 +46,7 @@ def find(seeds: range) -> int:
 
 
 def replay(seed: int, *, quiet: bool) -> int:
-    """Run one seed and say what happened."""
+    """Run one seed and print its trace and result."""
     result = simulate(seed, None if quiet else print)
     for problem in result.problems:
         print(f"seed {seed}: {problem}")

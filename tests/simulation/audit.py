@@ -1,4 +1,4 @@
-"""After a run: what clients got is compared with what the shards hold, and nothing may be left."""
+"""Checks after a run: clients' events against the shards' oplogs, and leaks."""
 
 import asyncio
 from random import Random
@@ -19,16 +19,16 @@ from tests.simulation.workload import Workload
 _TIME_TO_RESUME = 30.0
 _TIME_FOR_THE_FEED = 60.0
 _TIME_TO_FORGET = 9.0
-"""Longer than idle cursors live."""
+"""Seconds, longer than the timeout of idle cursors."""
 _IDLE_CONNECTIONS = PoolLimits().most_idle
 _RESUMED = 2
-"""Tokens of each client that are tried in the end."""
+"""The number of tokens of each client to resume from."""
 _TASKS_OF_AN_IDLE_ROUTER = 3
-"""The router itself, the connection that asks, and its command."""
+"""The tasks of the router itself, the asking connection and its command."""
 
 
 class Audit:
-    """All checks of one run; problems go to the trace."""
+    """All checks of one run; adds problems to the trace."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Audit:
         self._calm = calm
 
     async def check(self, watchers: list[Watcher]) -> None:
-        """Check everything."""
+        """Run all checks."""
         shards = list(self._workload.shards_ever.values())
         present = self._workload.shards_now
         left = [shard for shard in shards if shard not in present]
@@ -63,7 +63,7 @@ class Audit:
             for segment in watcher.segments:
                 for problem in start_problems(segment, shards):
                     self._trace.problem(f"{watcher.name} {problem}")
-            # What removed shards had to say may be gone with them.
+            # Removed shards may have taken their events with them.
             rest = await whole_history(present, watcher.watch)
             gone = await tokens_of(left, watcher.watch)
             if gone:
@@ -74,7 +74,7 @@ class Audit:
         await self._check_leaks()
 
     async def check_feed(self, client: FeedClient, reading: asyncio.Task[None]) -> None:
-        """Wait until the feed's client has all, and check that; then end it."""
+        """Wait until the feed client has all events, check them, and stop it."""
         history = await whole_history(self._workload.shards_ever.values(), client.watch)
         last = key_of(history[-1]) if history else ""
         try:
@@ -95,7 +95,7 @@ class Audit:
     async def _resume(
         self, watcher: Watcher, token: dict[str, Any], history: list[Event], present: list[Event]
     ) -> None:
-        """Resume from a token seen and hold what comes against the rest of the history."""
+        """Resume from a token and compare the events with the rest of the history."""
         watch = watcher.watch
         segment = Segment(token["_data"])
         stage = {**watch.stage, "startAfter": token}
@@ -119,7 +119,7 @@ class Audit:
             self._trace.problem(f"{watcher.name} ({watch}) resumed at {token}: {problem}")
 
     async def _check_leaks(self) -> None:
-        """Once all clients are gone nothing of them may be left in the router or on the shards."""
+        """Check that nothing of the clients is left in the router and on the shards."""
         await asyncio.sleep(_TIME_TO_FORGET)
         router_process, trace = self._router, self._trace
         status = await ask(router_process.address, {"serverStatus": 1})
@@ -132,12 +132,12 @@ class Audit:
             link for link in self._loop.network.links_of(router_process.name)
             if link.client == router_process.name
         ]  # fmt: skip
-        # Few idle ones are kept for each replica set, and the one that its nudges have.
+        # Each replica set keeps a few idle connections and the one for nudges.
         if len(links) > (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever)):
             trace.problem(f"connections are left in the router: {links}")
         now = self._loop.time()
         for shard in self._workload.shards_ever.values():
             for entry in shard.cursors._entries.values():
-                # A cursor may be lost with its connection; one that was read lately was not.
+                # A cursor may be lost with its connection, but not if it was read recently.
                 if self._calm or now - entry.used_at < _TIME_TO_FORGET - 1.0:
                     trace.problem(f"a cursor is left on {shard.name}")

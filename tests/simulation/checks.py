@@ -1,4 +1,4 @@
-"""The checkers: what clients got, held against what the shards say."""
+"""Comparing the events that clients received with the shards' oplogs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, pairwise
@@ -12,7 +12,7 @@ _SHOWN = 3
 
 
 def problems_of(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
-    """Compare all that a client got with the history of its stream; yield what is wrong."""
+    """Compare a client's events with the history of its stream; yield the problems."""
     for number, segment in enumerate(watcher.segments):
         last = number == len(watcher.segments) - 1
         for problem in segment_problems(segment, history, last=last):
@@ -26,9 +26,9 @@ def segment_problems(
     last: bool = False,
     present: Sequence[Event] | None = None,
 ) -> Iterator[str]:
-    """Compare what one cursor gave; ``last`` says that nobody took over from it.
+    """Compare one cursor's events with the history; ``last`` if no cursor resumed from it.
 
-    ``present`` are the events without which it is incomplete: by default all of the ``history``.
+    ``present`` are the events that it must contain, by default all of ``history``.
     """
     got = [event for event in segment.events if event["operationType"] != "invalidate"]
     keys = [key_of(event) for event in got]
@@ -42,7 +42,7 @@ def segment_problems(
         given = by_key.pop(key, [])
         least = len(needed.get(key, ()))
         if key == segment.end and not last and len(events) > 1:
-            least = 0  # events of DDL may share a token; whoever resumes from it skips them all
+            least = 0  # DDL events may share a token, and resuming from it skips them all
         if not given and least:
             yield f"missing: {_short(events[0])}"
         elif not least <= len(given) <= len(events):
@@ -55,7 +55,7 @@ def segment_problems(
 
 
 def start_problems(segment: Segment, shards: Iterable[Any]) -> Iterator[str]:
-    """Check that a stream from now has all that was written after it was open."""
+    """Check that a stream from now has all events written after it was open."""
     if segment.positions is None:
         return
     start = int(segment.start[2:18], 16)
@@ -74,7 +74,7 @@ def _groups(events: Sequence[Event]) -> dict[str, list[Event]]:
 
 
 def _content(event: Event) -> Event:
-    if event["operationType"] == "update":  # a lookup gives what is there when it is made
+    if event["operationType"] == "update":  # a lookup returns the current document
         return {name: value for name, value in event.items() if name != "fullDocument"}
     return event
 

@@ -1,4 +1,4 @@
-"""A change stream as a driver keeps it: resumed after errors, by the drivers' specification."""
+"""A change stream that resumes after errors, by the drivers' specification."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Token = dict[str, Any]
 
 
 def is_resumable(error: Exception) -> bool:
-    """Tell whether a driver opens the stream again after this error."""
+    """Return whether a driver reopens the stream after this error."""
     if isinstance(error, NetworkError):
         return True
     return isinstance(error, CommandError) and (
@@ -58,7 +58,7 @@ class DriverCursor:
                 self._address, timeout=_CONNECT_TIMEOUT, app_name="simulation"
             )
         except CommandError as error:
-            # To a driver a hello that fails is a server that is not there.
+            # A driver treats a failed hello as an unreachable server.
             raise NetworkError(str(error)) from error
         self.connection = connection
         reply = await connection.command(
@@ -96,7 +96,7 @@ class DriverCursor:
         return batch
 
     async def close(self) -> None:
-        """Kill the cursor as far as that works, and close the connection."""
+        """Try to kill the cursor, and close the connection."""
         connection, self.connection = self.connection, None
         if connection is None:
             return
@@ -110,14 +110,14 @@ class DriverCursor:
         connection.abort()
 
     def ending(self, *, end_session: bool) -> tuple[str, dict[str, Any]]:
-        """Return the command, and its database, that ends the cursor or its whole session."""
+        """Return the database and the command that ends the cursor or its whole session."""
         if end_session:
             return "admin", {"endSessions": [self._lsid]}
         kill = {"killCursors": self._collection, "cursors": [Int64(self.cursor_id)]}
         return self._database, {**kill, "lsid": self._lsid}
 
     def vanish(self) -> None:
-        """Go without a word: the connection is cut, the cursor forgotten."""
+        """Cut the connection without killing the cursor."""
         self.cursor_id = 0
         if self.connection is not None:
             self.connection.abort()

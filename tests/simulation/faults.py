@@ -1,4 +1,4 @@
-"""What goes wrong: links, members, the config server, the router itself."""
+"""Faults of links, members, the config server and the router."""
 
 import asyncio
 from random import Random
@@ -12,7 +12,7 @@ from tests.simulation.workload import Workload
 
 
 class Faults:
-    """Makes things go wrong, one fault at a time or several at once, and mends them."""
+    """Injects faults, one at a time or several at once, and repairs them."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Faults:
         self._router_turn = asyncio.Lock()
 
     async def run(self, kinds: list[str], span: float) -> None:
-        """Let faults of these kinds happen at random times within ``span`` seconds."""
+        """Inject faults of these kinds at random times within ``span`` seconds."""
         async with asyncio.TaskGroup() as group:
             for kind in kinds:
                 group.create_task(self._later(kind, self._chance.random() * span))

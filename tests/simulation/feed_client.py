@@ -1,4 +1,4 @@
-"""A client of the feed: lines of JSON, and after each end again from the last one it has."""
+"""A client of the feed that reconnects after its last line whenever the feed ends."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class FeedClient:
-    """Reads the feed from ``start_at`` on, through whatever happens, until it is told to stop."""
+    """Reads the feed from ``start_at`` on, through all failures, until it is cancelled."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class FeedClient:
 
     @property
     def key(self) -> str:
-        """The sort key of the last event that has come; where it began before the first."""
+        """The sort key of the last event received, or of the start before the first."""
         if self._token is not None:
             return str(self._token["_data"])
         return f"82{self._start_at.time:08X}{self._start_at.inc:08X}"

@@ -1,4 +1,4 @@
-"""Simulated connections: two ends, and bytes on their way between them."""
+"""Simulated connections: two ends and the bytes in transit between them."""
 
 import asyncio
 from collections import deque
@@ -33,7 +33,7 @@ class Link:
         self.client_port = client_port
         self.lost = False
         self.garble: Callable[[bytes], bytes] | None = None
-        """What a broken peer makes of the bytes that it sends; for tests of what it breaks."""
+        """Corrupts the bytes that the server sends, for tests of broken peers."""
         self.near = End(self, client, (HOST, client_port), (HOST, port))
         self.far = End(self, server, (HOST, port), (HOST, client_port))
         self.there = Pipe(self, self.near, self.far)
@@ -63,7 +63,7 @@ class Link:
 
 
 class Pipe:
-    """Bytes on their way from one end to the other, in order."""
+    """The bytes in transit from one end to the other, in order."""
 
     def __init__(self, link: Link, source: "End", sink: "End") -> None:
         self._link = link
@@ -75,11 +75,11 @@ class Pipe:
 
     @property
     def size(self) -> int:
-        """Bytes that the sink has not taken."""
+        """The number of bytes that the sink has not taken."""
         return self._size
 
     def send(self, data: bytes | None) -> None:
-        """Send ``data``; None is the end of it."""
+        """Send ``data``; None ends the stream."""
         network, loop = self._link.network, self._link.loop
         due = loop.time() + network.delay(self._link.port)
         if self._under_way:
@@ -91,13 +91,13 @@ class Pipe:
         self.go_on()
 
     def go_on(self) -> None:
-        """Deliver what is due, when it is due."""
+        """Schedule the delivery of the next piece unless the link is held up."""
         if self._timer is None and self._under_way and not self._link.held_up:
             when = max(self._under_way[0][0], self._link.loop.time())
             self._timer = self._link.loop.call_at(when, self._deliver, context=self._sink.context)
 
     def drop(self) -> None:
-        """Forget what is under way."""
+        """Discard the bytes in transit."""
         self._under_way.clear()
         self._size = 0
         if self._timer is not None:
@@ -105,7 +105,7 @@ class Pipe:
             self._timer = None
 
     def arrive_in_part(self, share: float) -> None:
-        """Deliver a share of the bytes under way at once; the rest is lost."""
+        """Deliver a share of the bytes in transit at once; the rest is lost."""
         data = b"".join(piece for _, piece in self._under_way if piece)
         self.drop()
         kept = data[: int(len(data) * share)]
@@ -152,14 +152,14 @@ class End(asyncio.Transport):
         self._window = link.network.weather.window
 
     def begin(self, protocol: asyncio.BaseProtocol, context: Context) -> asyncio.BaseProtocol:
-        """Hand the protocol its transport at once."""
+        """Call ``connection_made`` at once."""
         self.protocol, self.context = protocol, context
         self.made = True
         protocol.connection_made(self)
         return protocol
 
     def make(self) -> None:
-        """Hand it over from the loop."""
+        """Call ``connection_made`` from the loop."""
         if not self.gone:
             self.made = True
             self.protocol.connection_made(self)
@@ -169,10 +169,10 @@ class End(asyncio.Transport):
     def _incoming(self) -> Pipe:
         return self._link.back if self is self._link.near else self._link.there
 
-    # What arrives.
+    # Receiving.
 
     def feed(self, data: bytes) -> None:
-        """Give bytes to the protocol, as loops do for both kinds."""
+        """Pass bytes to the protocol, buffered or not, as loops do."""
         if self.gone or self._closing:
             return
         if not isinstance(self.protocol, asyncio.BufferedProtocol):
@@ -186,7 +186,7 @@ class End(asyncio.Transport):
             at += count
             self.protocol.buffer_updated(count)
             if self.paused and at < len(data):
-                # The rest stays in the kernel until somebody reads.
+                # The rest stays in the kernel's buffer until the protocol reads again.
                 rest, self._rest = data[at:], b""
                 self._rest = rest
                 return
@@ -194,7 +194,7 @@ class End(asyncio.Transport):
     _rest = b""
 
     def end_of_file(self) -> None:
-        """The peer sends no more."""
+        """Handle the end of the peer's data."""
         if self.gone or self._closing:
             return
         if not self.protocol.eof_received():
@@ -239,7 +239,7 @@ class End(asyncio.Transport):
         return True
 
     def check_window(self) -> None:
-        """Ask the protocol to pause or to go on writing."""
+        """Call ``pause_writing`` or ``resume_writing`` when the window fills or empties."""
         if self.gone or not self.made:
             return
         size = self.out.size
@@ -264,7 +264,7 @@ class End(asyncio.Transport):
         self.protocol = protocol
 
     def close(self) -> None:
-        """Send what is queued, then end."""
+        """Send the queued bytes, then end."""
         if self.is_closing():
             return
         self._closing = True
@@ -281,7 +281,7 @@ class End(asyncio.Transport):
             self.lose(None)
 
     def abort(self) -> None:
-        """End at once; the peer is reset."""
+        """End at once and reset the peer."""
         if self.gone:
             return
         self._closing = True
@@ -295,7 +295,7 @@ class End(asyncio.Transport):
         self.lose(None)
 
     def _reset_peer(self, other: "End", error: Exception) -> None:
-        """Tell the peer; while its link is held up it hears of it later."""
+        """Reset the peer, later while the link is held up."""
         if self._link.network.hangs(self._link.port):
             self._link.loop.call_later(0.05, self._reset_peer, other, error)
         elif not other.gone:
@@ -303,7 +303,7 @@ class End(asyncio.Transport):
             self._link.loop.call_later(delay, other.lose, error)
 
     def lose(self, error: Exception | None) -> None:
-        """Tell the protocol, once, that the connection is gone."""
+        """Call ``connection_lost``, once."""
         if self.gone:
             return
         self.gone = self._closing = True

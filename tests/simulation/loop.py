@@ -1,4 +1,4 @@
-"""An event loop in virtual time: it never waits, never touches a socket, and repeats itself."""
+"""A deterministic event loop in virtual time, without waiting and without real sockets."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from tests.simulation.network import Network, SimulatedServer
 T = TypeVar("T")
 
 PROCESS: ContextVar[str] = ContextVar("process", default="world")
-"""The simulated process that runs: tasks, callbacks and sockets belong to it."""
+"""The simulated process to which the running task, callback or socket belongs."""
 
 _EPOCH = 1_000.0
 _MOST_TURNS_AT_ONE_TIME = 50_000
@@ -20,11 +20,11 @@ _MOST_TURNS = 3_000_000
 
 
 class Stuck(BaseException):
-    """The simulation goes nowhere: nothing is left to wait for, or time stands still."""
+    """The simulation makes no progress: nothing is left to wait for, or time stands still."""
 
 
 class OrderedTask(asyncio.Task[T]):
-    """A task whose hash is its number, so that sets of tasks have the same order in each run."""
+    """A task whose hash is its number, so that sets of tasks iterate alike in each run."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], *, number: int, **options: Any) -> None:
         self.number = number
@@ -40,7 +40,7 @@ class OrderedTask(asyncio.Task[T]):
 
 
 class OrderedFuture(asyncio.Future[T]):
-    """A future whose hash is its number, for the same reason."""
+    """A future whose hash is its number, so that sets of futures iterate alike in each run."""
 
     def __init__(self, *, number: int, **options: Any) -> None:
         self.number = number
@@ -54,7 +54,7 @@ class OrderedFuture(asyncio.Future[T]):
 
 
 class _NoSelector:
-    """Stands where the system's selector would: waiting moves the clock on, and nothing else."""
+    """Replaces the system's selector: waiting only advances the clock."""
 
     def __init__(self, loop: "SimulatedLoop") -> None:
         self._loop = loop
@@ -65,7 +65,7 @@ class _NoSelector:
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Runs callbacks in the order of a virtual clock; sockets are those of ``network``."""
+    """Runs callbacks in the order of a virtual clock; ``network`` provides the sockets."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self._now
 
     def pass_time(self, timeout: float | None) -> None:
-        """Be where the selector would wait: for ``timeout`` seconds, or for ever if None."""
+        """Advance the clock by ``timeout`` seconds; raise Stuck if it is None (wait forever)."""
         if timeout is None:
             raise Stuck("nothing is left to wait for")
         self._turns += 1
@@ -134,13 +134,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> SimulatedServer:
         return self.network.listen(self, protocol_factory, port or 0, PROCESS.get())
 
-    # What a loop without a system has not.
+    # Hooks of real loops that need no work here.
 
     def _process_events(self, _events: Any) -> None:
-        """There are none."""
+        """Do nothing, since there are no system events."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps."""
+        """Do nothing, since the loop never sleeps."""
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -154,7 +154,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end on ``loop`` and close the loop, whatever happened."""
+    """Run ``main`` on ``loop`` to its end and always close the loop."""
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(main)
@@ -165,7 +165,7 @@ def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
 
 
 def _end(loop: SimulatedLoop) -> None:
-    """Cancel what is left, so that nothing of this run goes on in the garbage collector."""
+    """Cancel the remaining tasks, so that the garbage collector runs none of their code."""
     for _ in range(100):
         left = [task for task in loop._tasks_made if not task.done()]
         if not left:

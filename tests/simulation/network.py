@@ -1,4 +1,4 @@
-"""Simulated sockets: bytes arrive late, in pieces, or never; all of it drawn from one seed."""
+"""Simulated sockets: one seed decides which bytes arrive late, in pieces or never."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,21 +18,21 @@ _FIRST_CLIENT_PORT = 40_000
 
 @dataclass
 class Weather:
-    """How the network behaves; times in seconds."""
+    """The network's behaviour; times are in seconds."""
 
     latency: float = 0.0005
     jitter: float = 0.002
     chop: float = 0.1
-    """How likely written bytes arrive in more than one piece."""
+    """The probability that written bytes arrive in more than one piece."""
     window: int = 64 * 1024
-    """Bytes under way, or not read, above which the writer is asked to pause."""
+    """The number of bytes in transit or unread above which the writer has to pause."""
     keepalive: float = 8.0
-    """How long after a silent loss both ends notice."""
+    """Seconds until both ends notice a silent loss."""
 
 
 @dataclass(eq=False)
 class _Listening:
-    """A port, who listens there, and what it is like to reach it."""
+    """A port, its listener, and its latency."""
 
     port: int
     process: str
@@ -41,7 +41,7 @@ class _Listening:
 
 
 class Network:
-    """All links of one simulation; ``chance`` decides what happens to them."""
+    """All links of one simulation; ``chance`` makes the random choices."""
 
     def __init__(self, chance: Random, weather: Weather | None = None) -> None:
         self.weather = weather or Weather()
@@ -54,7 +54,7 @@ class Network:
         self._dead: set[str] = set()
         self.links: dict[Link, None] = {}
 
-    # What the loop asks for.
+    # Calls from the loop.
 
     def listen(
         self,
@@ -63,7 +63,7 @@ class Network:
         port: int,
         process: str,
     ) -> "SimulatedServer":
-        """Listen on ``port``, 0 for any; raises OSError when it is taken."""
+        """Listen on ``port``, or on any port if 0; raises OSError if it is in use."""
         if not port:
             port = self._next_port
             self._next_port += 1
@@ -80,7 +80,7 @@ class Network:
         port: int,
         process: str,
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Connect ``process`` to ``port``; raises ConnectionRefusedError when nobody listens."""
+        """Connect ``process`` to ``port``; raises ConnectionRefusedError without a listener."""
         await asyncio.sleep(2 * self.delay(port))
         while (hanging := self._hanging.get(port)) is not None:
             await hanging.wait()
@@ -97,13 +97,13 @@ class Network:
         return link.near, near
 
     def delay(self, port: int) -> float:
-        """Draw how long bytes to or from a server take."""
+        """Draw the delay of bytes to or from a server, in seconds."""
         weather = self.weather
         drawn = weather.latency + weather.jitter * self._chance.random() ** 3
         return drawn * self._slow.get(port, 1.0)
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """Cut what was written as it may arrive."""
+        """Cut written bytes into the pieces that arrive."""
         if len(data) < 2 or self._chance.random() >= self.weather.chop:
             return [data]
         cuts = sorted(
@@ -114,15 +114,15 @@ class Network:
     # Faults.
 
     def slow_down(self, port: int, factor: float) -> None:
-        """Make everything to and from a server ``factor`` times as slow."""
+        """Make all traffic to and from a server ``factor`` times as slow."""
         self._slow[port] = factor
 
     def hang(self, port: int) -> None:
-        """Let nothing through to or from a server; nobody is told."""
+        """Hold up all traffic to and from a server, without errors."""
         self._hanging.setdefault(port, asyncio.Event())
 
     def heal(self, port: int) -> None:
-        """End ``hang`` and ``slow_down``: what was held up arrives now."""
+        """End ``hang`` and ``slow_down`` for a server; held-up bytes arrive now."""
         self._slow.pop(port, None)
         hanging = self._hanging.pop(port, None)
         if hanging is not None:
@@ -131,7 +131,7 @@ class Network:
                 link.go_on()
 
     def heal_all(self) -> None:
-        """End all of them; what was lost in silence is noticed now."""
+        """End all faults; silent losses are noticed now."""
         for port in [*self._hanging, *self._slow]:
             self.heal(port)
         for link in list(self.links):
@@ -139,7 +139,7 @@ class Network:
                 link.reset(0.0)
 
     def hangs(self, port: int) -> bool:
-        """Tell whether nothing comes through to ``port``."""
+        """Return whether traffic to ``port`` is held up."""
         return port in self._hanging
 
     def links_to(self, port: int) -> list[Link]:
@@ -147,24 +147,24 @@ class Network:
         return [link for link in self.links if link.port == port]
 
     def links_of(self, process: str) -> list[Link]:
-        """Return the links that have an end in ``process``."""
+        """Return the links with an end in ``process``."""
         return [link for link in self.links if process in (link.client, link.server)]
 
     def cut(self, link: Link) -> None:
-        """Cut a link at any byte: some of what is under way still arrives, then both ends know."""
+        """Cut a link at any byte: part of the bytes in transit arrive, then both ends are reset."""
         for pipe in (link.there, link.back):
             pipe.arrive_in_part(self._chance.random())
         link.reset(self.delay(link.port))
 
     def lose(self, link: Link) -> None:
-        """Lose a link in silence; both ends find out when the keepalive does."""
+        """Lose a link silently; both ends notice after the keepalive's time."""
         link.lost = True
         link.loop.call_later(
             self.weather.keepalive * (0.5 + self._chance.random()), link.reset, 0.0
         )
 
     def kill_process(self, process: str) -> None:
-        """Have a process vanish: nothing of it is heard any more, its peers are reset."""
+        """End a process: it sends nothing more, and its peers are reset."""
         self._dead.add(process)
         for port, listening in list(self._listening.items()):
             if listening.process == process:
@@ -173,17 +173,17 @@ class Network:
             link.reset(self.delay(link.port))
 
     def is_dead(self, process: str) -> bool:
-        """Tell whether ``kill_process`` was called for it."""
+        """Return whether ``kill_process`` was called for it."""
         return process in self._dead
 
     def close(self, listening: _Listening) -> None:
-        """Listen there no more."""
+        """Stop listening on a port."""
         if self._listening.get(listening.port) is listening:
             del self._listening[listening.port]
 
 
 class _Socket:
-    """As much of a socket as servers look at."""
+    """The parts of a socket that servers use."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -193,7 +193,7 @@ class _Socket:
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """What ``create_server`` returns."""
+    """The server that ``create_server`` returns."""
 
     def __init__(self, network: Network, loop: "SimulatedLoop", listening: _Listening) -> None:
         self._network = network
@@ -212,10 +212,10 @@ class SimulatedServer(asyncio.AbstractServer):
         self._network.close(self._listening)
 
     async def wait_closed(self) -> None:
-        """It is closed at once."""
+        """Return at once, since ``close`` closes at once."""
 
     async def start_serving(self) -> None:
-        """It serves from the start."""
+        """Do nothing, since the server serves from the start."""
 
     async def serve_forever(self) -> NoReturn:
         await self._loop.create_future()

@@ -1,4 +1,4 @@
-"""What a seed decides before anything runs."""
+"""The plan of a run, drawn from its seed."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -23,7 +23,7 @@ _FAULTS: dict[str, tuple[str, ...]] = {
     "removal": (),
     "all": _EVERYTHING,
 }
-"""Which faults may happen under which theme."""
+"""The faults that each theme allows."""
 
 _SCOPES: tuple[tuple[str, str | int], ...] = (
     ("admin", 1), ("admin", 1), ("app", 1), ("side", 1), ("tmp", 1),
@@ -33,18 +33,18 @@ _SCOPES: tuple[tuple[str, str | int], ...] = (
 
 @dataclass(frozen=True)
 class WatcherPlan:
-    """One client: what it watches, how it behaves, and when it comes."""
+    """The plan of one client: its stream, its behaviour and its start."""
 
     watch: Watch
     mood: Mood
     delay: float
     from_the_start: bool
-    """Whether it asks for all that was written since the cluster was there."""
+    """Whether it reads from the cluster's first write on."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, as far as it is decided beforehand."""
+    """The plan of one run."""
 
     theme: str
     shards: int
@@ -52,25 +52,25 @@ class Plan:
     weather: Weather
     parameters: dict[str, Any]
     limits: dict[str, Any]
-    """Of streams, beyond what parameters set."""
+    """Limits of streams that are no server parameters."""
     block_bytes: int
-    """Size up to which batches and blocks of events are joined."""
+    """The size up to which batches and blocks of events are joined."""
     span: float
-    """Seconds that the workload takes."""
+    """The workload's duration in seconds."""
     writers: list[int]
-    """Steps of each application."""
+    """The number of steps of each application."""
     steps: list[str]
-    """Of the administrator."""
+    """The administrator's steps."""
     faults: list[str]
     watchers: list[WatcherPlan] = field(default_factory=list)
     feed: Watch | None = None
-    """What a client of the feed reads, if there is one."""
+    """The stream of the feed client, if there is one."""
     feed_slow: float = 0.0
-    """How likely it takes a rest after a line."""
+    """The probability of a pause after a line."""
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is broken from outside, so that nothing at all may be left behind."""
+        """Whether no faults are injected, so that nothing at all may be left behind."""
         return not self.faults
 
 
@@ -119,7 +119,7 @@ def _steps(theme: str, chance: Random) -> list[str]:
 def _watchers(theme: str, span: float, chance: Random) -> list[WatcherPlan]:
     plans = [_watcher(theme, span, chance) for _ in range(chance.choice((1, 2, 3, 4)))]
     if theme == "removal" or chance.random() < 0.5:
-        # All want the same, and may share what the shards send.
+        # All watch the same, so that they share a stream.
         first = plans[0].watch
         plans = [
             replace(plan, watch=replace(first, batch_size=plan.watch.batch_size)) for plan in plans
@@ -129,7 +129,7 @@ def _watchers(theme: str, span: float, chance: Random) -> list[WatcherPlan]:
 
 def _watcher(theme: str, span: float, chance: Random) -> WatcherPlan:
     if theme == "removal":
-        # Whoever resumes after a hasty removal finds less, on a real cluster too: these never do.
+        # Resuming after a hasty removal loses events, on a real cluster too, so these never resume.
         mood = Mood(slow=chance.choice((0.0, 0.2, 0.6)), longest_pause=3.0)
         return WatcherPlan(_watch(("admin", 1), chance), mood, 0.0, from_the_start=False)
     mood = Mood(restless=chance.choice((0.0, 0.0, 0.05, 0.2)), slow=chance.choice((0.0, 0.0, 0.1)))
@@ -143,7 +143,7 @@ def _watcher(theme: str, span: float, chance: Random) -> WatcherPlan:
 
 def _feed(chance: Random) -> Watch:
     watch = _watch(chance.choice(_SCOPES), chance)
-    # Who filters invalidates out of a feed has no token to start after.
+    # A feed without invalidates has no token to start after.
     return watch if watch.database == "admin" else replace(watch, pipeline=())
 
 
@@ -179,7 +179,7 @@ def _weather(chance: Random) -> Weather:
 
 def _limits(theme: str, chance: Random) -> dict[str, Any]:
     limits = {
-        # The shards are asked less often than by default: an idle second costs real time.
+        # The shards get fewer requests than by default, since an idle second costs real time.
         "await_unknown": 0.06,
         "probe_share": chance.choice((0.0, 0.05, 1.0)),
         "probe_burst": chance.choice((0.002, 0.25)),
@@ -201,7 +201,7 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
         "share_linger": chance.choice((0.05, 1.0)),
     }
     if theme == "removal":
-        # Some of the clients are left behind by what is kept for all.
+        # Some clients fall behind the shared log.
         limits |= {"share": True, "share_log_bytes": 800, "share_alone_bytes": 400}
     return limits
 

@@ -1,4 +1,4 @@
-"""The processes of a simulation: above all a router that starts, drains, dies and comes back."""
+"""The processes of a simulation, mainly a router that starts, drains, dies and restarts."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _PROBE_TIMEOUT = 0.4
 
 
 def in_process(name: str, make: Callable[[], Any]) -> asyncio.Task[Any]:
-    """Run the coroutine that ``make`` returns as (a part of) the process ``name``."""
+    """Run the coroutine that ``make`` returns as part of the process ``name``."""
     context = copy_context()
     context.run(PROCESS.set, name)
     loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class RouterProcess:
 
     @property
     def name(self) -> str:
-        """The present incarnation's process."""
+        """The name of the current process."""
         return f"router{self._incarnation}"
 
     @property
@@ -81,7 +81,7 @@ class RouterProcess:
         return self._task is not None
 
     def start(self) -> None:
-        """Start anew."""
+        """Start a new process."""
         assert self._task is None
         self._incarnation += 1
         self._stop = asyncio.Event()
@@ -105,7 +105,7 @@ class RouterProcess:
             self._trace.problem(f"{task.get_name()} crashed: {error!r}")
 
     async def terminate(self) -> None:
-        """Let it drain; it must end in bounded time and leave nothing."""
+        """Send SIGTERM; the process must drain and end in bounded time, without leaks."""
         task, self._task = self._task, None
         assert task is not None
         name = self.name
@@ -122,11 +122,11 @@ class RouterProcess:
             self._trace.problem(f"{name} left a task behind: {left.get_name()}")
         for link in self._loop.network.links_of(name):
             end = link.near if link.client == name else link.far
-            if not end.is_closing():  # what the peer has not taken yet may still be sent
+            if not end.is_closing():  # bytes that the peer has not taken may still be in transit
                 self._trace.problem(f"{name} left a connection open: {link}")
 
     async def kill(self) -> None:
-        """Have it vanish with all that it owns; what it does from now on reaches nobody."""
+        """End the process and its connections at once; nothing it does later has an effect."""
         self._task = None
         name = self.name
         self._trace.note(f"kill {name}")

@@ -1,4 +1,4 @@
-"""The same run for the same seed: whatever draws chance or time from the system is given a seed."""
+"""Repeatable runs: all randomness and time from the system are seeded instead."""
 
 import os
 import random
@@ -14,7 +14,7 @@ HASH_SEED = "0"
 
 
 def with_fixed_hashes() -> None:
-    """Start this process again if the order of its sets of strings is left to chance."""
+    """Restart this process with fixed string hashes unless it has them."""
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         os.environ["PYTHONHASHSEED"] = HASH_SEED
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -22,7 +22,7 @@ def with_fixed_hashes() -> None:
 
 @contextmanager
 def repeatable(seed: int, wall: Callable[[], float]) -> Iterator[None]:
-    """Have ``random``, the system's random bytes, object ids and the wall clock follow ``seed``."""
+    """Derive ``random``, the system's random bytes, object ids and the wall clock from ``seed``."""
     source = random.Random(f"system {seed}")
     before = random.getstate()
     random.seed(f"module {seed}")

@@ -1,4 +1,4 @@
-"""Rules broken on purpose: what the simulation must find."""
+"""Deliberate defects that the simulation must find."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +22,7 @@ from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 @contextmanager
 def _gate_by_the_fastest() -> Iterator[None]:
-    """Release what the remote allows that is furthest ahead, not the one furthest behind."""
+    """Release events up to the largest promise instead of the smallest."""
 
     def gate(merger: Merger) -> bytes | None:
         return None if merger._silent else merger._promises[-1][0]
@@ -33,7 +33,7 @@ def _gate_by_the_fastest() -> Iterator[None]:
 
 @contextmanager
 def _gate_without_the_config_server() -> Iterator[None]:
-    """Let the config server's remote hold nothing back: shards that join are found too late."""
+    """Leave the config server's remote out of the gate, so that new shards are found too late."""
 
     def gate(merger: Merger) -> bytes | None:
         promises = [state.promise for state in merger._remotes.values() if not state.topology]
@@ -45,7 +45,7 @@ def _gate_without_the_config_server() -> Iterator[None]:
 
 @contextmanager
 def _resume_filter_off() -> Iterator[None]:
-    """Deliver again what the client has of its token's cluster time."""
+    """Deliver the events up to the resume token again."""
 
     def drop_seen(point: ResumePoint, events: list[Event]) -> list[Event]:
         point.passed = True
@@ -69,14 +69,14 @@ def _resume_drops_the_whole_time() -> Iterator[None]:
 
 @contextmanager
 def _new_shards_ignored() -> Iterator[None]:
-    """Take no notice of shards that are added."""
+    """Ignore shards that are added."""
     with mock.patch.object(remotes, "topology_changes", return_value=[]):
         yield
 
 
 @contextmanager
 def _new_shards_too_late() -> Iterator[None]:
-    """Open a shard that joins a second after it has joined."""
+    """Open a new shard's remote one second after the time at which it joined."""
     original = Remotes._join
 
     def join(self: Remotes, change: Any) -> OpenRemote:
@@ -89,7 +89,7 @@ def _new_shards_too_late() -> Iterator[None]:
 
 @contextmanager
 def _reopened_from_the_start() -> Iterator[None]:
-    """Reopen a remote that failed where it was first opened."""
+    """Reopen a failed remote at its first start."""
     original = RemoteCursor._open
 
     async def reopen(cursor: RemoteCursor) -> None:
@@ -102,7 +102,7 @@ def _reopened_from_the_start() -> Iterator[None]:
 
 @contextmanager
 def _mark_ahead_of_events() -> Iterator[None]:
-    """Promise clients what the shards promise while events are still to be taken."""
+    """Return the shards' promise while events are still buffered."""
     original = LogReader.take
 
     def take(position: LogReader, max_events: int | None, max_bytes: int) -> Taken:
@@ -116,11 +116,11 @@ def _mark_ahead_of_events() -> Iterator[None]:
 
 @contextmanager
 def _removed_too_early() -> Iterator[None]:
-    """Close a shard that is removed at once, whatever it has not told yet."""
+    """Close a removed shard's remote at once, before its last events."""
     original = Remotes.close_removed
 
     def close_removed(self: Remotes) -> list[Action]:
-        with mock.patch.object(self._merger, "promise", return_value=b"g"):  # above all keys
+        with mock.patch.object(self._merger, "promise", return_value=b"g"):  # larger than all keys
             return original(self)
 
     with mock.patch.object(Remotes, "close_removed", close_removed):
@@ -129,21 +129,21 @@ def _removed_too_early() -> Iterator[None]:
 
 @contextmanager
 def _removed_forgotten() -> Iterator[None]:
-    """Give clients that were left behind no remotes on shards that have left since."""
+    """Open no remotes on shards that were removed after a client fell behind."""
     with mock.patch.object(Remotes, "spans_beyond", return_value=frozenset()):
         yield
 
 
 @contextmanager
 def _probe_believed_at_once() -> Iterator[None]:
-    """Take a progress cursor's promise before the first has brought what that one has seen."""
+    """Accept a progress cursor's promise before the first cursor has returned its events."""
     with mock.patch.object(ProgressCursor, "_has_come", return_value=True):
         yield
 
 
 @contextmanager
 def _probe_sees_less() -> Iterator[None]:
-    """Have progress cursors miss events that the first ones bring."""
+    """Make progress cursors miss events that the first cursors return."""
 
     def narrowed(database: str, command: Mapping[str, Any], after: bytes) -> Any:
         found, probe = progress_command(database, command, after)
@@ -168,4 +168,4 @@ SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "probe": _probe_believed_at_once,
     "probe-filter": _probe_sees_less,
 }
-"""What may be broken, by the name that ``--sabotage`` takes."""
+"""The defects by their names for ``--sabotage``."""

@@ -1,4 +1,4 @@
-"""One seed: the run of its plan, and all that is found wrong."""
+"""One seed: its plan, its run and its problems."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ _TIME_TO_END = 120.0
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     problems: list[str]
@@ -46,7 +46,7 @@ class Result:
 
 
 def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
-    """Run one seed; the same seed gives the same result, digest included."""
+    """Run one seed; the same seed has the same result and digest."""
     chance = Random(f"plan {seed}")
     plan = draw(chance)
     network = Network(Random(f"network {seed}"), plan.weather)
@@ -69,12 +69,12 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
         mock.patch.object(remote_cursor, "LARGE_REPLY", plan.block_bytes),
         mock.patch.object(merger, "BLOCK_EVENTS", max(1, plan.block_bytes // 500)),
     ):
-        gc.disable()  # it would run at other times in other processes
+        gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
         except Stuck as error:
             trace.problem(f"stuck: {error}")
-        except Exception as error:  # a seed that crashes is a finding
+        except Exception as error:  # a crash is a finding
             trace.problem(f"crashed: {error!r}")
             if show is not None:
                 raise
@@ -84,7 +84,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
 
 
 class Scenario:
-    """Everything of one run."""
+    """The parts of one run."""
 
     def __init__(
         self, plan: Plan, chance: Random, loop: SimulatedLoop, network: Network, trace: Trace
@@ -101,12 +101,12 @@ class Scenario:
         return _WALL + self._loop.time()
 
     def unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what would end in a log: nobody waited for it."""
+        """Report an exception that no task awaited as a problem."""
         error = context.get("exception")
         self._trace.problem(f"unhandled: {context.get('message')} {error!r}")
 
     async def play(self) -> None:
-        """Start all, let it run, end it, check it."""
+        """Start everything, run it, stop it and check it."""
         cluster = EmbeddedCluster(
             shards=self._plan.shards,
             token_version=self._plan.token_version,
@@ -131,7 +131,7 @@ class Scenario:
             self._trace.problem(f"a connection is left: {link}")
 
     def _draw(self) -> Random:
-        """Return a source of chance of its own for one part."""
+        """Return a separate random generator for one part."""
         return Random(self._chance.getrandbits(64))
 
     async def _while_it_happens(
@@ -200,7 +200,7 @@ class Scenario:
         self, cluster: EmbeddedCluster, router_process: RouterProcess
     ) -> tuple[FeedClient, asyncio.Task[None]] | None:
         plan, now = self._plan, cluster.config_server.oplog.last_ts
-        # A client of the feed may resume at any time: not where shards leave in haste.
+        # A feed client may resume at any time, which hasty removals of shards do not allow.
         if plan.feed is None or now is None or plan.theme == "removal":
             return None
         client = FeedClient(

@@ -1,4 +1,4 @@
-"""Whatever clients and shards send, the router answers or closes, and goes on."""
+"""The router survives arbitrary input from clients and shards: it answers or closes."""
 
 import asyncio
 import struct
@@ -61,7 +61,7 @@ FIELDS = st.dictionaries(
     max_size=4,
 )  # fmt: skip
 OTHERS = ("find", "insert", "count", "saslStart", "authenticate", "noSuchThing", "")
-# What these do is to wait, or to end the process.
+# These commands wait, or end the process.
 NAMES = st.sampled_from(sorted({*COMMANDS, *OTHERS} - {"shutdown", "configureFailPoint"}))
 REQUESTS = st.one_of(
     st.builds(lambda name, value, fields: {name: value, **fields}, NAMES, JUNK, FIELDS),
@@ -79,7 +79,7 @@ REQUESTS = st.one_of(
 
 
 def filled(value: Any, cursor_id: int) -> Any:
-    """Put the open cursor's id where it was meant."""
+    """Replace the placeholder by the open cursor's id."""
     if isinstance(value, str) and value == _CURSOR:
         return Int64(cursor_id)
     if isinstance(value, dict):
@@ -108,7 +108,7 @@ def test_every_command_has_an_answer(
                 message = bson.encode({**request_first(command)})
             except (bson.errors.InvalidDocument, OverflowError):
                 continue
-            with suppress(NetworkError):  # refusing to go on is an answer too
+            with suppress(NetworkError):  # closing the connection is an answer too
                 reply = bson.decode(await connection.command_raw(message, timeout=_PATIENCE))
                 assert reply["ok"] in (0.0, 1.0)
                 assert reply.get("code") != ErrorCode.InternalError, (command, reply)
@@ -138,7 +138,7 @@ GOOD_FRAMES = [
 
 @st.composite
 def rubbish(draw: st.DrawFn) -> bytes:
-    """A frame that is damaged, or none at all; whole, cut, or with a wrong length."""
+    """Draw a damaged frame or random bytes: whole, cut, or with a wrong length."""
     if draw(st.booleans()):
         body = bytearray(draw(st.sampled_from(GOOD_FRAMES)))
         for _ in range(draw(st.integers(0, 4))):

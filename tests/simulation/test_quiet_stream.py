@@ -1,4 +1,4 @@
-"""A stream that nothing has come through for an hour: as quick as any, and cheap meanwhile."""
+"""A stream without events for an hour causes little load and delivers the next one quickly."""
 
 import asyncio
 from contextlib import suppress
@@ -14,13 +14,13 @@ from tests.simulation.world import World, visit
 
 HOUR = 3600.0
 MOST_LATE = 0.005
-"""Virtual seconds: the network's, a note's and a getMore of a millisecond."""
+"""Virtual seconds for the network, a note and a getMore of one millisecond."""
 MOST_GET_MORES = 2.2 * 3
-"""A second, on two shards and the config server together."""
+"""Commands a second, on two shards and the config server together."""
 
 
 class Reader:
-    """Reads a stream all the time and notes when each document's event came."""
+    """Reads a stream continuously and records when each document's event arrives."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -41,7 +41,7 @@ class Reader:
                     self._arrived[number].set_result(self._world.loop.time())
 
     async def takes(self, number: int) -> float:
-        """Write a document; return the virtual seconds until its event has come."""
+        """Write a document; return the virtual seconds until its event arrives."""
         loop = self._world.loop
         self._arrived[number] = loop.create_future()
         begun = loop.time()
@@ -73,7 +73,7 @@ def test_after_a_quiet_hour_an_event_comes_as_soon_as_ever() -> None:
         for number in range(24):
             busy.append(await reader.takes(number))
             await asyncio.sleep(0.02)
-        del busy[:4]  # the first ones have connections made
+        del busy[:4]  # the first documents open connections
         before = asked
         await asyncio.sleep(HOUR)
         meanwhile = asked - before

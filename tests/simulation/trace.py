@@ -1,4 +1,4 @@
-"""What happened in a simulation, line by line in virtual time, and what must not have happened."""
+"""The trace of a simulation: one line an occurrence, in virtual time, and its problems."""
 
 import hashlib
 import logging
@@ -14,7 +14,7 @@ _SAID_BY_DESIGN = frozenset({"Unexpected shutdown"})
 
 
 class Trace:
-    """Keeps a digest of all lines, and the lines themselves when ``show`` takes them."""
+    """Keeps a digest of all lines and passes the lines to ``show``."""
 
     def __init__(
         self, clock: Callable[[], float], show: Callable[[str], None] | None = None
@@ -25,26 +25,26 @@ class Trace:
         self.problems: list[str] = []
 
     def note(self, text: str) -> None:
-        """Write down something that is the same in each run of the seed."""
+        """Add a line that is the same in each run of the seed."""
         line = f"{self._clock():12.6f} {text}"
         self._digest.update(line.encode())
         if self._show is not None:
             self._show(line)
 
     def problem(self, text: str) -> None:
-        """Write down something that makes the seed fail."""
+        """Add a problem, which makes the seed fail."""
         self.note(f"PROBLEM {text}")
         self.problems.append(text)
 
     @property
     def digest(self) -> str:
-        """Two runs of one seed have the same."""
+        """The digest of all lines, equal in all runs of one seed."""
         return self._digest.hexdigest()
 
     def listen_to_logs(self, silenced: Callable[[str], bool]) -> None:
-        """Take in what the processes log; their errors are problems.
+        """Add the processes' log lines to the trace; errors are problems.
 
-        ``silenced`` tells of a process whose complaints count no more: one that was killed.
+        Lines of a process for which ``silenced`` returns true, such as a killed one, are dropped.
         """
 
         def take(_logger: Any, level: str, line: MutableMapping[str, Any]) -> Any:

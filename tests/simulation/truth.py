@@ -1,4 +1,4 @@
-"""What every stream has to give: the shards' own events, read inside of the process."""
+"""The events that streams must deliver, read from the shards inside the process."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 async def events_of(shard: Mongod, watch: Watch) -> list[Event]:
-    """Return all events that the shard's oplog holds for the stream, invalidates included."""
+    """Return all events of the stream in the shard's oplog, including invalidates."""
     first = shard.oplog.first_ts
     start: dict[str, Any] = {"startAtOperationTime": first}
     found: list[Event] = []
@@ -42,15 +42,15 @@ async def events_of(shard: Mongod, watch: Watch) -> list[Event]:
 
 
 async def whole_history(shards: Iterable[Mongod], watch: Watch) -> list[Event]:
-    """Return the events of all shards in the order of their tokens, invalidates left out."""
+    """Return the events of all shards in the order of their tokens, without invalidates."""
     events = [event for shard in shards for event in await events_of(shard, watch)]
     return sorted((e for e in events if e["operationType"] != "invalidate"), key=key_of)
 
 
 async def tokens_of(shards: Iterable[Mongod], watch: Watch) -> set[str]:
-    """Return the sort keys that these shards can find again, those of filtered events included.
+    """Return the sort keys that can be resumed from, including those of filtered events.
 
-    The stream's end has one of them also where its event is filtered out.
+    The end of the stream has such a key even if its event is filtered out.
     """
     whole = replace(watch, pipeline=())
     return {key_of(event) for shard in shards for event in await events_of(shard, whole)}

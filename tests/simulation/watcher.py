@@ -1,4 +1,4 @@
-"""A client that watches: an application over a driver, which wants every event exactly once."""
+"""A watching client: an application on a driver, which must get every event exactly once."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tests.simulation.trace import Trace
 _CURSOR_KILLED = 237
 _INVALID_RESUME_TOKEN = 260
 _PATIENCE = 90.0
-"""Seconds without a working cursor after which a client's application gives up."""
+"""Seconds without a working cursor after which an application gives up."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is watched, and how greedily."""
+    """The stream that a client watches, and its batch sizes and waits."""
 
     database: str
     target: str | int
@@ -41,7 +41,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Mood:
-    """What an application does of its own: it leaves with a getMore, or takes a rest before it."""
+    """The probabilities that an application leaves, or pauses before a getMore."""
 
     restless: float = 0.0
     slow: float = 0.0
@@ -50,20 +50,20 @@ class Mood:
 
 @dataclass
 class Segment:
-    """What one cursor gave: events after ``start``; ``opened`` tells from which oplog positions."""
+    """The events of one cursor after ``start``; ``opened`` has the oplogs' positions then."""
 
     start: str
-    """Sort key after which the events begin."""
+    """The sort key after which the events begin."""
     events: list[dict[str, Any]] = field(default_factory=list)
     first_mark: str = ""
     end: str = ""
-    """The sort key from which the next cursor goes on."""
+    """The sort key that the next cursor resumes from."""
     positions: dict[str, int] | None = None
-    """Where each shard's oplog stood when a stream from now was open."""
+    """Each shard's oplog position when a stream from now was open."""
 
 
 class Watcher:
-    """Reads one stream to the end of the simulation, through whatever happens."""
+    """Reads one stream to the end of the simulation, through all faults."""
 
     def __init__(
         self,
@@ -98,23 +98,23 @@ class Watcher:
 
     @property
     def key(self) -> str:
-        """The sort key that the client would resume from now."""
+        """The sort key that the client would now resume from."""
         return self._token["_data"] if self._token else ""
 
     @property
     def progress(self) -> str:
-        """The sort key up to which the application has all.
+        """The sort key up to which the application has all events.
 
-        Far ahead before it asks for what comes from now on; from then on it has nothing.
+        It is far ahead until the application opens a stream from now, and that start afterwards.
         """
         return self.key or ("" if self._start_at or self._opening else "9")
 
     def finish_at(self, key: str) -> None:
-        """Be done once everything up to ``key`` has come."""
+        """End once all events up to ``key`` have arrived."""
         self._until = key
 
     async def run(self) -> None:
-        """Watch until all has come; problems go to the trace."""
+        """Watch until all events have arrived; add problems to the trace."""
         loop = asyncio.get_running_loop()
         worked_at = loop.time()
         while not self.done:
@@ -126,7 +126,7 @@ class Watcher:
                 code = getattr(error, "code", "")
                 self._trace.note(f"{self.name} {type(error).__name__} {code} {error}")
                 if getattr(error, "code", 0) == _INVALID_RESUME_TOKEN and self.watch.pipeline:
-                    # The end came between, and its event was filtered out.
+                    # The stream ended meanwhile, and its invalidate was filtered out.
                     self._after_invalidate = True
                 elif not is_resumable(error) or "broke its rules" in str(error):
                     self._trace.problem(f"{self.name} ({self.watch}) got {code} {error}")
@@ -141,7 +141,7 @@ class Watcher:
             await asyncio.sleep(0.02 + self._chance.random() * 0.2)
 
     async def _read(self, cursor: DriverCursor) -> None:
-        """Open a cursor where the last one ended, and read it."""
+        """Open a cursor at the end of the last one and read it."""
         stage = self.watch.stage
         if self._token is None and self._start_at is not None:
             stage["startAtOperationTime"] = self._start_at
@@ -159,7 +159,7 @@ class Watcher:
             segment.start = f"82{self._start_at.time:08X}{self._start_at.inc:08X}"
         elif self._token is None:
             segment.start = segment.first_mark
-            # Of shards that are being added meanwhile the opening cannot know.
+            # The opening cannot include shards that are added meanwhile.
             now = self._positions()
             segment.positions = {name: now[name] for name in there.keys() & now.keys()}
         if self.segments:
@@ -170,7 +170,7 @@ class Watcher:
             if not batch.cursor_id:
                 if not self._after_invalidate and not self.watch.pipeline:
                     self._trace.problem(f"{self.name} was closed without an invalidate")
-                # It may have been filtered out. Drivers start after it until another event comes.
+                # It may have been filtered out. Drivers use startAfter until the next event.
                 self._after_invalidate = True
                 return
             if self._chance.random() < self._mood.slow:
@@ -183,7 +183,7 @@ class Watcher:
         await cursor.close()
 
     async def _leave(self, cursor: DriverCursor) -> None:
-        """Go and come back: orderly, or without a word, perhaps in the middle of a getMore."""
+        """Leave and return: with or without closing, possibly during a getMore."""
         way = self._chance.randrange(5)
         self._trace.note(f"{self.name} leaves, way {way}")
         if way == 0:
@@ -191,7 +191,7 @@ class Watcher:
         elif way == 1:
             try:
                 async with asyncio.timeout(self._chance.random() * 0.05):
-                    # What comes of it is lost with the connection.
+                    # Its reply is lost with the connection.
                     await cursor.more(self.watch.batch_size, self.watch.max_time_ms)
             except TimeoutError:
                 pass
@@ -199,7 +199,7 @@ class Watcher:
             await self._interrupt(cursor, end_session=way == 3)
 
     async def _interrupt(self, cursor: DriverCursor, *, end_session: bool) -> None:
-        """End the cursor, or its session, over another connection, while a getMore waits."""
+        """End the cursor or its session over another connection while a getMore waits."""
         waiting = asyncio.create_task(cursor.more(self.watch.batch_size, self.watch.max_time_ms))
         await asyncio.sleep(self._chance.random() * 0.05)
         try:
@@ -212,7 +212,7 @@ class Watcher:
             raise error
 
     def _take(self, segment: Segment, batch: Batch) -> None:
-        """Take in a batch as drivers do, and hold it to what was promised before."""
+        """Process a batch as drivers do, and check it against the earlier promises."""
         self._works = True
         mark = batch.pbrt["_data"]
         for event in batch.events:

@@ -1,4 +1,4 @@
-"""Applications and administrators that work on the cluster through its mongos."""
+"""Applications and an administrator that use the cluster through its mongos."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,11 +18,11 @@ PLAIN = (("app", "notes"), ("side", "log"), ("tmp", "scratch"))
 _COLLECTIONS = SHARDED + PLAIN
 _KEYS = 60
 _EXPECTED = frozenset({20, 24, 26, 48, 96, 112, 117, 118, 225, 251, 11000, 263, 70, 2})
-"""Errors that clashing applications get: locks, conflicts, names that are gone or taken."""
+"""Errors of concurrent applications: locks, conflicts, missing and existing names."""
 
 
 class Workload:
-    """Writers and one administrator; each is a coroutine, done when its steps are."""
+    """Writers and one administrator, each a coroutine that ends after its steps."""
 
     def __init__(self, cluster: EmbeddedCluster, chance: Random, trace: Trace) -> None:
         self._cluster = cluster
@@ -35,9 +35,9 @@ class Workload:
         self._removed: list[str] = []
         self.shards_ever = {name: cluster.shard(name) for name in cluster.shards}
         self.restarting: set[str] = set()
-        """Members that somebody is restarting just now."""
+        """Members that are being restarted."""
         self.progress: Callable[[], str] = str
-        """The sort key up to which all clients have everything."""
+        """The sort key up to which all clients have all events."""
 
     @property
     def shards_now(self) -> list[Mongod]:
@@ -45,14 +45,14 @@ class Workload:
         return [self._cluster.shard(name) for name in self._cluster.shards]
 
     async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
-        """Run a command; errors that are none of the applications' make the seed fail."""
+        """Run a command; errors that applications do not expect make the seed fail."""
         reply = await self._cluster.mongos.run_command(database, command, self._client)
         if reply["ok"] != 1.0 and reply.get("code") not in _EXPECTED:
             self._trace.problem(f"mongos refused {command}: {reply}")
         return reply
 
     async def prepare(self) -> None:
-        """Make the sharded collections, their chunks spread over the shards."""
+        """Create the sharded collections and spread their chunks over the shards."""
         names = list(self._cluster.shards)
         for index, (database, name) in enumerate(SHARDED):
             namespace = f"{database}.{name}"
@@ -64,7 +64,7 @@ class Workload:
                 await self.run("admin", {"moveChunk": namespace, "find": {"k": at}, "to": shard})
 
     async def write(self, steps: int, pause: float) -> None:
-        """Be one application that writes ``steps`` times, with pauses of ``pause`` on average."""
+        """Run one application: ``steps`` writes with pauses of ``pause`` seconds on average."""
         lsid = {"id": Binary(self._chance.randbytes(16), 4)}
         for number in range(1, steps + 1):
             await asyncio.sleep(self._chance.expovariate(1 / pause))
@@ -139,7 +139,7 @@ class Workload:
     # The administrator.
 
     async def administrate(self, steps: list[str], span: float) -> None:
-        """Do ``steps`` in this order, spread over ``span`` seconds."""
+        """Run ``steps`` in this order, spread over ``span`` seconds."""
         for step in steps:
             await asyncio.sleep(self._chance.random() * 2 * span / max(1, len(steps)))
             self._trace.note(f"administrator: {step}")
@@ -174,7 +174,7 @@ class Workload:
             await self._give_work(name)
 
     async def _add_shard(self) -> None:
-        """Start one more server, make it a shard and give it work at once."""
+        """Start another server, add it as a shard and give it chunks at once."""
         name = f"shard{next(self._shard_numbers)}"
         reply = await self.run("admin", {"startShard": name})
         await asyncio.sleep(self._chance.random() * 0.3)
@@ -195,7 +195,7 @@ class Workload:
             await self.run(fresh, {"insert": "c", "documents": [self._document(ids)]})
 
     async def _move_to_new_address(self, name: str) -> None:
-        """Have a shard's server start again elsewhere, and its entry in config.shards follow."""
+        """Restart a shard's server at another address and update config.shards."""
         mongod = self.shards_ever[name]
         if name in self.restarting:
             return
@@ -208,7 +208,7 @@ class Workload:
         await self.run("config", {"update": "shards", "updates": [change]})
 
     async def _remove_shard(self, name: str, *, in_haste: bool) -> None:
-        """Drain a shard and take it out, once all clients have what it had to say, or in haste."""
+        """Drain a shard and remove it, once all clients have its events or in haste."""
         others = [each for each in self._cluster.shards if each != name]
         if len(others) < 2:
             return
@@ -237,11 +237,11 @@ class Workload:
         elif await self._all_have_read(told):
             await asyncio.sleep(self._chance.random())
             self._trace.note(f"stopping {name}")
-            self.restarting.add(name)  # for good
+            self.restarting.add(name)  # permanently
             await mongod.stop()
 
     async def _all_have_read(self, told: str) -> bool:
-        """Wait until all clients have everything up to a sort key; give up after a while."""
+        """Wait until all clients have all events up to a sort key; give up after a while."""
         for _ in range(200):
             if self.progress() > told:
                 return True

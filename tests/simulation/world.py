@@ -1,4 +1,4 @@
-"""A small cluster and a router in virtual time, for tests that bring their own clients."""
+"""A small cluster and a router in virtual time, for tests with their own clients."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ _ROUTER_PORT = 27_020
 
 @dataclass(frozen=True)
 class World:
-    """What is there: a cluster of two shards, the router at its port, the network between."""
+    """A cluster of two shards, the router's port, and the network between them."""
 
     loop: SimulatedLoop
     network: Network
@@ -36,7 +36,7 @@ def visit(
     upstream: bool = False,
     noop_interval: float = 0.5,
 ) -> list[str]:
-    """Run ``body`` in a world of its own; return all problems, those of the router's end too."""
+    """Run ``body`` in a new world; return all problems, including those of the shutdown."""
     network = Network(Random(seed), Weather(jitter=0.0))
     loop = SimulatedLoop(network)
     trace = Trace(loop.time)

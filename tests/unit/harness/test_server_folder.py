@@ -1,4 +1,4 @@
-"""The folder of test servers goes, and its servers with it, when their owner is killed."""
+"""When its owner is killed, a folder of test servers is removed and its servers end."""
 
 import signal
 import subprocess
@@ -34,7 +34,7 @@ def test_an_owner_that_is_killed_leaves_neither_servers_nor_files(
     folder, server = owner.stdout.readline().split()
     assert Path(folder).is_dir()
     owner.send_signal(signal.SIGKILL)
-    # The guard inherits this pipe; it ends last.
+    # The guard inherits this pipe and ends last.
     assert owner.stdout.read() == ""
     owner.wait()
     owner.stdin.close()
@@ -61,7 +61,7 @@ def test_a_folder_without_owner_is_removed_and_one_in_use_is_not(
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is there and has not ended unnoticed by its new parent."""
+    """Return whether the process runs and is no zombie."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

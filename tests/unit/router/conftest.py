@@ -1,4 +1,4 @@
-"""A cluster of scripted members, and registries on it."""
+"""A cluster of scripted members and cursor registries on it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -34,14 +34,14 @@ LIMITS = StreamSettings(
 
 
 def stream(start: int | None = 100, **fields: Any) -> StreamRequest:
-    """A request for the whole database "db", from second ``start``."""
+    """Return a request for the whole database "db" from second ``start``."""
     options = {} if start is None else {"startAtOperationTime": Timestamp(start, 1)}
     command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
     return parse_request("db", {**command, **fields})
 
 
 def numbers(batch: Batch) -> list[int]:
-    """The ``_id`` of each inserted document."""
+    """Return the ``_id`` of each inserted document."""
     return [bson.decode(event)["fullDocument"]["_id"] for event in batch.events]
 
 
@@ -90,14 +90,14 @@ class ScriptedCluster:
 
 
 async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait until ``condition()`` holds; fails after ``seconds``."""
+    """Wait until ``condition()`` is true; fail after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -> list[int]:
-    """Read until ``count`` events have come; fail when none comes for ``time`` seconds."""
+    """Read until ``count`` events have arrived; fail if none arrives for ``time`` seconds."""
     found: list[int] = []
     while len(found) < count:
         batch = await cursor.next_batch(None, time)

@@ -1,4 +1,4 @@
-"""Scripted shards: what each would send, cut into batches at random, in any order of arrival."""
+"""Scripted shards whose events arrive in batches of random size, in any order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def keyed(events: Iterable[bytes]) -> list[Event]:
 
 @dataclass
 class Script:
-    """What one shard has: events in order, its last promise, and whether it ends invalidated."""
+    """One shard's ordered events, its last promise, and whether it ends with an invalidate."""
 
     events: Sequence[Event]
     last_pbrt: bytes
@@ -36,7 +36,7 @@ class Script:
     version: int = 1
 
     def batches(self, start_at: Timestamp, rnd: Random) -> deque[CursorBatch]:
-        """Cut what lies at or after ``start_at`` into batches, the first of them empty."""
+        """Cut the events at or after ``start_at`` into batches, the first of which is empty."""
         first = high_water_mark(start_at, self.version)
         events = [event for event in self.events if event[0] >= first.data]
         cuts = sorted(rnd.choices(range(len(events) + 1), k=rnd.randrange(7)))
@@ -69,7 +69,7 @@ def batch(events: list[Event], pbrt: bytes, *, invalidated: bool = False) -> Cur
 
 
 class PrivateStream(MergedStream):
-    """A merged stream with one reader, who was there from the start."""
+    """A merged stream with one reader that reads from the start."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class PrivateStream(MergedStream):
 
 @dataclass
 class Driver:
-    """Runs a PrivateStream against scripts, with every choice left to ``rnd``.
+    """Runs a PrivateStream against scripts; ``rnd`` makes every choice.
 
-    ``reopened`` gives the script of a shard that is opened again after an invalidate.
+    ``reopened`` returns the script of a shard that is reopened after an invalidate.
     """
 
     stream: PrivateStream
@@ -134,7 +134,7 @@ class Driver:
                     del self.pending[remote]
 
     def run(self) -> "Driver":
-        """Let everything arrive and take everything, until the end or until nothing is left."""
+        """Deliver and take all batches, until the stream closes or nothing is left."""
         self.act(self.stream.start())
         while True:
             waiting = [remote for remote, batches in self.pending.items() if batches]
@@ -169,7 +169,7 @@ class Driver:
 
 
 def error_of(driver: Driver) -> CommandError:
-    """Run to the error that ends the stream."""
+    """Run the driver; return the error that ends the stream."""
     try:
         driver.run()
     except CommandError as error:
@@ -178,7 +178,7 @@ def error_of(driver: Driver) -> CommandError:
 
 
 def hwm(time: int, inc: int = 0, version: int = 1) -> bytes:
-    """The raw token document of a high water mark."""
+    """Return the raw token document of a high water mark."""
     return high_water_mark(Timestamp(time, inc), version).raw
 
 

@@ -1,4 +1,4 @@
-"""Which version drivers see, at the start and through a rolling upgrade."""
+"""The version that drivers see, at the start and during a rolling upgrade."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ class FakeConnection:
 
 
 class FakeServers:
-    """Shards, config server and upstream by name; None hangs, one that is missing is down."""
+    """Shards, config server and upstream by name. None hangs; a missing server is down."""
 
     def __init__(self, failures: list[Exception] | None = None, **servers: Server | None) -> None:
         self.failures = failures or []
@@ -151,7 +151,7 @@ async def test_a_server_that_restarts_raises_nothing(monkeypatch: pytest.MonkeyP
     router = node(servers)
     watch = version(servers, router)
     await watch.learn()
-    del servers.servers["config"]  # a shard that is missing would have left the cluster
+    del servers.servers["config"]  # a shard missing from the list would have left the cluster
     servers.servers["config2"] = V7
     async with learning(watch):
         wanted = len(servers.connections) + 6

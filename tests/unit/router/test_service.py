@@ -1,4 +1,4 @@
-"""The process's parts put together."""
+"""Assembling the process from its parts."""
 
 import asyncio
 

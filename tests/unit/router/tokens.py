@@ -1,4 +1,4 @@
-"""Making resume tokens and events for tests, byte by byte (docs/protocol.md, section 3)."""
+"""Resume tokens and events for tests, built byte by byte (docs/protocol.md, section 3)."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def data_of(
     uuid: str | None = UUID_ZERO,
     invalidate: bool = False,
 ) -> str:
-    """The ``_data`` of an event on the document ``{_id: number}`` (0 < number < 64)."""
+    """Return the ``_data`` of an event on the document ``{_id: number}`` (0 < number < 64)."""
     key = f"461E5F6964002B{number << 1:02X}00" if number else ""
     if version == 2:
         name = operation.encode().hex().upper()
@@ -36,7 +36,7 @@ def token_document(data: str) -> bytes:
 
 
 def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
-    """A sort key and an event."""
+    """Return an event with its sort key."""
     body = {"_id": {"_data": data}, "operationType": "insert", **fields}
     return data.encode(), bson.encode(body)
 
@@ -44,7 +44,7 @@ def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
 def shard_event(
     time: int, operation: str, shard: str, host: str = "", **more: Any
 ) -> tuple[bytes, bytes]:
-    """An event on ``config.shards`` about a shard whose name ends in a digit, or not."""
+    """Return an event on ``config.shards`` about ``shard``."""
     fields: dict[str, Any] = {"documentKey": {"_id": shard}, **more}
     if operation in ("insert", "replace"):
         fields["fullDocument"] = {"_id": shard, "host": host, "state": 1}

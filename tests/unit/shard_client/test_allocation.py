@@ -24,7 +24,7 @@ def test_the_collector_runs_less_often():
 
 
 def test_malloc_takes_the_settings():
-    # In a process of its own: there is no way back.
+    # In a separate process, since the settings cannot be undone.
     code = "from shard_client.allocation import keep_freed_memory as k; print(k(), k(1 << 29))"
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout

@@ -24,7 +24,7 @@ def test_batches_are_asked_for_at_about_the_wanted_size(batches: list[tuple[int,
     for events, each in batches:
         batch_size.arrived(events, events * each)
         assert 1 <= batch_size.current <= 100_000
-        # What comes is never thought smaller than it just was.
+        # The estimate is never below the size of the latest events.
         assert batch_size.current * each <= 1_000_000 or batch_size.current == 1
 
 

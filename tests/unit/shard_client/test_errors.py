@@ -1,4 +1,4 @@
-"""Errors as clients are told them."""
+"""Members' errors as the router reports them to clients."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""maxStalenessSeconds, measured as the drivers' specification says."""
+"""maxStalenessSeconds, measured as in the drivers' specification."""
 
 from collections.abc import Mapping
 
@@ -19,13 +19,13 @@ def member(role: str, written: float | None, seen: float | None = 1000.0) -> Mem
     [
         ({P: member("primary", 500), A: member("secondary", 420)}, {P, A}),
         ({P: member("primary", 500), A: member("secondary", 419)}, {P}),
-        # Hellos at other times: a write is as old as it was when the member told of it.
+        # The hellos have different times; a write's age counts at the time of the member's hello.
         ({P: member("primary", 500), A: member("secondary", 417, 997)}, {P, A}),
         ({P: member("primary", 500, 1010), A: member("secondary", 410)}, {P, A}),
-        # Without a primary the newest secondary is the measure.
+        # Without a primary, staleness is measured against the newest secondary.
         ({A: member("secondary", 500), B: member("secondary", 420)}, {A, B}),
         ({A: member("secondary", 500), B: member("secondary", 419)}, {A}),
-        # What is not known is not held against anybody.
+        # A member whose last write is unknown counts as fresh.
         ({P: member("primary", 500), A: member("secondary", None, None)}, {P, A}),
         ({P: Member("primary"), A: member("secondary", 500), B: member("secondary", 1)}, {P, A}),
         ({}, set()),

@@ -80,7 +80,7 @@ async def test_a_shard_is_found_where_the_newest_list_has_it(
 async def test_members_that_only_the_newest_list_names_are_found(
     config: ScriptedMember, cluster: Cluster
 ):
-    """The member known so far has died before it could tell of the others."""
+    """The only member known so far died before it could list the others."""
     dead = "127.0.0.1:1"
     config.documents["shards"] = [{"_id": "a", "host": f"rs/{dead}"}]
     await cluster.shards()

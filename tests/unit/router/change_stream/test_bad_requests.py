@@ -1,4 +1,4 @@
-"""Whatever an aggregate says, it is a request, none of ours, or refused as mongos does."""
+"""Any aggregate is a valid request, no change stream, or refused with a command error."""
 
 import math
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Many positions in one merged stream: each client gets what a stream of its own would give."""
+"""Many readers of one merged stream: each gets the same batches as from its own stream."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,7 +37,7 @@ def at(time: int, number: int = 1, **more) -> Event:
 
 @dataclass
 class Streams:
-    """Scripted shards and merged streams over them; every choice is left to ``rnd``."""
+    """Scripted shards and merged streams over them; ``rnd`` makes every choice."""
 
     scripts: dict[str, Script]
     rnd: Random
@@ -61,7 +61,7 @@ class Streams:
                 self.pending[stream].pop(action.remote)
 
     def arrive(self) -> bool:
-        """Let one batch arrive somewhere; False if there is none."""
+        """Deliver one batch at random; return False if there is none left."""
         waiting = [
             (stream, remote, batches)
             for stream, remotes in self.pending.items()
@@ -78,7 +78,7 @@ class Streams:
 
 @dataclass
 class Client:
-    """A client, the stream that it reads, and what it has been given."""
+    """A client, the stream that it reads, and the events that it has received."""
 
     asked: StreamRequest
     start_at: Timestamp
@@ -110,7 +110,7 @@ class Client:
         self.closed = taken.closed
 
     def check(self, taken: Taken) -> None:
-        """Tokens never go back, and lie between what was given and what comes."""
+        """Check that tokens never go back and lie between delivered and following events."""
         key = token_data(taken.pbrt)
         if self.pbrt:
             assert key >= token_data(self.pbrt)
@@ -122,7 +122,7 @@ class Client:
 
 
 class Fanout:
-    """Clients that come, read slowly or fast, fall behind, catch up and go."""
+    """Clients that join, read slowly or fast, fall behind, catch up and leave."""
 
     def __init__(self, streams: Streams, keep_bytes: int) -> None:
         self.streams = streams
@@ -163,7 +163,7 @@ class Fanout:
             )
 
     def finish(self) -> None:
-        """Let everything arrive and everybody read to the end."""
+        """Deliver all batches and let every client read to the end."""
         while self.streams.arrive():
             pass
         for client in self.clients:
@@ -184,7 +184,7 @@ class Fanout:
         elif choice < 0.62 and self.clients:
             self.clients.remove(self.rnd.choice(self.clients))
         elif self.clients:
-            # The first are slow.
+            # Clients that joined early read less often.
             last = len(self.clients) - 1
             client = self.clients[round(last * self.rnd.random() ** 0.4)]
             if not client.over:
@@ -192,7 +192,7 @@ class Fanout:
 
 
 def expected(client: Client, scripts: dict[str, Script], rnd: Random) -> Driver | CommandError:
-    """What a stream that nobody shares gives."""
+    """Return the run of a private stream with the client's request, or its error."""
     hosts = {shard: f"{shard}/h:1" for shard in SHARDS}
     stream = PrivateStream(
         client.asked, hosts, start_at=client.start_at, topology_from=START, token_version=1
@@ -206,7 +206,7 @@ def expected(client: Client, scripts: dict[str, Script], rnd: Random) -> Driver 
 
 @st.composite
 def scripted_shards(draw: st.DrawFn) -> dict[str, Script]:
-    """Events on three shards; some tokens are on several; perhaps all end invalidated at once."""
+    """Draw events on three shards, with equal tokens and perhaps a common invalidate."""
     slots = draw(
         st.lists(
             st.tuples(st.integers(11, 30), st.integers(1, 63), st.sets(st.sampled_from(SHARDS))),

@@ -43,7 +43,7 @@ def make(
 
 
 def opened(**options) -> PrivateStream:
-    """A stream whose remotes have all answered their openings."""
+    """Return a stream whose remotes have all answered their openings."""
     stream = make(**options)
     for action in stream.start():
         assert stream.batch_arrived(action.remote, batch([], hwm(10, 1))) == []
@@ -55,7 +55,7 @@ def at(time: int, number: int = 1, **more) -> tuple[bytes, bytes]:
 
 
 def arrive(stream: PrivateStream, remote: int, *times: int, upto: int | None = None) -> list:
-    """A batch of events at ``times`` and a promise: up to ``upto``, else the last event."""
+    """Deliver events at ``times`` with a promise up to ``upto``, by default the last event."""
     events = [at(time, remote) for time in times]
     pbrt = hwm(upto) if upto is not None else token_of(events[-1][1])
     return stream.batch_arrived(remote, batch(events, pbrt))
@@ -278,7 +278,7 @@ def test_a_token_of_another_version_that_is_missing():
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[dict[str, list], list[tuple[bytes, bytes]]]:
-    """Events by shard, and all of them in order; cluster times repeat, tokens do not."""
+    """Draw events by shard and in order; cluster times repeat, tokens do not."""
     shards = draw(st.integers(1, 4))
     slots = draw(
         st.lists(
@@ -325,7 +325,7 @@ def test_any_history_and_any_cut_before_and_after_make_the_history(history, rnd:
 def invalidated(
     stream: PrivateStream, remote: int, time: int, *, shown: bool = True
 ) -> tuple[list, bytes]:
-    """The shard's collection is dropped: a drop, an invalidate, and the cursor ends."""
+    """Deliver a dropped collection's last batch: a drop, an invalidate, and cursor id 0."""
     drop, end = at(time, 0), at(time, 0, invalidate=True)
     events = [drop, end] if shown else [drop]
     token = token_of(end[1])
@@ -381,18 +381,18 @@ def test_starting_after_an_invalidate_swallows_the_first_of_each_shard(shown):
     assert token == token_document(data)
     assert stream.batch_arrived(A, batch([], token)) == []
     arrive(stream, A, 12, upto=40)
-    # The other shard's collection went later: its invalidate does not end the stream again.
+    # The other shard dropped the collection later; its invalidate does not end the stream again.
     actions, later = invalidated(stream, B, 20, shown=shown)
     assert actions == [ReopenRemote(B, later)]
     taken = stream.take(None)
     stream.batch_arrived(B, batch([], later))
-    # Nobody may resume after an invalidate that was kept from them.
+    # No token may point to an invalidate that was not delivered.
     assert taken.pbrt == stream.take(None).pbrt == token_of(taken.events[-1])
     arrive(stream, B, upto=40)
     assert stream.take(None).pbrt == hwm(40)
     assert (times(taken.events), taken.closed) == ([12, 20], False)
     assert bson.decode(taken.events[-1])["_id"]["_data"] == data_of(20, 0)
-    # Its next one does.
+    # The shard's next invalidate ends it.
     invalidated(stream, A, 50)
     arrive(stream, B, upto=60)
     assert times(stream.take(None).events) == [50, 50]
@@ -458,7 +458,7 @@ def test_a_shard_that_is_inserted_though_it_is_known_has_left_unseen():
     inserted = batch([shard_event(30, "insert", "shard0", elsewhere)], hwm(70))
     at = Timestamp(30, 2)
     assert stream.batch_arrived(CONFIG, inserted) == [OpenRemote(3, "shard0", elsewhere, at)]
-    # The old one gives what it had before, and holds the gate until then.
+    # The old remote delivers its earlier events and holds the gate until then.
     arrive(stream, B, upto=70)
     arrive(stream, 3, 40, upto=70)
     assert stream.take(None).events == []
@@ -479,7 +479,7 @@ def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:
 
 
 def test_a_draining_shard_that_is_listed_no_more_has_left():
-    """6.0 tells that it drains, and not that it is removed."""
+    """6.0 reports that a shard drains, but not that it is removed."""
     stream = opened()
     assert stream.batch_arrived(CONFIG, draining("shard1", 20, 50)) == []
     assert stream.draining == {"shard1"}
@@ -529,7 +529,7 @@ def test_a_removed_shard_is_closed_once_it_has_promised_past_its_removal():
     assert B not in stream.remotes
     assert arrive(stream, B, 40, upto=50) == []
     stream.remote_failed(B, CommandError(6, "gone"))
-    # What it had sent before it went is still delivered, and it holds back nobody.
+    # Its buffered events are still delivered, and it no longer holds the gate.
     arrive(stream, A, 60, upto=70)
     arrive(stream, CONFIG, upto=70)
     assert times(stream.take(None).events) == [15, 60]
@@ -559,7 +559,7 @@ def test_a_shard_that_is_back_is_opened_beside_the_old_one(host):
 
 
 def test_a_shard_that_is_back_gives_nothing_twice_when_the_old_cursor_has_read_on():
-    """The config server lags: the shard had been away and back before anybody knew of it."""
+    """The config server lags: the router learns of the removal after the shard's return."""
     stream = opened()
     arrive(stream, A, upto=60)
     arrive(stream, B, 15, 22, 30, 40, upto=60)
@@ -696,7 +696,7 @@ def test_a_failing_script_fails_the_run():
 @settings(max_examples=60)
 @given(histories(), st.data(), st.randoms(use_true_random=False))
 def test_shards_that_join_in_the_middle_of_a_history_lose_nothing(history, data, rnd: Random):
-    """A shard has no events before config.shards says that it is there."""
+    """A shard has no events before its insertion into config.shards."""
     by_shard, everything = history
     version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1
     joining = data.draw(st.lists(st.sampled_from(sorted(by_shard)[1:] or [""]), unique=True))

@@ -1,4 +1,4 @@
-"""What a progress cursor is opened with: everything that the first brings, and little else."""
+"""The request of a progress cursor: it returns all events of the first cursor and few others."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ONLY_IDS = {"$project": {"_id": 1}}
 def probe(
     *stages: dict[str, Any], after: bytes = AFTER, **options: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The probe's options and the stages after them."""
+    """Return the progress cursor's options and the stages after them."""
     command = {
         "aggregate": "c",
         "pipeline": [{"$changeStream": {"resumeAfter": {"_data": "82"}, **options}}, *stages],
@@ -104,7 +104,7 @@ def test_matches_behind_another_stage_go():
 
 @given(st.lists(st.sampled_from(["safe", "chance", "image", "shape"]), max_size=6))
 def test_only_a_front_of_the_matches_is_kept(kinds: list[str]):
-    """The probe's stages are a front of the cursor's: it is given whatever that one is given."""
+    """The progress cursor's stages begin as the cursor's do, so it misses none of its events."""
     stages: dict[str, dict[str, Any]] = {
         "safe": KINDS,
         "chance": {"$match": {"$sampleRate": 0.5}},

@@ -1,4 +1,4 @@
-"""Errors beyond the recorded ones; those are in tests/recordings/test_request_recordings.py."""
+"""Errors of requests; tests/recordings/test_request_recordings.py has the recorded ones."""
 
 import pytest
 from bson.code import Code

@@ -131,7 +131,7 @@ def test_a_fragment():
     ],
 )
 def test_any_document_key_is_taken(key):
-    """Also one whose end cannot be told without decoding it, such as a number with a fraction."""
+    """Even if its end is found only by decoding, as after a number with a fraction."""
     token = parse(HEAD + UUID_1 + key + "04")
     assert token.event_identifier == bytes.fromhex(key)
     assert token.data.decode() == HEAD + UUID_1 + key + "04"

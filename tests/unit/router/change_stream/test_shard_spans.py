@@ -1,4 +1,4 @@
-"""Which shards a stream serves, for those who come over from another one."""
+"""The shards that a stream covers, and whether a client may move to it from another one."""
 
 import pytest
 from bson.timestamp import Timestamp

@@ -1,4 +1,4 @@
-"""The mark that a stream begins with, as mongos gives it in an empty first batch."""
+"""The resume token that a stream begins with, as in a mongos's empty first batch."""
 
 import pytest
 from bson import Timestamp

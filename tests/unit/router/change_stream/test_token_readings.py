@@ -1,4 +1,4 @@
-"""The router's reading of tokens held against the embedded cluster's, written apart from it."""
+"""The router's token parser, compared with the embedded cluster's independent one."""
 
 from datetime import UTC, datetime
 from uuid import UUID
@@ -104,7 +104,7 @@ def test_the_older_version_is_the_one_that_an_older_shard_would_make(document_ke
 
 
 def _has_fraction(key: bytes) -> bool:
-    """The router does not look beyond a number with a fraction."""
+    """Return whether the key has a number with a fraction, where the router stops parsing."""
     reader = Reader(key)
     try:
         while reader.more:
@@ -119,7 +119,7 @@ def _has_fraction(key: bytes) -> bool:
 @given(st.binary(max_size=40), st.sampled_from(["", "82", "82000000070000000329", "2B"]))
 def test_bad_tokens_have_the_same_errors(junk, front):
     text = front + junk.hex().upper()
-    # The embedded cluster makes no DBPointers, and so reads none.
+    # The embedded cluster does not support DBPointers.
     assume("96" not in text and not _has_fraction(bytes.fromhex(text)))
     errors = []
     for read in (ResumeToken.parse, Made.parse):

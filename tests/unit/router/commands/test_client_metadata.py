@@ -1,4 +1,4 @@
-"""What drivers say of themselves is bounded, and refused in the words of a real mongos."""
+"""Client metadata is bounded, and refused with a real mongos's messages."""
 
 from typing import Any
 

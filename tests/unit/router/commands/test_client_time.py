@@ -1,4 +1,4 @@
-"""What is wrong with a client's ``$clusterTime``, in the words that a real mongos used."""
+"""Invalid ``$clusterTime`` values are refused with a real mongos's messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fail points: off unless asked for, and then as drivers' tests expect them."""
+"""Fail points are disabled by default; once enabled, they work as drivers' tests expect."""
 
 import asyncio
 from typing import Any
@@ -78,7 +78,7 @@ async def test_a_get_more_that_fails_with_its_cursor_ends_it() -> None:
         get_more = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
         await client.command("admin", fail({"times": 1}, failCommands=["getMore"], errorCode=91))
         reply = await client.command("db", get_more)
-        # mongos knows only with the cursor in hand that the getMore is a change stream's.
+        # mongos recognizes a change stream's getMore only once it has checked out the cursor.
         assert (reply["code"], "errorLabels" in reply) == (91, False)
         assert (await client.command("db", get_more))["ok"] == 1
         await client.command("admin", fail({"times": 1}, "failGetMoreAfterCursorCheckout"))
@@ -150,7 +150,7 @@ async def test_what_is_passed_on_fails_before_it_goes() -> None:
         assert reply["errorLabels"] == ["Mine"]
         assert await client.command("db", {"find": "c"}) == {"n": 1, "ok": 1.0}
         assert await client.command("db", {"insert": "other"}) == {"n": 1, "ok": 1.0}
-        # A fail point that is not ours is the upstream's to set.
+        # Other fail points are set on the upstream.
         await client.command("admin", fail("off", "hangSomewhere"))
         assert mongos.names() == ["insert", "find", "insert", "configureFailPoint"]
 

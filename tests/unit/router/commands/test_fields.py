@@ -1,4 +1,4 @@
-"""Fields of commands: what is refused, in which words."""
+"""Command fields that are refused, and the messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""getParameter: the router's own first, everything else from a server."""
+"""getParameter: the router's own parameters first, all others from a server."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands that the router answers alone, against what mongos answered to them."""
+"""Commands that the router answers by itself, compared with mongos's recorded answers."""
 
 from datetime import datetime
 from typing import Any
@@ -42,7 +42,7 @@ REFUSED = [
     if len(case.get("steps", ())) == 1
     and "aggregate" in case["steps"][0]["command"]
     and case["steps"][0]["reply"]["ok"] == 0
-    # Those that need a cluster, or that are no change streams and go to the upstream.
+    # Cases that need a cluster, and commands that go to the upstream.
     and name not in ("on-view", "passthrough-unknown", "aggregate-no-cursor")
     and name not in ("aggregate-unknown-field", "bad-match", "bad-match-type")
 ]

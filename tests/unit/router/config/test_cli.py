@@ -1,4 +1,4 @@
-"""The command line: flags, and the messages about invalid settings."""
+"""The command line: flags and the messages about invalid settings."""
 
 import io
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from router.config.settings import Settings
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
-    """What would have been served."""
+    """Replace the server; return the settings that it was started with."""
     settings: list[Settings] = []
 
     async def run(given: Settings) -> None:

@@ -1,4 +1,4 @@
-"""The example configuration is one that the router takes."""
+"""The router accepts the example configuration."""
 
 from pathlib import Path
 

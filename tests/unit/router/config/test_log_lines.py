@@ -1,4 +1,4 @@
-"""The log's form: one JSON object a line, as mongos writes it."""
+"""The log's format: one JSON object a line, as mongos writes it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What the router may take is divided among its workers."""
+"""The router's budgets are divided among its workers."""
 
 import pytest
 

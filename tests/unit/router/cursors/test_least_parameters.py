@@ -1,4 +1,4 @@
-"""Every start parameter at its least: streams deliver, and a quiet one hardly asks."""
+"""With each server parameter at its minimum, streams deliver and quiet ones cause little load."""
 
 import asyncio
 

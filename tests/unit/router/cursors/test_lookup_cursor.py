@@ -1,4 +1,4 @@
-"""Cursors whose events get their documents when the client asks."""
+"""Cursors that look up their events' documents when the client reads them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ async def opened(registry: CursorRegistry, *stages: dict[str, Any]) -> Any:
 
 
 async def read(cursor: Any, count: int, batch_size: int | None = None) -> list[Batch]:
-    """Read batches until so many events have come."""
+    """Read batches until ``count`` events have arrived."""
     batches: list[Batch] = []
     while sum(len(batch.events) for batch in batches) < count:
         batches.append(await cursor.next_batch(batch_size, 5.0))

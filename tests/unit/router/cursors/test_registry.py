@@ -1,4 +1,4 @@
-"""Merged cursors over scripted shards: reading, waiting, ownership, the end."""
+"""Merged cursors over scripted shards: reading, waiting, ownership, closing."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Whatever line a feed's client sends, it is understood or refused."""
+"""Any request line of a feed client is accepted or refused with an error."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The feed over sockets: what is asked, what comes, how it ends."""
+"""The feed over sockets: requests, lines of events, and how feeds end."""
 
 import asyncio
 import contextlib
@@ -150,7 +150,7 @@ async def test_an_endless_line_ends_its_connection() -> None:
     async with feed(request_wait=5) as (cursors, port):
         reader, writer = await watch(port)
         writer.write(b"x" * (3 * 2**20))
-        # What was not read resets the connection, so that the error may not arrive.
+        # Unread input resets the connection, so the error may not arrive.
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
         await until(lambda: writer.is_closing() or reader.at_eof())
@@ -166,7 +166,7 @@ async def test_a_slow_reader_is_waited_for() -> None:
             cursor.put(*(event(n, 10_000) for n in range(start, start + 500)))
             await asyncio.sleep(0)
         await until(lambda: not cursor.in_use)
-        # 30 MB do not fit into the socket's buffers: the cursor is left alone meanwhile.
+        # 30 MB exceed the socket's buffers, so the feed stops reading its cursor.
         assert len(cursor.events) > 0
         for number in range(3000):
             assert json.loads(await reader.readline())["n"] == number

@@ -1,4 +1,4 @@
-"""The documents of many events, found in few requests to a scripted mongos."""
+"""Looking up the documents of many events with few requests to a scripted mongos."""
 
 import asyncio
 from typing import Any
@@ -154,14 +154,14 @@ async def test_all_batches_of_a_cursor_are_read():
 
 
 async def test_large_documents_come_a_few_at_a_time():
-    """The first ones are there; the cursor with the rest is killed."""
+    """Each lookup returns the first documents and kills the cursor with the rest."""
     documents = [{"_id": n, "x": "a" * 1000} for n in range(6)]
     async with scripted_mongos(c=documents) as mongos:
         mongos.per_batch = 1
         source = reads(mongos, target_bytes=2000)
         wants = [want({"_id": n}) for n in range(6)]
         assert await found(source, *wants) == documents[:2]
-        # The one that is wanted first may be the last to come.
+        # The first document to return may be the last to arrive.
         assert await found(source, *reversed(wants)) == documents[5:]
         assert mongos.open_cursors == 0
 

@@ -1,4 +1,4 @@
-"""What an update event looks up, and where its document goes."""
+"""The lookup of an update event, and the insertion of the document found."""
 
 from datetime import UTC, datetime
 
@@ -11,7 +11,7 @@ from router.lookup.events import MAX_EVENT_BYTES, wanted, with_document
 from shard_client.errors import CommandError
 
 UUID_BYTES = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
-# Seen on a server: an update in t2.s, sharded by k.
+# Recorded on a server: an update in t2.s, which is sharded by k.
 TOKEN = (
     "826B021D9E000000202B022C0100296E5A1004F877371811114FAD9F113AD4A4C53ACF461E6B002B021E5F6964002B"
     "020004"
@@ -29,7 +29,7 @@ REST = {name: value for name, value in EVENT.items() if name not in HEAD}
 
 
 def encoded(document):
-    """The encoder puts ``_id`` first, save in an inner document."""
+    """Encode an inner document, since the encoder moves ``_id`` first in an outer one."""
     return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
 
 
@@ -49,7 +49,7 @@ def test_other_events_look_up_nothing(kind):
 @pytest.mark.parametrize(
     ("data", "version"),
     [
-        # In a transaction, the third and the 300th operation; version 2.
+        # The third and the 300th operation of a transaction, and a version 2 token.
         ("826B021D9E000000202B022C01002B046E5A1004F877371811114FAD9F113AD4A4C53ACF46645F696400"
          "2B020004", 1),
         ("826B021D9E000000202B022C01002C02586E5A1004F877371811114FAD9F113AD4A4C53ACF46645F696400"
@@ -116,7 +116,7 @@ SESSION = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
 )
 @pytest.mark.parametrize("walled", [{}, {"wallTime": datetime(2026, 1, 1, tzinfo=UTC)}])
 def test_the_usual_form_is_read_as_any_other(front, expanded, walled):
-    """Events that begin as servers' do are searched at one go; others field by field."""
+    """A fast path parses events that begin as servers' do; others are read field by field."""
     event = encoded({**front, **{k: EVENT[k] for k in HEAD}, **expanded, **walled, **REST})
     other = encoded({"x": 1, **bson.decode(event)})
     usual, scanned = wanted(event), wanted(other)

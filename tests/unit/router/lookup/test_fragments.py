@@ -1,4 +1,4 @@
-"""Events that the lookup makes too large, split as servers do, and resumed in their middle."""
+"""Events that the lookup makes too large are split as by servers, and resume inside."""
 
 import bson
 import pytest
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def token(second: int, fragment: str = "") -> dict[str, str]:
-    """A version 2 token of an update, seen on a server save for its time."""
+    """Return a version 2 token of an update: a real server's, with another cluster time."""
     operation = "3C" + b"operationType".hex() + "003C" + b"update".hex() + "00"
     key = "46" + b"documentKey".hex() + "00461E5F6964002B0200"
     front = f"82{second:08X}000000012B042C0100296E5A100403F05CE70E104BA9AEE379E26A21EBAD46"

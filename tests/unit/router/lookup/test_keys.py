@@ -1,4 +1,4 @@
-"""Which document of a common answer belongs to which key."""
+"""Matching the documents of one reply to the keys that it was requested for."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Document = dict[str, Any]
 
 
 def encoded(document: Document) -> bytes:
-    """The encoder puts ``_id`` first, save in an inner document."""
+    """Encode an inner document, since the encoder moves ``_id`` first in an outer one."""
     return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
 
 
@@ -30,7 +30,7 @@ def decoded(keys: list[DocumentKey]) -> list[Document]:
 
 
 def matched(keys: list[Document], documents: list[Document]) -> tuple[list[Any], ...]:
-    """Found documents, absent keys, keys to ask for alone and again, decoded."""
+    """Return found documents, absent keys, keys to request alone, and keys to request again."""
     answer = match_up(keyed(*keys), raw(*documents))
     found = [bson.decode(document) for document in answer.found.values()]
     return found, decoded(answer.absent), decoded(answer.alone), decoded(answer.again)
@@ -41,7 +41,7 @@ def test_the_filter_goes_by_id_and_by_the_front_of_the_shard_key():
     assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, "x", 1.0]}}
     keys = keyed({"k": 7, "l": 1, "_id": 1}, {"k": 7, "l": 2, "_id": 2})
     assert bson.decode(filter_for_all(keys)) == {"k": {"$in": [7]}, "_id": {"$in": [1, 2]}}
-    # The shard key was refined meanwhile, from _id or to another first field.
+    # The keys differ if the shard key changed between the events.
     keys = keyed({"_id": 1}, {"k": 7, "_id": 2})
     assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, 2]}}
 
@@ -72,7 +72,7 @@ def test_a_number_or_a_text_may_equal_another_and_is_asked_for_again():
         found, absent, alone, again = matched([one, two], [two])
         assert (raw(*found), absent, alone) == (raw(two), [], [])
         assert raw(*again) == raw(one)
-        # Asked for without the other it brings a document of other bytes: one by one, then.
+        # Requested without the other, it still finds the other's bytes, so it is requested alone.
         assert match_up(keyed(one), raw(two)).alone == keyed(one)
 
 
@@ -98,7 +98,7 @@ IDS = st.one_of(
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Compare as a server does whose collection's collation knows no case."""
+    """Compare as a server does under a collation that ignores case."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, str) and isinstance(other, str):
@@ -111,7 +111,7 @@ def equal(one: Any, other: Any) -> bool:
     st.lists(st.tuples(st.integers(0, 1), IDS), max_size=5),
 )
 def test_each_key_gets_what_a_server_finds_for_it_alone(wanted, stored):
-    """Ask as often as the answers say; all keys then have what their own requests would bring."""
+    """After all repeated requests, each key has the document that its own request would find."""
     documents = [bson.encode({"_id": i, "k": k}) for k, i in stored]
     asked_for = raw(*({"k": k, "_id": i} for k, i in wanted))
     keys = [DocumentKey.of(each) for each in dict.fromkeys(asked_for)]
@@ -146,5 +146,5 @@ def test_each_key_gets_what_a_server_finds_for_it_alone(wanted, stored):
         got |= {key.raw: find(key) for key in pending}
     for key in keys:
         expected = find(key)
-        # Of several that equal it one may be its own by bytes; a server tells of two.
+        # One of several equal documents may match by its bytes, where a server reports two.
         assert got[key.raw] == expected or (len(expected) > 1 and got[key.raw][0] in expected)

@@ -1,4 +1,4 @@
-"""What of a request with a lookup the shards run, and what comes after it."""
+"""Splitting a request with a lookup into the shards' stages and the stages after it."""
 
 import pytest
 

@@ -75,7 +75,7 @@ def test_the_last_event_needs_no_room_for_a_next_one(space):
     st.lists(st.booleans(), min_size=100, max_size=100),
 )
 def test_the_log_is_the_end_of_what_was_appended(appends, repeats):
-    """Against a plain list: what is here, where keys are found, what is read from each number."""
+    """Compare content, key positions and reads from each number with those of a plain list."""
     log = MergedLog(b"", key_of)
     everything: list[bytes] = []
     number = 0

@@ -21,7 +21,7 @@ def merger(remotes: int, **topology: bool) -> Merger:
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
-    """A sort key and what stands for the event, which tells key and remote."""
+    """Return a sort key and an event that encodes the key and its remote."""
     return key(number), b"%d:%d:" % (number, remote) + filler
 
 
@@ -43,7 +43,7 @@ def released(made: Merger) -> list[bytes]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, bytes]], bytes]]]:
-    """Batches of several remotes in an order of arrival: (remote, events, promise key)."""
+    """Draw batches of several remotes, in order of arrival: (remote, events, promise key)."""
     remotes = draw(st.integers(1, 5))
     numbers = draw(st.lists(st.integers(0, 60), max_size=60).map(sorted))
     owners = draw(st.lists(st.integers(0, remotes - 1), min_size=60, max_size=60))
@@ -247,7 +247,7 @@ def test_the_mark_is_the_smallest_promise():
 
 
 class TestTopologyRemote:
-    """docs/protocol.md, section 6: when the config server's promise may be the mark."""
+    """When the config server's promise may be the mark (docs/protocol.md, section 6)."""
 
     def make(self) -> Merger:
         made = Merger()
@@ -300,6 +300,6 @@ def test_what_was_released_is_let_go_even_when_a_remote_is_always_ahead():
         add(made, 0, [2 * n, 2 * n + 1], 2 * n + 1)
         add(made, 1, [], 2 * n)
         released(made)
-    # Internals, since nothing else shows what is still referenced.
+    # Only the internals show what is still referenced.
     held = sum(len(run.events) for run in made._remotes[0].runs)
     assert held <= 4

@@ -1,4 +1,4 @@
-"""A cursor id names its worker, and nothing else does."""
+"""Cursor ids encode the worker that owns the cursor."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What one worker asks of another: cursors, sessions, fail points, figures."""
+"""Requests between workers: cursors, sessions, fail points, status."""
 
 import asyncio
 from typing import Any
@@ -150,9 +150,7 @@ async def test_any_worker_s_status_is_that_of_all() -> None:
             listed = status["mergerouter"]["workers"]
             assert [each["worker"] for each in listed] == [1, 2]
             assert [each["streams"] for each in listed] == [2, 1]
-        assert (
-            status["network"]["numRequests"] == 5
-        )  # what workers ask of each other is not counted
+        assert status["network"]["numRequests"] == 5  # without those between workers
 
 
 async def test_a_worker_that_is_gone_is_left_out_of_the_status() -> None:

@@ -1,4 +1,4 @@
-"""One serverStatus of all workers: sums where sums mean something."""
+"""The serverStatus of all workers together: counts are added where that makes sense."""
 
 from datetime import UTC, datetime
 from typing import Any

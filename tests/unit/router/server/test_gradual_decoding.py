@@ -1,4 +1,4 @@
-"""Large documents decoded in pieces: the same values, and no piece holds up the loop."""
+"""Large documents decode in pieces to the same values, without blocking the loop."""
 
 import asyncio
 from contextlib import suppress
@@ -20,7 +20,8 @@ from tests.unit.shard_client.bson_values import documents
 SMALL = 16
 
 
-# Code with a scope is never cut, and what has the form of a DBRef becomes none.
+# Without Code with a scope, which is never cut, and documents in the form of a DBRef, which
+# decode to plain documents when they are cut.
 CUT = documents.filter(
     lambda document: not any(name in repr(document) for name in ("Code", "DBRef", "$ref"))
 )

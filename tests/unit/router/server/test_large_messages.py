@@ -1,4 +1,4 @@
-"""Large messages stop nobody else: refused before they are decoded, or worked on off the loop."""
+"""Large messages block no other client: they are refused undecoded or handled off the loop."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ async def answer_ok(asked: Asked) -> None:
 
 
 class Threads:
-    """Which threads ran a function that is watched."""
+    """Records which threads run a function."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
         function: Callable[..., Any] = getattr(module, name)

@@ -1,4 +1,4 @@
-"""The listening side: order, streaming, bad input, clients that go, the end of the process."""
+"""The listener: order, streaming, bad input, disconnecting clients, shutdown."""
 
 import asyncio
 import struct
@@ -130,7 +130,7 @@ async def test_hello_waits_for_a_change_of_the_topology() -> None:
         reply = await client.receive()
         assert reply["topologyVersion"]["counter"] == version["counter"] + 1
         assert reply.flags == 0
-        # What is old already is answered at once.
+        # An outdated topologyVersion is answered at once.
         assert (await client.command("admin", command))["ok"] == 1
 
 

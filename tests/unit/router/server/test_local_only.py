@@ -1,4 +1,4 @@
-"""What a mongos lets only its own machine's clients do is closed to the router's remote clients."""
+"""Commands that a mongos reserves for local clients are refused to the router's remote clients."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is not ours goes to the upstream mongos as it came, and its answers come back so."""
+"""The pass-through: all but change streams goes unchanged to the upstream mongos and back."""
 
 import asyncio
 from typing import Any
@@ -296,7 +296,7 @@ async def test_all_clients_move_on_together_when_a_mongos_fails() -> None:
             assert first.listening is not None
             first.listening.close()
             await new.command("db", {"insert": "c", "n": 2})
-            # The old connection would still be answered by the first one.
+            # The old connection would still reach the first mongos.
             await old.command("db", {"insert": "c", "n": 3})
             assert [each.command["n"] for each in first.asked] == [1]
             assert [each.command["n"] for each in second.asked] == [2, 3]
@@ -372,7 +372,7 @@ async def test_a_link_that_was_cut_while_idle_is_made_anew() -> None:
         await client.command("db", {"insert": "c"})
         mongos.asked[0].writer.transport.abort()
         await until(lambda: not mongos.open)
-        # The router's end hears of it a turn later; until then a command would break the client.
+        # The router's end notices one turn later; a command before that would fail.
         await client.command("admin", {"ping": 1})
         assert (await client.command("db", {"insert": "c"}))["ok"] == 1
         assert mongos.names() == ["insert", "insert"]

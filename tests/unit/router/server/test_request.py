@@ -1,4 +1,4 @@
-"""Requests taken apart: what is found, and that damage is an error and nothing else."""
+"""Parsing requests; damaged ones raise the expected errors and no others."""
 
 import asyncio
 import struct
@@ -26,7 +26,7 @@ MESSAGES = [
 
 
 async def test_the_command_s_name_is_found_without_decoding() -> None:
-    body = b"\0\0\0\0\4"  # an array that is no array: decoding it would fail
+    body = b"\0\0\0\0\4"  # a malformed array, which would fail to decode
     frame = build_msg(bson.encode({"insert": "c", "$db": "d"}), request_id=9, flags=MORE_TO_COME)
     request = await read_request(frame)
     assert (request.name, request.request_id, request.wants_reply) == ("insert", 9, False)
@@ -69,7 +69,7 @@ async def test_documents_without_a_usable_name_have_none(command: dict[str, int]
 
 
 def take_apart(frame: bytes) -> None:
-    """Do with a frame what the server does; only the two errors may come out."""
+    """Parse a frame as the server does; only the two expected errors may be raised."""
 
     async def read() -> None:
         request = await read_request(frame)

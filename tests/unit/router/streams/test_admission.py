@@ -1,4 +1,4 @@
-"""What is too much is refused with a clear error; what ends makes room again."""
+"""Openings beyond a limit are refused with a clear error; closed streams free their share."""
 
 import asyncio
 from random import Random
@@ -18,7 +18,7 @@ HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")
 
 
 def different(number: int) -> dict[str, object]:
-    """Fields that make a stream different from the others."""
+    """Return fields that make a stream different from all others."""
     return {"let": {"n": number}}
 
 
@@ -36,7 +36,7 @@ async def test_more_cursors_than_allowed_are_refused(cluster: ScriptedCluster):
     assert error.message == (
         "too many change streams: 2 cursors are open; close some, or raise maxCursors"
     )
-    # Drivers that know the labels try again with pauses; none takes it for a broken stream.
+    # Drivers that support these labels retry with backoff; the resumable label is not set.
     assert error.labels == {"SystemOverloadedError", "RetryableError"}
     registry.kill([cursors[0].cursor_id], OWNER)
     await registry.open(stream(), OWNER)
@@ -49,7 +49,7 @@ async def test_one_client_does_not_take_the_others_share(cluster: ScriptedCluste
     error = await refusal(registry, HERE)
     assert "1 different change streams were opened by 10.0.0.1" in error.message
     assert "maxStreamsPerClient" in error.message
-    await registry.open(stream(), HERE)  # the one that is there, once more
+    await registry.open(stream(), HERE)  # the same stream once more
     with pytest.raises(CommandError, match=r"2 cursors of 10\.0\.0\.1 are open.*PerClient"):
         await registry.open(stream(), HERE)
     await registry.open(stream(), THERE)
@@ -83,7 +83,7 @@ async def test_different_streams_are_what_costs_the_members(cluster: ScriptedClu
 async def test_memory_and_connections_bound_the_number_of_streams(
     cluster: ScriptedCluster, parameter: str, limits: dict[str, int]
 ):
-    """Two streams on four members each have 8 remotes; a third would make it 12."""
+    """Two streams on four members have 8 remotes; a third would make 12."""
     registry = cluster.registry(**limits)
     for number in range(2):
         await registry.open(stream(**different(number)), OWNER)
@@ -122,7 +122,7 @@ async def test_what_fails_or_is_given_up_is_not_counted(cluster: ScriptedCluster
 
 
 async def test_a_client_left_behind_that_gets_no_remotes_may_resume(cluster: ScriptedCluster):
-    """Its own stream goes beyond it, and there is no room for another one: it tries again."""
+    """The shared stream has passed it, and there is no room for another one, so it retries."""
     registry = cluster.registry(share_log_bytes=BIG, max_streams=1)
     slow, _ = await registry.open(stream(), OWNER)
     fast, _ = await registry.open(stream(), OWNER)
@@ -183,7 +183,7 @@ def test_batches_shrink_with_the_number_of_remotes():
 
 
 async def test_a_remote_s_batches_follow_the_memory_that_is_left(cluster: ScriptedCluster):
-    """Eight streams leave less to each of them: getMores ask for fewer events."""
+    """Eight streams share the memory, so each one's getMores ask for fewer events."""
     registry = cluster.registry(total_buffer_bytes=32 * 4 * LEAST_BATCH, batch_target_bytes=1 << 20)
     cursor, _ = await registry.open(stream(), OWNER)
     for number in range(7):

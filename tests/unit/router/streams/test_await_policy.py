@@ -1,4 +1,4 @@
-"""How often a progress cursor may look at its member."""
+"""How often a progress cursor may query its member."""
 
 from router.stream_settings import StreamSettings
 from router.streams.await_policy import ProbeBudget
@@ -7,7 +7,7 @@ LIMITS = StreamSettings(probe_share=0.05, probe_burst=0.25)
 
 
 def looks(takes: float, every: float, seconds: float) -> int:
-    """How many looks that take so long are afforded of those that are wanted."""
+    """Return how many probes of ``takes`` seconds the budget allows if tried ``every`` seconds."""
     budget, count, now = ProbeBudget(LIMITS, 1000.0), 0, 1000.0
     while now < 1000.0 + seconds:
         if budget.affords(now):

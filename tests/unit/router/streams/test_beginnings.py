@@ -1,4 +1,4 @@
-"""A stream's first steps: what it has to pass over, what fails while it is being opened."""
+"""Opening a stream: skipping events up to the token, and failures during the opening."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.unit.router.conftest import OWNER, ScriptedCluster, read_until, strea
 
 
 async def test_what_a_resumed_client_has_already_makes_room_again(cluster: ScriptedCluster):
-    """Budgets that are full of events to be dropped must not stand in the way of the next one."""
+    """Events up to the token fill the budget and are dropped, so that the next one fits."""
     registry = cluster.registry(
         remote_buffer_bytes=2000, stream_buffer_bytes=4000, batch_target_bytes=500
     )

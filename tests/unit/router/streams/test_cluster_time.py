@@ -1,6 +1,6 @@
-"""What time it is: asked once for all who ask at once, over connections that are there.
+"""The cluster time of openings: one request serves concurrent ones, over existing connections.
 
-Nothing that is written later lies before the time told.
+No later write has a cluster time before the one returned.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ async def test_shards_behind_the_time_told_are_told_it(cluster: ScriptedCluster)
     cursor, _ = await registry.open(stream(None), OWNER)
     for shard in behind:
         assert shard.now >= Timestamp(105, 7)
-    # What a shard writes next is beyond the time that it knows.
+    # A shard's next write lies beyond the latest cluster time that it has seen.
     written = behind[0].now
     behind[0].insert(Timestamp(written.time, written.inc + 1), 1)
     cluster.noop(200)
@@ -26,9 +26,9 @@ async def test_shards_behind_the_time_told_are_told_it(cluster: ScriptedCluster)
 
 
 async def test_all_who_open_at_once_ask_for_the_time_once(cluster: ScriptedCluster):
-    """Even if their streams differ in everything; and the shard list is read once for all."""
+    """This holds even for different streams, and the shard list is also read only once."""
     registry = cluster.registry()
-    # The first of them asks at once, the others share the next question.
+    # The first opening sends a request at once; the others share the next one.
     requests = [stream(None, comment=n, let={"n": n}) for n in range(10)]
     config, shards = cluster.config, cluster.shards.values()
     await registry.open(stream(None), OWNER)
@@ -39,7 +39,7 @@ async def test_all_who_open_at_once_ask_for_the_time_once(cluster: ScriptedClust
             group.create_task(registry.open(request, OWNER))
     assert config.commands["find"] - lists <= 2
     for shard, before in zip(shards, hellos, strict=True):
-        # One of each opening, to see whether the member is still primary.
+        # Each opening sends one, to check that the member is still primary.
         assert shard.commands["hello"] - before <= 2 + len(requests)
         assert shard.commands["aggregate"] == 1 + len(requests)
 

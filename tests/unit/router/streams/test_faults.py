@@ -1,4 +1,4 @@
-"""A seeded storm of faults: every event comes exactly once, in order, and nothing is left."""
+"""A seeded sequence of faults: every event arrives exactly once, in order, without leaks."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ EVENTS = 150
 
 
 async def storm(cluster: ScriptedCluster, chance: random.Random) -> None:
-    """Write numbered events over the shards, with faults in between."""
+    """Write numbered events on all shards, with faults in between."""
     members = cluster.members
     second = 101
     for number in range(EVENTS):
@@ -67,14 +67,14 @@ async def test_every_event_once_and_in_order(cluster: ScriptedCluster, seed: int
     assert found == list(range(EVENTS))
     assert marks == sorted(marks), "a resume token never goes backwards"
     await registry.close()
-    # An opening whose answer was cut off leaves a cursor that nobody knows; the shard ends it.
+    # An opening whose reply was lost leaves an unread cursor, which the shard's timeout ends.
     left = [each for member in cluster.members for each in member.cursors.values()]
     assert not any(each.read for each in left)
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_resuming_at_any_token_gives_the_rest(cluster: ScriptedCluster, seed: int):
-    """A client that loses its router again and again and resumes as drivers do."""
+    """A client loses its router again and again, and resumes as drivers do."""
     chance = random.Random(seed)
     found: list[int] = []
     token: dict[str, str] | None = None

@@ -10,7 +10,7 @@ DAY = 24 * 3600
 
 
 def spend(budget: NoteBudget, begin: float, seconds: float) -> list[float]:
-    """Take a token whenever there is one; return when."""
+    """Take tokens as soon as they are available; return the times."""
     taken, now = [], begin
     while (now := budget.ready_at(now)) <= begin + seconds:
         assert budget.take(now)

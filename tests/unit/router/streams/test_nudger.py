@@ -1,4 +1,4 @@
-"""Nudges: which way, how many, and that none is made for nothing."""
+"""Nudges: by note or by read, how often, and only when necessary."""
 
 import asyncio
 from dataclasses import replace
@@ -25,7 +25,7 @@ NUDGING = replace(LIMITS, nudge=True, nudge_delay=0.001)
 
 
 class Nudged:
-    """A nudger on the scripted cluster, with attempts that can be awaited."""
+    """A nudger on the scripted cluster whose attempts can be awaited."""
 
     def __init__(self, cluster: ScriptedCluster, **changes: object) -> None:
         limits = replace(NUDGING, **changes)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ async def test_what_is_not_wanted_any_more_when_its_turn_comes_is_no_nudge(
 
 
 async def test_a_nudge_goes_past_what_is_wanted_when_its_turn_comes(cluster: ScriptedCluster):
-    """Otherwise each note of a busy stream would be for the event after the note before."""
+    """Otherwise each note of a busy stream would cover one event only."""
     nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
     await nudged.once(Timestamp(200, 1))
     newest = Timestamp(300, 1)
@@ -246,7 +246,7 @@ async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
 
 
 async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: ScriptedCluster):
-    """Quiet or not, an event takes one nudge a member; what waits is counted, not timed."""
+    """Quiet or not, an event takes one nudge a member; the test counts requests, not time."""
     registry = cluster.registry(NUDGING, await_quiet=30.0, probe_worth=0.002, linger=60.0)
     cursor, _ = await registry.open(stream(), OWNER)
     await until(lambda: all(member.commands["getMore"] for member in cluster.members))

@@ -1,4 +1,4 @@
-"""The pace of a stream's events."""
+"""How a stream's rate of events is classified."""
 
 import pytest
 
@@ -9,7 +9,7 @@ LIMITS = StreamSettings()
 
 
 def pace_of(interval: float, count: int = 100) -> tuple[Pace, float]:
-    """A pace that has seen ``count`` events ``interval`` seconds apart, and the time after."""
+    """Return a pace after ``count`` events ``interval`` seconds apart, and the time."""
     pace, now = Pace(LIMITS), 0.0
     for _ in range(count):
         now += interval

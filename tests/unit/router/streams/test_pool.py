@@ -1,4 +1,4 @@
-"""Identical streams share their remotes; no client sees that it is not alone."""
+"""Clients of identical streams share remotes, without a visible difference."""
 
 import asyncio
 from typing import Any
@@ -26,17 +26,17 @@ REMOTES = 4
 """Three shards and the config server."""
 
 BIG = 70_000
-"""Bytes of an event that fills a block of the log by itself."""
+"""The size of an event that fills one block of the log."""
 
 
 async def opened(registry: CursorRegistry, count: int, *start: Any, **more: Any) -> list[Any]:
-    """Open the same stream so often, all at once."""
+    """Open the same stream ``count`` times concurrently."""
     opening = [registry.open(stream(*start, **more), OWNER) for _ in range(count)]
     return [cursor for cursor, _ in await asyncio.gather(*opening)]
 
 
 def write(cluster: ScriptedCluster, *seconds: int, size: int = 0) -> None:
-    """An event a second, in turns on the shards, numbered by its second; then all move past it."""
+    """Write one event a second, on the shards in turn; then all members advance past it."""
     for second in seconds:
         shard = cluster.shards[f"s{second % 3}"]
         shard.insert(second, second, filler="x" * size)
@@ -196,7 +196,7 @@ async def test_a_lone_slow_client_does_not_make_the_shards_be_read_without_bound
 
 
 def paused(registry: CursorRegistry) -> bool:
-    """Whether every shard waits until a client reads on."""
+    """Return whether every shard's remote has paused until a client reads."""
     (description,) = registry.describe()
     shards = [remote for remote in description.remotes if remote.target != "config"]
     return all(remote.state == "paused" for remote in shards)
@@ -281,7 +281,7 @@ async def test_an_invalidate_ends_the_stream_for_each_client_in_its_time(
     assert await read_until(first, 2) == [101, 2]
     ended = await first.next_batch(None, 1)
     assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, token)
-    # Who has not got there yet reads on, what starts later starts anew.
+    # Clients before the invalidate continue to read; later openings get a new stream.
     third, _ = await registry.open(stream(104), OWNER)
     assert await read_until(third, 1) == [105]
     assert numbers(await second.next_batch(1, 1)) == [101]
@@ -301,7 +301,7 @@ async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedClust
     (latecomer,) = await opened(registry, 1, pipeline=after)
     assert await read_until(latecomer, 3) == [105, 106, 107]
     assert cluster.open_cursors == REMOTES
-    # An invalidate that these have passed over ends a stream that starts before it.
+    # An invalidate that these skipped ends a stream that starts before it.
     (other,) = await opened(registry, 1, 103)
     assert await read_until(other, 1) == [2]
     ended = await other.next_batch(None, 1)
@@ -344,7 +344,7 @@ async def test_closing_tells_those_who_are_still_opening(cluster: ScriptedCluste
 
 
 async def test_an_opener_that_goes_away_leaves_the_others_alone(cluster: ScriptedCluster):
-    # An opening that was asked for is answered, which a busy machine may take its time for.
+    # The opening is still answered, which may take a while on a busy machine.
     registry = cluster.registry(share_linger=0.01, close_timeout=PATIENCE)
     first, second = (asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(2))
     await asyncio.sleep(0)
@@ -364,7 +364,7 @@ async def test_an_opener_that_goes_away_leaves_the_others_alone(cluster: Scripte
 
 
 async def test_clients_that_come_and_go_at_random_get_what_is_theirs(cluster: ScriptedCluster):
-    """Twenty clients at their own paces, over a log that holds a few events."""
+    """Twenty clients read at their own paces from a log that keeps a few events."""
     registry = cluster.registry(share_log_bytes=4 * BIG, share_linger=0.01)
     last = 160
 

@@ -244,7 +244,7 @@ async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluste
 
 
 async def test_nobody_looks_at_a_member_that_reads_its_oplog(cluster: ScriptedCluster):
-    """Whether it waits is not known before its first reply: to scan twice would take longer."""
+    """Before its first reply the member may be scanning, and a second scan would slow it down."""
     registry = cluster.registry(nudge=True, await_quiet=20.0, probe_worth=0.0)
     slow = cluster.shards["s1"]
     slow.slow["getMore"] = 0.15

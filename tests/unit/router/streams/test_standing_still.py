@@ -1,4 +1,4 @@
-"""Members that answer, and never show what their replica set has written; members that are away."""
+"""Members that answer without their promise advancing, and members that are unreachable."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NUDGING = replace(LIMITS, nudge=True, promise_timeout=0.2, failure_timeout=30.0)
 
 
 async def second_member(cluster: ScriptedCluster) -> tuple[ScriptedMember, ScriptedMember]:
-    """Give shard s1 another member, which is secondary; return both."""
+    """Add a secondary to shard s1; return both members."""
     old = cluster.shards["s1"]
     new = await ScriptedMember("rs1", primary=False).start()
     cluster.extra.append(new)

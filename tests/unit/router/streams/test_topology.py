@@ -1,4 +1,4 @@
-"""Shards that come, go, move and change their members; a config server that is not there."""
+"""Shards that join, leave, move and change members; unreachable config servers."""
 
 import asyncio
 
@@ -28,11 +28,11 @@ from tests.unit.router.conftest import (
 _NAMESPACE = {"db": "config", "coll": "shards"}
 
 BLOCK = 70_000
-"""Bytes of an event that fills a block of the log by itself."""
+"""The size of an event that fills one block of the log."""
 
 
 def tell(cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = "") -> None:
-    """Change config.shards at ``second``, and tell its change stream."""
+    """Change config.shards at ``second`` and write the event to its change stream."""
     shards = [each for each in cluster.config.documents["shards"] if each["_id"] != shard]
     cluster.config.documents["shards"] = shards
     if operation != "delete":
@@ -48,14 +48,14 @@ def tell(cluster: ScriptedCluster, second: int, operation: str, shard: str, host
 
 
 def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> RemoteDescription:
-    """Describe the first, or last, remote on ``target`` of the only stream."""
+    """Describe the first or last remote on ``target`` of the only stream."""
     (described,) = registry.describe()
     found = [each for each in described.remotes if each.target == target]
     return found[-1 if last else 0]
 
 
 async def test_a_removal_that_no_stream_tells_of_is_noticed(cluster: ScriptedCluster):
-    """As on 6.0: the shard drains, and then it is not in the list any more."""
+    """As on 6.0, the shard drains and later is missing from the list."""
     registry = cluster.registry(departure_interval=0.01)
     cursor, _ = await registry.open(stream(), OWNER)
     for document in cluster.config.documents["shards"]:
@@ -77,7 +77,7 @@ async def test_a_removal_that_no_stream_tells_of_is_noticed(cluster: ScriptedClu
     cluster.config.documents["shards"] = left
     read = cluster.config.commands["find"]
     await until(lambda: cluster.config.commands["find"] > read)
-    cluster.noop(200)  # so that it promises past the time when the list was read
+    cluster.noop(200)  # promises beyond the time when the list was read
     await until(lambda: "s1" not in [each.target for each in registry.describe()[0].remotes])
     listed = cluster.config.commands["find"]
     cluster.shards["s0"].insert(201, 2)
@@ -94,7 +94,7 @@ async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
 
 
 async def test_a_shard_that_is_added_while_a_stream_is_opened(cluster: ScriptedCluster):
-    """The list has been read, a shard does not answer yet; then the new one joins and writes."""
+    """The shard joins and writes after the list was read, while another shard is slow to answer."""
     registry = cluster.registry(open_timeout=5.0)
     slow = cluster.shards["s1"]
     slow.hang.add("aggregate")
@@ -127,7 +127,7 @@ async def test_a_shard_that_is_added_while_the_config_server_is_away(cluster: Sc
 
 
 async def test_a_shard_that_was_added_while_the_router_was_away(cluster: ScriptedCluster):
-    """A new shard has nothing of the time before it, and is asked for it all the same."""
+    """The stream starts before the shard joined; the shard is opened from the start as well."""
     tell(cluster, 105, "insert", "s9", (new := await extra(cluster, "rs9")).host)
     cluster.shards["s0"].insert(104, 1)
     new.insert(106, 2)
@@ -137,7 +137,7 @@ async def test_a_shard_that_was_added_while_the_router_was_away(cluster: Scripte
 
 
 async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluster):
-    """Longer than ``failure_timeout``, in which a shard would have been given up."""
+    """It does so for longer than ``failure_timeout``, after which a shard's failure is fatal."""
     registry = cluster.registry(failure_timeout=0.1)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.shards["s0"].insert(101, 1)
@@ -162,7 +162,7 @@ async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluste
 
 
 async def test_what_the_config_server_has_forgotten_can_be_resumed(cluster: ScriptedCluster):
-    """Whoever resumes has the list read anew; so this is not the end, as a shard's would be."""
+    """A resumed stream reads the shard list again, so unlike a shard's this error is resumable."""
     cursor, _ = await cluster.registry().open(stream(), OWNER)
     cluster.config.fail("getMore", 286, "Resume of change stream was not possible")
     async with asyncio.timeout(PATIENCE):
@@ -173,7 +173,7 @@ async def test_what_the_config_server_has_forgotten_can_be_resumed(cluster: Scri
 
 
 async def test_the_config_server_as_a_shard(cluster: ScriptedCluster):
-    """It has two remotes then, of one name: one for its data, one for config.shards."""
+    """Two remotes have the same target: one for its data, one for config.shards."""
     tell(cluster, 98, "insert", "config", cluster.config.host)
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(None), OWNER)
@@ -185,7 +185,7 @@ async def test_the_config_server_as_a_shard(cluster: ScriptedCluster):
     assert remote(registry, "config").topology
     cluster.shards["s0"].insert(105, 1)
     cluster.noop(106)
-    # The scripted config server gives the event to both of its streams; one delivers it.
+    # The scripted config server returns the event to both remotes; only one delivers it.
     cluster.config.insert(107, 2, operationType="update", documentKey={"_id": "s0"}, ns=_NAMESPACE)
     cluster.noop(108)
     assert await read_until(cursor, 2) == [1, 2]
@@ -206,7 +206,7 @@ async def test_the_config_server_joins_as_a_shard_and_leaves(cluster: ScriptedCl
 
 
 async def test_a_removed_shard_is_let_go_at_once(cluster: ScriptedCluster):
-    """Nobody writes; its promise is moved on, since it may soon be shut down."""
+    """Without writes, a nudge advances its promise, since the shard may soon be shut down."""
     registry = cluster.registry(nudge=True, nudge_delay=0.001)
     cursor, _ = await registry.open(stream(), OWNER)
     gone = cluster.shards["s2"]
@@ -237,7 +237,7 @@ async def test_a_shard_that_was_removed_comes_back_under_its_name(cluster: Scrip
 
 
 async def test_a_shard_that_moves_to_other_hosts(cluster: ScriptedCluster):
-    """All members replaced while the stream is open, the list updated in place."""
+    """All members are replaced while the stream is open, and the list is updated in place."""
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
     old = cluster.shards["s1"]
@@ -258,7 +258,7 @@ async def test_a_shard_that_moves_to_other_hosts(cluster: ScriptedCluster):
 async def test_members_join_and_leave_a_replica_set(
     cluster: ScriptedCluster, kind: type[ReplicaSet]
 ):
-    """A second member joins and is elected; then the first is taken out and ended."""
+    """A second member joins and is elected; then the first is removed and stopped."""
     registry = cluster.registry(LIMITS, kind=kind, failure_timeout=10.0, connect_timeout=5.0)
     cursor, _ = await registry.open(stream(), OWNER)
     first, second = cluster.shards["s1"], await extra(cluster, "rs1")
@@ -281,7 +281,7 @@ async def test_members_join_and_leave_a_replica_set(
 
 
 async def test_a_stream_goes_on_while_there_is_no_primary(cluster: ScriptedCluster):
-    """An election takes a while; the client sees nothing but a pause."""
+    """During an election the client sees a pause and no error."""
     registry = cluster.registry(failure_timeout=10.0)
     cursor, _ = await registry.open(stream(), OWNER)
     shard = cluster.shards["s1"]
@@ -314,7 +314,7 @@ async def test_a_slow_shard_is_waited_for_and_named(cluster: ScriptedCluster):
 
 
 async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster: ScriptedCluster):
-    """The list that the opening has read is older; others have read the new one meanwhile."""
+    """The opening has an older list, while other readers already have the new one."""
     cluster.registry()
     router = cluster.clusters[0]
     shards = (await router.shards()).hosts
@@ -329,7 +329,7 @@ async def test_a_shard_that_is_removed_while_a_stream_from_now_is_opened(cluster
 async def test_a_shard_that_is_removed_while_one_who_was_left_behind_gets_remotes_of_its_own(
     cluster: ScriptedCluster,
 ):
-    """The list is newer than the time it was asked at: the shard wrote in between."""
+    """The shard writes after the request for the list, and is removed before the reply."""
     registry = cluster.registry(share_log_bytes=100)
     slow, _ = await registry.open(stream(), OWNER)
     fast, _ = await registry.open(stream(), OWNER)

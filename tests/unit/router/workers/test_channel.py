@@ -1,4 +1,4 @@
-"""Parent and worker: messages in order, connections that arrive whole, ends that are heard of."""
+"""The channel between parent and worker: messages, connections, and either side's end."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
     worker.close()
     assert await parent.receive() == {"ready": True}
     assert await parent.receive() is None
-    parent.send(load=1)  # the other end is closed: nothing breaks
+    parent.send(load=1)  # the other end is closed, which is no error
     parent.close()
 
 

@@ -1,4 +1,4 @@
-"""Who gets the next connection."""
+"""Choosing the worker of the next connection."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_streams_opened_one_after_the_other_are_spread_evenly(workers: int, stre
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("pattern", ["s", "m s", "m s s", "s u", "u", "m u s"])
 def test_connections_that_come_at_once_are_spread(workers: int, pattern: str) -> None:
-    """Each opens a stream, waits as a monitor, or has not shown yet what it is for."""
+    """Each opens a stream, waits as a monitor, or has sent nothing yet."""
     numbers = range(1, workers + 1)
     found = {kind: dict.fromkeys(numbers, 0) for kind in "smu"}
     last = 0
@@ -36,7 +36,7 @@ def test_connections_that_come_at_once_are_spread(workers: int, pattern: str) ->
         last = choose_worker(loads, found["u"], last)
         found[kind][last] += 1
     most, fewest = max(found["s"].values()), min(found["s"].values())
-    # Chance would do worse, and "u" may yet become streams.
+    # A random choice would spread them less evenly; "u" may still open streams.
     assert most - fewest <= (2 if "u" not in pattern else most / 2)
 
 

@@ -1,4 +1,4 @@
-"""The parent's beginning and end, when its workers do not begin or do not answer."""
+"""The parent's start and shutdown when workers fail to start or do not answer."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the router's private folders are made."""
+    """Return the folder in which the router makes its private folders."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -50,7 +50,7 @@ async def test_no_process_to_be_had_ends_the_start(
 async def test_a_signal_before_all_are_ready_ends_what_has_begun(
     monkeypatch: pytest.MonkeyPatch, folders: Path
 ) -> None:
-    monkeypatch.setattr(child, "_PROGRAM", "http.server")  # runs, but never says that it is ready
+    monkeypatch.setattr(child, "_PROGRAM", "http.server")  # runs, but never reports ready
     started: list[int] = []
     start = child.Child.start
 

@@ -1,4 +1,4 @@
-"""How many events are asked for, given those that came."""
+"""The batch size to request, given the events received so far."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_full_batches_lead_to_the_target():
 
 @pytest.mark.parametrize("events", [1, 50, 100])
 def test_a_few_small_events_promise_nothing_of_those_to_come(events: int):
-    """A batch of large ones that follows them must not burst the budget."""
+    """A batch of large events after them must not exceed the budget."""
     size = BatchSize(1024 * KIB)
     first = size.current
     for _ in range(20):

@@ -37,7 +37,7 @@ def _reply(events, batch="nextBatch", **cursor):
 
 
 def _encode_in_order(document) -> bytes:
-    """As ``bson.encode``, which moves ``_id`` to the front at top level only."""
+    """Encode without moving ``_id`` to the front, which ``bson.encode`` does at top level only."""
     return bson.encode({"": document})[6:-1]
 
 
@@ -46,7 +46,7 @@ def _slice(reply) -> CursorBatch:
 
 
 def recorded_replies():
-    """Yield each reply as it was recorded and decoded; all of them together are large."""
+    """Yield each recorded reply, raw and decoded, one at a time because all are large."""
     for reply in recorded.replies():
         yield reply, bson.decode(reply.raw)
 
@@ -107,7 +107,7 @@ def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
     for name, case in recorded.cases().items():
         for step in case.get("steps", ()):
             reply = step["reply"]
-            # What mongos passes on from a shard has the fields of a shard's reply.
+            # A reply that mongos passes on from a shard has the fields of a shard's reply.
             if not reply.get("ok") or "cursor" not in reply or name == "passthrough":
                 continue
             raw = bson.encode(reply)

@@ -1,4 +1,4 @@
-"""A remote cursor on a scripted member: reading ahead, pausing, hanging members, closing."""
+"""A remote cursor on a scripted member: prefetching, pausing, hanging members, closing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +39,7 @@ SETTINGS = RemoteSettings(
 
 @dataclass
 class Reader:
-    """A member's cursor and all that it brings."""
+    """A cursor on a member and everything that it reports."""
 
     member: ScriptedMember
     settings: RemoteSettings = SETTINGS
@@ -161,7 +161,7 @@ async def test_a_paused_cursor_asks_for_nothing(member: ScriptedMember):
 
 
 async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
-    """Others use it meanwhile; the cursor goes on over any connection to its member."""
+    """Others use the connection meanwhile; the cursor continues on any connection to its member."""
     reader = Reader(member)
     reader.cursor.start()
     address = ("127.0.0.1", member.port)
@@ -320,7 +320,7 @@ async def test_a_promise_is_seen_while_a_getmore_waits(member: ScriptedMember):
 async def test_what_the_progress_cursor_sees_first_is_promised_when_it_has_come(
     member: ScriptedMember,
 ):
-    """Its promise lies beyond an event that the first cursor's reply has not brought yet."""
+    """Its promise lies beyond an event that the first cursor has not returned yet."""
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -343,7 +343,7 @@ async def test_what_the_progress_cursor_sees_first_is_promised_when_it_has_come(
 
 
 async def test_a_progress_cursor_is_given_what_chance_lets_through(member: ScriptedMember):
-    """A filter by chance lets through other events each time: the second has none such."""
+    """A random filter passes different events each time, so the progress cursor omits it."""
     reader = Reader(
         member, replace(SETTINGS, await_time=20.0), stages=[{"$match": {"$sampleRate": 0.5}}]
     )
@@ -373,7 +373,7 @@ async def test_a_progress_cursor_is_given_what_chance_lets_through(member: Scrip
 
 
 async def test_a_promise_waits_for_all_fragments_of_an_event(member: ScriptedMember):
-    """A fragment sorts behind the event that the progress cursor is given."""
+    """A fragment sorts after the whole event that the progress cursor returns."""
     reader = Reader(member, replace(SETTINGS, await_time=20.0), fragments=True)
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -440,7 +440,7 @@ async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: Scripted
     member.noop(150)
     reader.cursor.probe_progress(0.001)
     await until(partial(reader.promises, 150))
-    member.cut()  # what was in flight is asked again after the promise
+    member.cut()  # the getMore in flight is repeated after the promise
     member.insert(160)
     await until(partial(reader.has, 1))
     promises = [cluster_time_of(token_data(batch.pbrt)) for batch in reader.batches]
@@ -455,7 +455,7 @@ async def test_a_progress_cursor_that_fails_is_opened_again(member: ScriptedMemb
     await until(lambda: member.commands["getMore"] == 1)
     reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) == 2)
-    for code in (43, 237, 280):  # the last one would end the first cursor
+    for code in (43, 237, 280):  # the last code would end the first cursor
         member.fail("getMore", code)
         reader.cursor.probe_progress(0.001)
         await until(partial(reader.cursor.can_probe, 0.1))
@@ -532,7 +532,7 @@ async def test_the_time_for_which_it_was_paused_is_no_failure(member: ScriptedMe
     reader.cursor.pause()
     member.cut()
     await until(lambda: member.commands["aggregate"] > 1)
-    await asyncio.sleep(0.15)  # longer than it may fail: there is nothing to wait for
+    await asyncio.sleep(0.15)  # longer than the failure timeout, which no event reports
     member.cut()
     reader.cursor.resume()
     member.insert(101)
@@ -561,18 +561,18 @@ async def test_the_time_in_which_a_member_hung_counts(member: ScriptedMember):
     begun = asyncio.get_running_loop().time()
     member.hang |= {"getMore", "hello", "isMaster"}
     await until(lambda: reader.failures)
-    # Noticed after 0.1 s to 0.15 s, asked for 0.1 s: hardly any time is left to try again.
+    # The hang is noticed after 0.1 s to 0.15 s of 0.1 s, which leaves no time for another try.
     assert asyncio.get_running_loop().time() - begun < 0.15 + 0.1 + SETTINGS.connect_timeout
     await reader.cursor.close()
 
 
 FRAME = 600
-"""More bytes than any one of the replies below has."""
+"""More bytes than any of the replies below."""
 
 
 async def cut_everywhere(member: ScriptedMember, first: int, last: int) -> None:
-    """Cut the connections after each number of bytes; an event is written in between."""
-    # One failure may follow the other before a getMore has been answered.
+    """Cut the connections after each of these numbers of bytes, with an event in between."""
+    # Another failure may follow before a getMore has been answered.
     quick = replace(SETTINGS, backoff_first=0.001, backoff_max=0.002, failure_timeout=30.0)
     reader = Reader(member, quick)
     reader.cursor.start()
@@ -592,7 +592,7 @@ async def cut_everywhere(member: ScriptedMember, first: int, last: int) -> None:
 
 @pytest.mark.parametrize("eighth", range(8))
 async def test_a_connection_may_be_cut_at_any_byte(eighth: int):
-    """The bytes of hello, opening and getMore replies alike: whatever is sent next is cut."""
+    """The cut hits hello, opening and getMore replies alike."""
     member = await ScriptedMember("rs").start()
     member.noop(99)
     width = FRAME // 8

@@ -1,4 +1,4 @@
-"""Finding primaries: by asking, and through the driver's monitoring."""
+"""Finding members: by sending hello to all, and through the driver's monitoring."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -65,7 +65,7 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
 
 
 async def test_whoever_waits_learns_that_nobody_watches_any_more(member: ScriptedMember):
-    """A shard that has moved is looked for at its new place at once."""
+    """A shard that has moved is looked up at its new address at once."""
     member.primary = False
     replica_set = motor("rs", seeds(member))
     waiting = asyncio.create_task(replica_set.primary(60))
@@ -147,7 +147,7 @@ def test_read_preferences():
         ("secondary", [{"dc": "north"}], None),
         ("nearest", [{"use": "writes"}], TWO),
         ("nearest", [{"dc": "west"}], THREE),
-        # Tags are no reason to leave the primary that is preferred, or the last resort.
+        # A preferred or last-resort primary is chosen regardless of its tags.
         ("primaryPreferred", [{"dc": "west"}], TWO),
         ("secondaryPreferred", [{"dc": "north"}], TWO),
     ],
@@ -198,7 +198,7 @@ def test_a_member_that_was_not_measured_yet_counts_as_near():
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
 async def test_a_secondary_tells_who_is_primary(make: Factory, member: ScriptedMember):
-    """What was learnt over another connection counts at once: no driver's heartbeat is awaited."""
+    """A reply on any connection takes effect at once, without waiting for a heartbeat."""
     other = await ScriptedMember("rs", primary=False).start()
     both = [("127.0.0.1", each.port) for each in (member, other)]
     member.hosts = other.hosts = [f"{host}:{port}" for host, port in both]

@@ -36,7 +36,7 @@ def reply_to(message: Message, document: dict[str, Any], flags: int = 0) -> byte
 
 
 class Server:
-    """A server that answers hello, and everything else as the test says."""
+    """A server that answers hello by itself and all other commands by the test's function."""
 
     def __init__(self, answer: Answer | None) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""The pool of connections to members: used again, bounded, never one that is not idle."""
+"""The pool of connections to members: reuse, bounds, and that only idle ones are kept."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -80,7 +80,7 @@ async def test_one_that_was_cut_while_it_was_idle_is_replaced(member: ScriptedMe
 
 
 async def test_what_a_member_was_is_asked_anew(member: ScriptedMember, make: Make):
-    """It was primary when the connection was made, and is none when it is used again."""
+    """It was primary when the connection was made, and is a secondary when it is reused."""
     pool = make()
     pool.give_back(await pool.take(at(member), TIME))
     member.primary = False

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 class Transport(asyncio.Transport):
-    """Feeds a FrameStream as an event loop would, without one."""
+    """Feeds a FrameStream as an event loop does, without a loop."""
 
     def __init__(self, stream: FrameStream) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Transport(asyncio.Transport):
         stream.connection_made(self)
 
     def feed(self, data: bytes) -> int:
-        """Deliver as much of ``data`` as the stream takes before it pauses; returns that."""
+        """Deliver ``data`` until the stream pauses; return the number of bytes taken."""
         taken = 0
         while taken < len(data) and not self.paused:
             buffer = self.stream.get_buffer(-1)
@@ -77,7 +77,7 @@ async def receive_all(pieces: list[bytes], keep: int) -> list[bytes]:
         while rest:
             rest = rest[transport.feed(rest) :]
             await asyncio.sleep(0)
-    for _ in range(3):  # the reader takes what is left without waiting
+    for _ in range(3):  # the reader takes the remaining frames without waiting
         await asyncio.sleep(0)
     stream.connection_lost(None)
     await reader
@@ -188,7 +188,7 @@ async def test_a_receiver_that_is_cancelled_loses_no_frame():
 
 
 async def test_what_came_before_the_end_is_still_received():
-    # As when a client sends a write that wants no answer, and goes.
+    # As when a client sends an unacknowledged write and disconnects.
     stream = FrameStream()
     transport = Transport(stream)
     transport.feed(frame_of(b"a") + frame_of(b"b") + frame_of(b"cut off")[:-1])

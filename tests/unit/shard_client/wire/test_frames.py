@@ -61,7 +61,7 @@ def test_a_ping_as_drivers_send_it():
 
 
 def _crc32c(data: bytes) -> int:
-    """The definition, bit by bit."""
+    """Compute the checksum bit by bit, as it is defined."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
