@@ -32,13 +32,21 @@ REAL = ("real_servers", "guest", "lookup")
 def main() -> None:
     """Run the suites that the command line names, and print and store their figures."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}")
-    parser.add_argument("--quick", action="store_true", help="a minute instead of several")
-    parser.add_argument("--real", action="store_true", help=f"{', '.join(REAL)}")
-    parser.add_argument("--document", action="store_true", help="put tables into the docs")
-    parser.add_argument("--runs", type=int, default=3, help="take each figure so often")
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"one of {', '.join(SUITES)}")
     parser.add_argument(
-        "--quiet", type=float, default=10.0, metavar="SECONDS", help="a quiet stream's (latency)"
+        "--quick", action="store_true", help="run for about a minute; rough figures"
+    )
+    parser.add_argument("--real", action="store_true", help=f"run {', '.join(REAL)}")
+    parser.add_argument(
+        "--document", action="store_true", help="copy the tables into docs/performance.md"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="number of runs for each figure")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="quiet time before a write (latency)",
     )
     args = parser.parse_args()
     if unknown := set(args.suites) - set(SUITES):

@@ -23,19 +23,23 @@ _FRONT = b"\x03_id\0"
 def main() -> None:
     """Drain one stream on each port in parallel; print events, times and CPU seconds as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ports", type=int, nargs="+", help="one stream on each, all in parallel")
-    parser.add_argument("--events", type=int, required=True, help="stop after so many")
+    parser.add_argument(
+        "ports", type=int, nargs="+", help="ports to open one stream each on, in parallel"
+    )
+    parser.add_argument("--events", type=int, required=True, help="number of events to read")
     parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument(
-        "--distinct", action="store_true", help="give each stream stages that no other one has"
+        "--distinct", action="store_true", help="give each stream a different pipeline"
     )
     parser.add_argument(
-        "--second-connection", action="store_true", help="read on another connection than opened"
+        "--second-connection",
+        action="store_true",
+        help="read on another connection than the one that opened the stream",
     )
-    parser.add_argument("--full-document", help="the option of that name")
-    parser.add_argument("--namespace", help="DATABASE.COLLECTION; without it, the whole cluster")
-    parser.add_argument("--cpu-of", type=int, help="tell what this process used meanwhile, too")
+    parser.add_argument("--full-document", help="the fullDocument option")
+    parser.add_argument("--namespace", help="DATABASE.COLLECTION; default: the whole cluster")
+    parser.add_argument("--cpu-of", type=int, help="a process whose CPU seconds are reported too")
     args = parser.parse_args()
     with ThreadPoolExecutor(len(args.ports)) as threads:
         begun = time.perf_counter()

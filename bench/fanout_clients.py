@@ -126,7 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--clients", type=int, required=True)
-    parser.add_argument("--events", type=int, required=True, help="stop after so many each")
+    parser.add_argument(
+        "--events", type=int, required=True, help="number of events for each client"
+    )
     parser.add_argument("--start", required=True, help="startAtOperationTime SECONDS:INCREMENT")
     uvloop.run(_run(parser.parse_args()))
 

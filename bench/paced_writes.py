@@ -21,7 +21,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("uri")
     parser.add_argument("--shards", type=int, nargs="+", required=True, help="values of ``s``")
-    parser.add_argument("--rate", type=float, required=True, help="documents a second and shard")
+    parser.add_argument(
+        "--rate", type=float, required=True, help="documents a second on each shard"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first document's number")
     args = parser.parse_args()
     client: MongoClient[dict[str, Any]] = MongoClient(args.uri)

@@ -24,8 +24,10 @@ def main() -> None:
     parser.add_argument("--shards", type=int, required=True)
     parser.add_argument("--events", type=int, required=True, help="on all shards together")
     parser.add_argument("--size", type=int, default=600, help="bytes of an event")
-    parser.add_argument("--most", type=int, default=1 << 30, help="events in a reply at most")
-    parser.add_argument("--pace", type=float, help="events that a shard can hand out in a second")
+    parser.add_argument(
+        "--most", type=int, default=1 << 30, help="largest number of events in a reply"
+    )
+    parser.add_argument("--pace", type=float, help="events a second that a shard delivers at most")
     uvloop.run(_serve(parser.parse_args()))
 
 

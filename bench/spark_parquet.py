@@ -12,7 +12,7 @@ from spark_sink import local_session
 def main() -> None:
     """Run one query with ``availableNow`` and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="the router's")
+    parser.add_argument("--port", type=int, required=True, help="the router's port")
     parser.add_argument("--per-batch", type=int, required=True)
     parser.add_argument("--documents", default="json")
     parser.add_argument("--cores", type=int, default=2)

@@ -22,8 +22,8 @@ from spark_sink.router_client import RouterClient
 def main() -> None:
     """Read the backlog that the command line describes and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="the router's")
-    parser.add_argument("--events", type=int, required=True, help="stop after so many")
+    parser.add_argument("--port", type=int, required=True, help="the router's port")
+    parser.add_argument("--events", type=int, required=True, help="number of events to read")
     parser.add_argument("--per-batch", type=int, required=True)
     parser.add_argument("--documents", default="json")
     parser.add_argument("--ordering", default="perDocument")

@@ -19,10 +19,8 @@ READY = "Waiting for connections"
 
 
 def embedded(
-    shards: Annotated[int, typer.Option(min=0, max=64, help="How many shards.")] = 3,
-    port: Annotated[
-        int, typer.Option(help="Port of the endpoint that plays mongos; 0 picks a free one.")
-    ] = 0,
+    shards: Annotated[int, typer.Option(min=0, max=64, help="Number of shards.")] = 3,
+    port: Annotated[int, typer.Option(help="Port of the mongos endpoint; 0 picks a free one.")] = 0,
     token_version: Annotated[
         int, typer.Option(min=1, max=2, help="1 behaves like MongoDB 6.0, 2 like 7.0 and newer.")
     ] = 1,
@@ -30,10 +28,10 @@ def embedded(
         float, typer.Option(min=0.01, help="Seconds between an idle server's no-ops.")
     ] = 10.0,
     oplog_size: Annotated[
-        int, typer.Option(min=10, help="How many entries each server's oplog keeps.")
+        int, typer.Option(min=10, help="Number of entries that each server's oplog keeps.")
     ] = 200_000,
 ) -> None:
-    """Run a small sharded cluster in this process, all in memory, until told to stop."""
+    """Run a small sharded cluster in this process, in memory, until it is stopped."""
     _log_as_json()
     cluster = EmbeddedCluster(
         shards,

@@ -151,7 +151,7 @@ class EmbeddedCluster:
             CommandError: 2 BadValue if a shard server of that name exists.
         """
         if name in self._running:
-            raise bad_value(f"a shard server called {name!r} runs already")
+            raise bad_value(f"a shard server {name!r} is already running")
         mongod = self._make(name, is_config=False)
         await mongod.start()
         self._running[name] = mongod

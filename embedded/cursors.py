@@ -116,7 +116,7 @@ class CursorTable:
             if entry.running is None and now - entry.used_at > _IDLE_SECONDS:
                 self.kill(number)
         if len(self._entries) >= _MAX_CURSORS:
-            raise CommandError(8, f"{len(self._entries)} cursors are open already")
+            raise CommandError(8, f"too many cursors: {len(self._entries)} are open")
 
     async def next_batch(
         self, number: int, batch_size: int | None, max_time: float

@@ -104,7 +104,7 @@ class Member:
     def _changed_state(self) -> None:
         counter = Int64(self.topology_version["counter"] + 1)
         self.topology_version = {**self.topology_version, "counter": counter}
-        log.info("member's state", member=self.name, primary=self.elections.is_primary)
+        log.info("member state changed", member=self.name, primary=self.elections.is_primary)
 
     def new_process(self) -> dict[str, Any]:
         """Return the topology version of a process that has just started."""

@@ -42,7 +42,7 @@ class Mongod(Member):
         self.address = self._server.address
         if self.noop_interval > 0:
             self._noops = asyncio.create_task(self._write_noops(), name=f"noops of {self.name}")
-        log.info("member listens", member=self.name, role=self.role, port=self.address[1])
+        log.info("member listening", member=self.name, role=self.role, port=self.address[1])
 
     async def stop(self) -> None:
         """Close all connections and cursors and abort all transactions."""

@@ -95,7 +95,7 @@ class Server:
             RuntimeError: the server has not been started.
         """
         if self._address is None:
-            raise RuntimeError("the server does not listen")
+            raise RuntimeError("the server has not been started")
         return self._address
 
     @property
@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._client.peer = f"{peer[0]}:{peer[1]}" if peer else ""
         if len(self._connections) >= _MAX_CONNECTIONS:
-            log.warning("connection refused", reason="too many", peer=self._client.peer)
+            log.warning("connection refused", reason="too many connections", peer=self._client.peer)
             transport.abort()
             return
         self._connections[self] = None
@@ -208,7 +208,7 @@ class _Connection(asyncio.Protocol):
         elif isinstance(payload, OpMsg):
             await self._answer_msg(message, payload)
         else:
-            raise ProtocolError(f"opcode {message.op_code} is no request")
+            raise ProtocolError(f"opcode {message.op_code} is not a request")
 
     async def _answer_query(self, message: Message, query: OpQuery) -> None:
         database, _, target = query.namespace.partition(".")

@@ -159,4 +159,4 @@ def _reach_read_time(request: Request) -> None:
             code_name="InvalidOptions",
         )
     if as_ordinal(wanted) > mongod.journal.position:
-        mongod.append_noop({"msg": "reached a read's cluster time"})
+        mongod.append_noop({"msg": "advance to the cluster time of a read"})

@@ -111,7 +111,7 @@ async def distinct(request: Request) -> Document:
     """Return the distinct values of a field."""
     key = request.field("key", str, None)
     if key is None:
-        raise bad_value("distinct needs a key")
+        raise bad_value("the distinct command requires a 'key'")
     seen: dict[Any, Any] = {}
     for document in _documents(request, request.ns, Matcher(request.field("query", dict, {}))):
         for value in _values(document, key.split(".")):
@@ -232,7 +232,9 @@ async def kill_cursors(request: Request) -> Document:
     missing: list[Int64] = []
     for number in request.field("cursors", list, []):
         if not isinstance(number, int):
-            raise type_mismatch("BSON field 'killCursors.cursors' holds what is no cursor id")
+            raise type_mismatch(
+                "BSON field 'killCursors.cursors' contains a value that is not a cursor id"
+            )
         (killed if request.mongod.cursors.kill(number) else missing).append(Int64(number))
     return {
         "cursorsKilled": killed,

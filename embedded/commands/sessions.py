@@ -29,7 +29,9 @@ async def end_sessions(request: Request) -> Document:
         )
     for lsid in sessions:
         if not isinstance(lsid, dict):
-            raise type_mismatch(f"BSON field '{request.name}' holds what is no session id")
+            raise type_mismatch(
+                f"BSON field '{request.name}' contains a value that is not a session id"
+            )
         identifier = lsid.get("id")
         if not isinstance(identifier, bytes):
             continue

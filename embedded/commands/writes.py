@@ -124,7 +124,7 @@ async def update(request: Request) -> Document:
 async def _update(request: Request, statement: Document, number: int) -> Document:
     """Run one update statement; return n, nModified, and the ``_id`` of an upsert."""
     if not isinstance(statement.get("q"), dict) or "u" not in statement:
-        raise failed_to_parse("an update statement needs 'q' and 'u'")
+        raise failed_to_parse("an update statement requires 'q' and 'u'")
     matcher = Matcher(statement["q"])
     change = Update(statement["u"], statement["q"], statement.get("arrayFilters") or ())
     multi = bool(statement.get("multi"))
@@ -272,7 +272,7 @@ async def delete(request: Request) -> Document:
 
 async def _delete(request: Request, statement: Document, number: int) -> Document:
     if not isinstance(statement.get("q"), dict):
-        raise failed_to_parse("a delete statement needs 'q'")
+        raise failed_to_parse("a delete statement requires 'q'")
     limit = statement.get("limit")
     if limit not in (0, 1):
         raise bad_value(f"The limit field in delete objects must be 0 or 1. Got {limit}")

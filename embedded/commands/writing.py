@@ -64,7 +64,7 @@ def writable_collection(request: Request) -> Collection:
             code_name="CommandNotSupportedOnView",
         )  # fmt: skip
     if request.database == "local":
-        raise bad_value("the local database of an embedded server is read only")
+        raise bad_value("the local database of an embedded server is read-only")
     return mongod.create_collection(
         request.database, request.target, from_migrate=request.client.from_migrate
     )

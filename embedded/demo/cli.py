@@ -15,8 +15,10 @@ from embedded.demo.show import Show, ShowOptions
 
 def demo(
     seconds: Annotated[float, typer.Option(help="How long to write, in seconds.")] = 20.0,
-    rate: Annotated[float, typer.Option(help="Operations a second to aim at.")] = 400.0,
-    keep: Annotated[bool, typer.Option(help="Leave everything running after the verdict.")] = False,
+    rate: Annotated[float, typer.Option(help="Target rate, in operations a second.")] = 400.0,
+    keep: Annotated[
+        bool, typer.Option(help="Leave all programs running after the verdict.")
+    ] = False,
     spark: Annotated[bool, typer.Option(help="Run the Spark query.")] = True,
     port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Save the live view as an SVG file.")] = None,

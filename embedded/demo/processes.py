@@ -53,10 +53,12 @@ class Program:
         """
         if not self._ready.wait(timeout) or not self._attributes:
             self.stop()
-            raise ProgramError(f"{self.name} did not start; its last words:\n" + self.last_words())
+            raise ProgramError(
+                f"{self.name} did not start; its last output:\n" + self.last_output()
+            )
         return self._attributes
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the last lines that the program printed."""
         return "\n".join(list(self.lines)[-20:])
 

@@ -124,18 +124,18 @@ class Show:
             finished.set()
 
         tasks.start_soon(write)
-        picture.note = "writing: inserts, updates, deletes, transactions over shards"
+        picture.note = "writing: inserts, updates, deletes, cross-shard transactions"
         await anyio.sleep(self._options.seconds / 2)
-        picture.note = f"adding {LATE_SHARD} while everything runs"
+        picture.note = f"adding {LATE_SHARD} to the running cluster"
         await self._add_shard(client)
-        picture.note = f"{LATE_SHARD} added: its range of the collection has moved there"
+        picture.note = f"{LATE_SHARD} added: a range of the collection has moved to it"
         await anyio.sleep(self._options.seconds / 4)
         if self._options.picture is not None:
             _save(picture, self._options.picture)
         await anyio.sleep(self._options.seconds / 4)
         stop = True
         await finished.wait()
-        picture.note = "writing has stopped; the readers catch up"
+        picture.note = "writing has ended; the readers catch up"
         with anyio.move_on_after(CATCH_UP_SECONDS):
             await self._until(lambda: len(self._seen.changes) >= len(self._written.changes))
             if self._options.spark:
@@ -149,7 +149,9 @@ class Show:
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
             if self._spark is not None and not self._spark.running:
-                raise ProgramError("the Spark query ended early:\n" + self._spark.last_words())
+                raise ProgramError(
+                    "the Spark query ended early; its last output:\n" + self._spark.last_output()
+                )
             await anyio.sleep(REFRESH_SECONDS)
 
     async def _draw(self, live: Live, picture: Picture, client: Client) -> None:
@@ -170,9 +172,9 @@ class Show:
 
     def _spark_state(self) -> str:
         if self._spark is None:
-            return "not asked for"
+            return "not started (--no-spark)"
         if not self._spark.running:
-            return "ended: see its log"
+            return "ended; see spark.log"
         return "" if self._committed.rows else "Spark is starting"
 
     def _verdicts(self) -> list[Verdict]:
@@ -182,8 +184,8 @@ class Show:
         return verdicts
 
     async def _leave_running(self, picture: Picture) -> None:
-        self._console.print(f"left running; try  mongosh '{picture.uri}'  or  nc {picture.feed}")
-        self._console.print("Ctrl-C ends it")
+        self._console.print(f"still running; try  mongosh '{picture.uri}'  or  nc {picture.feed}")
+        self._console.print("press Ctrl-C to stop")
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 return

@@ -51,7 +51,7 @@ class Picture:
         """Return the view for rich's live display."""
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
-            Panel(self._shards(), title="the merge: each member's promise, and who holds the gate"),
+            Panel(self._shards(), title="the merge: each member's promise, and the gate holder"),
             Text(f"  mongosh {self.uri}    Compass: the same    nc {self.feed}", no_wrap=True),
         )
 

@@ -45,7 +45,7 @@ def refuse_change_stream(command: Document) -> None:
     names = [name for stage in stages if isinstance(stage, Mapping) for name in stage]
     if any(name.startswith(_CHANGE_STREAM_STAGES) for name in names):
         raise CommandError(
-            59, "this endpoint serves everything but change streams: open them through "
+            59, "this endpoint does not serve change streams; open them through "
             "mergerouter, or on a shard", code_name="CommandNotFound",
         )  # fmt: skip
 
@@ -104,7 +104,7 @@ async def run(request: Request, namespace: str, pipeline: Pipeline) -> list[Docu
             return await _on_primary(request, request.database, name, pipeline)
     if pipeline and next(iter(pipeline[-1])) in ("$out", "$merge"):
         raise CommandError(
-            238, f"{next(iter(pipeline[-1]))} from a sharded collection is not built in here",
+            238, f"{next(iter(pipeline[-1]))} from a sharded collection is not implemented",
             code_name="NotImplemented",
         )  # fmt: skip
     others = {name: await run(request, f"{request.database}.{name}", []) for name in foreign}

@@ -176,7 +176,7 @@ class ClusterCatalog:
     def _emptiest_shard(self) -> Member:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]
         if not candidates:
-            raise CommandError(70, "Couldn't find a shard: the cluster has none")
+            raise CommandError(70, "the cluster has no shard")
         return min(candidates, key=_writes_on)
 
     # Sharded collections

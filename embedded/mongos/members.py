@@ -83,11 +83,11 @@ class Member:
         return await self.mongod.execute(database, dict(command), client)
 
     def adopt_time(self) -> None:
-        """Advance the server's cluster time to the mongos's."""
+        """Advance this server's clock to the mongos's cluster time."""
         self.mongod.clock.advance(self._gossip.time)
 
     def report_time(self) -> None:
-        """Advance the mongos's cluster time to this server's."""
+        """Advance the mongos's clock to this server's cluster time."""
         self._gossip.advance(self.mongod.clock.time)
 
 

@@ -87,7 +87,7 @@ def check_session_id(lsid: Any, where: str) -> None:
         CommandError: 14 TypeMismatch.
     """
     if not isinstance(lsid, dict) or not isinstance(lsid.get("id"), bytes):
-        raise type_mismatch(f"BSON field '{where}' is no session id")
+        raise type_mismatch(f"BSON field '{where}' is not a session id")
 
 
 @dataclass

@@ -28,7 +28,7 @@ async def start_shard(request: Request) -> Document:
     """
     name = str(request.command["startShard"])
     if request.catalog.has_shard(name) or not name:
-        raise bad_value(f"there is a shard {name!r} already")
+        raise bad_value(f"the shard {name!r} already exists")
     mongod = await request.state.servers.start_shard(name)
     return {"host": mongod.host_string}
 

@@ -21,7 +21,7 @@ async def switch_member(request: Request) -> Document:
     try:
         member = request.state.servers.member(name)
     except KeyError:
-        raise bad_value(f"there is no member {name!r}") from None
+        raise bad_value(f"the member {name!r} does not exist") from None
     actions: dict[Any, Any] = {
         "stop": member.stop,
         "start": member.start_again,
@@ -32,7 +32,7 @@ async def switch_member(request: Request) -> Document:
         "killCursors": member.cursors.close,
     }
     if switch not in actions:
-        raise bad_value(f"a member cannot be switched to {switch!r}")
+        raise bad_value(f"unknown switch {switch!r}")
     done = actions[switch]()
     if done is not None:
         await done

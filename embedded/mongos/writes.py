@@ -108,7 +108,7 @@ async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: boo
 def _check_statement(statement: Statement) -> None:
     change = statement.get("u", {})
     if not isinstance(statement.get("q"), dict) or not isinstance(change, dict | list):
-        raise failed_to_parse("a statement needs a document 'q', and 'u' to be one or a pipeline")
+        raise failed_to_parse("'q' must be a document, and 'u' a document or a pipeline")
 
 
 async def _update_statement(

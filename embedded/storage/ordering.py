@@ -81,4 +81,4 @@ def _rarer_key(value: Any) -> SortKey:
         return (MAX_KEY, 0)
     if isinstance(value, Code):
         return (CODE, str(value))
-    raise TypeError(f"{type(value).__name__} is no BSON value")
+    raise TypeError(f"{type(value).__name__} is not a BSON value")
