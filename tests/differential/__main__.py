@@ -1,8 +1,8 @@
 """`python -m tests.differential --seeds N`: random streams through mongos and through the router.
 
 Starts a cluster of MongoDB's own servers (MERGEROUTER_MONGO_BIN) and a router in front of its
-mongos, runs the seeds on it, several at a time, and prints what differs. ``--seed N`` replays one
-and tells each step.
+mongos, runs the seeds on it, several at a time, and prints the differences. ``--seed N`` replays
+one seed and prints each step.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How two readings of one stream differ."""
+"""Comparing two readings of one stream."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ _OF_SHARD = "Error on remote shard"
 
 
 def differ_by_shard(mongos: Reading, router: Reading) -> bool:
-    """Return whether both readings end with a shard's error, and not with the same one."""
+    """Return whether both readings end with a shard's error and the errors differ."""
     ends = [each.failures[-1:] for each in (mongos, router)]
     return ends[0] != ends[1] and all(end and end[0].message.startswith(_OF_SHARD) for end in ends)
 
@@ -28,18 +28,18 @@ def differences(
     end: Timestamp,
     of_shards: Sequence[Failure] = (),
 ) -> list[str]:
-    """Return how the router's reading differs from mongos's, up to the cluster time ``end``.
+    """Return the differences between the router's and mongos's readings up to ``end``.
 
-    What is left to chance is not compared: where batches are cut, promises between them, which
-    events come before an error of another shard, which of several shards' errors comes first, and
-    the order of events with equal tokens.
+    Properties that depend on timing are not compared: the batches' ends, promises between them,
+    the events before another shard's error, which of several shards' errors comes first, and the
+    order of events with equal tokens.
 
     Args:
-        plan: what was read.
-        mongos: what mongos gave.
-        router: what the router gave.
+        plan: the plan of both readings.
+        mongos: the reading through mongos.
+        router: the reading through the router.
         end: the cluster time up to which both were read.
-        of_shards: the errors of the shards when each is read alone.
+        of_shards: the errors of shards that were read alone.
     """
     found = [f"wrong in itself through mongos: {each}" for each in mongos.wrong]
     found += [f"wrong in itself through the router: {each}" for each in router.wrong]
@@ -76,7 +76,7 @@ def _failures(
         if all((each.code, _anywhere(each).message) in known for each in last):
             return
     if plan.stage.get("fullDocument") == "updateLookup":
-        # Where stages run on mongos, and where on its shards, is not the router's to follow.
+        # The router need not split stages between mongos and shards as mongos does.
         theirs, ours = ([_anywhere(each) for each in r.failures] for r in (mongos, router))
         if theirs == ours:
             return
@@ -89,7 +89,7 @@ def _failures(
 
 
 def _anywhere(failure: Failure) -> Failure:
-    """Return a failure without what its message says about where it happened."""
+    """Return a failure without its message's details of where it happened."""
     message = failure.message.rpartition(_CAUSED_BY)[2]
     return replace(failure, message=message)
 
@@ -97,7 +97,7 @@ def _anywhere(failure: Failure) -> Failure:
 def _events(mongos: Reading, router: Reading, end: Timestamp) -> Iterator[str]:
     theirs, ours = _until(mongos, end), _until(router, end)
     if mongos.failures:
-        # A shard's error ends the stream whatever the others have still to tell.
+        # A shard's error ends the stream regardless of other shards' remaining events.
         shared = min(len(theirs), len(ours))
         theirs, ours = theirs[:shared], ours[:shared]
     theirs, ours = _settled(theirs), _settled(ours)
@@ -119,7 +119,7 @@ def _until(reading: Reading, end: Timestamp) -> list[tuple[str, bytes]]:
 
 
 def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Put events with one token, which several shards have made, into one order."""
+    """Sort events of several shards that have the same token into a fixed order."""
     groups = groupby(events, key=lambda pair: pair[0])
     return [pair for _, group in groups for pair in sorted(group)]
 
@@ -129,7 +129,7 @@ def _shown(pair: tuple[str, bytes]) -> str:
 
 
 def command_text(plan: Plan) -> str:
-    """Return a plan in one line."""
+    """Return a plan as one line."""
     text = repr(bson.decode(bson.encode(plan.command)))
     return f"{plan.name}: {plan.database} {text} more={list(plan.more)}" + (
         f" legs={plan.legs}" if plan.legs else ""

@@ -1,4 +1,4 @@
-"""Random change streams: where, from when, with which options, read in which steps."""
+"""Random change streams: scope, start, options and steps of reading."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,18 +26,18 @@ _BAD_MORE: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One change stream and how it is read.
+    """One change stream and the steps in which it is read.
 
     Args:
-        name: what to call it in reports.
-        database: where its commands go.
+        name: its name in reports.
+        database: the database of its commands.
         command: the opening ``aggregate``.
-        more: what the getMores have beside the cursor, one after the other, over and over.
-        bad: what one more getMore has, right after the opening, that servers refuse.
-        damaged: whether it starts after a token that no server has made.
-        live: whether it is opened before the workload and read meanwhile.
-        legs: replies after which another server goes on from the last postBatchResumeToken; 0 for
-            a stream that one server reads.
+        more: the getMores' fields except the cursor; used in turn, over and over.
+        bad: fields of an invalid getMore right after the opening.
+        damaged: whether it starts after a damaged token.
+        live: whether it is opened before the workload and read during it.
+        legs: the number of replies after which the other server resumes from the last
+        postBatchResumeToken; 0 if one server reads the whole stream.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Plan:
 
     @property
     def collection(self) -> str:
-        """What a getMore names."""
+        """The collection field of a getMore."""
         target = self.command["aggregate"]
         return target if isinstance(target, str) else "$cmd.aggregate"
 
     @property
     def first_batch_size(self) -> int | None:
-        """The batch size that the opening asks for."""
+        """The batch size in the opening."""
         size = self.command.get("cursor", {}).get("batchSize")
         return size if isinstance(size, int) and size >= 0 else None
 
@@ -69,16 +69,16 @@ class Plan:
 
     @property
     def starts_somewhere(self) -> bool:
-        """Whether the stream names its start, so that both servers start there."""
+        """Whether the stream has an explicit start, so that both servers start there."""
         return bool({"startAtOperationTime", "resumeAfter", "startAfter"} & set(self.stage))
 
     @property
     def session(self) -> dict[str, Any]:
-        """The fields that tie the stream's commands to its session."""
+        """The session fields of the stream's commands."""
         return {name: value for name, value in self.command.items() if name == "lsid"}
 
     def resumed(self, token: Token, *, invalidated: bool = False) -> "Plan":
-        """Return the plan of a stream that goes on after ``token``."""
+        """Return the plan of a stream that resumes after ``token``."""
         starts = ("startAtOperationTime", "resumeAfter", "startAfter")
         options = {name: option for name, option in self.stage.items() if name not in starts}
         options["startAfter" if invalidated else "resumeAfter"] = token
@@ -86,9 +86,9 @@ class Plan:
         return replace(self, command={**self.command, "pipeline": stages})
 
     def from_time(self) -> "Plan":
-        """Return the plan of a stream from the cluster time of this one's token, if it has one.
+        """Return this plan with its token, if any, replaced by the token's cluster time.
 
-        A shard that is read alone need not have the event that the token names.
+        A shard that is read alone may not have the token's event.
         """
         options = dict(self.stage)
         for name in ("resumeAfter", "startAfter"):
@@ -108,7 +108,7 @@ class Planner:
     """Draws plans for the streams of one seed.
 
     Args:
-        chance: decides everything.
+        chance: makes all random choices.
         databases: the workload's databases.
         start: a cluster time before the workload.
     """
@@ -119,7 +119,7 @@ class Planner:
         self._start = start
 
     def reference(self) -> list[Plan]:
-        """Return streams without filters from the start, whose tokens others start from."""
+        """Return unfiltered streams from the start, whose tokens other streams start from."""
         first, second = self._databases
         cluster = self._scope("admin", {"allChangesForCluster": True, "showExpandedEvents": True})
         scopes = [
@@ -135,7 +135,7 @@ class Planner:
         ]
 
     def live(self, number: int) -> Plan:
-        """Return a stream from now on."""
+        """Return a stream from now."""
         plan = self._random(whole=0.0)
         options = {**plan.stage, "fullDocument": self._chance.choice(("default", "whenAvailable"))}
         stages = [{"$changeStream": options}, *plan.command["pipeline"][1:]]
@@ -143,7 +143,7 @@ class Planner:
         return replace(plan, name=f"live {number}", command=command, live=True)
 
     def past(self, number: int, tokens: Sequence[Token], times: Sequence[Timestamp]) -> Plan:
-        """Return a stream that starts at one of the tokens or times seen."""
+        """Return a stream that starts at one of these tokens or times."""
         plan = self._random(whole=0.2)
         start = self._starting(tokens, times)
         options = {**start, **plan.stage}
@@ -267,10 +267,10 @@ class Planner:
     def _scope(
         self, database: str, options: dict[str, Any], target: Any = 1, *, whole: bool = False
     ) -> Plan:
-        """Return a stream on a scope.
+        """Return a stream with a random scope.
 
-        One of the cluster shows the workload's databases alone unless the ``whole`` is asked for:
-        what other workloads change cannot be looked up twice with the same outcome.
+        A cluster stream is limited to the workload's databases unless ``whole`` is true, since
+        documents that other workloads change may be looked up with different results.
         """
         stages: Pipeline = [{"$changeStream": options}]
         if database == "admin" and not whole:

@@ -1,4 +1,4 @@
-"""Reading one change stream from one server to its end, byte for byte."""
+"""Reading one change stream from one server to its end, as raw bytes."""
 
 import asyncio
 import re
@@ -19,18 +19,18 @@ _VARIES = re.compile(
     r"\b\d{15,20}\b|127\.0\.0\.1:\d+|shard\d\b|(?<=BSONObj size: )\d+ .0x\w+."
     r"|((?<=for event: )|(?<=Expected: )|(?<=token was not found. )).*"
 )
-"""In messages: cursor ids, addresses, and what tells which shard's event came first; a shard
-adds a sort key to an event for mongos, which makes one that is too large still larger.
+"""Parts of messages that may differ: cursor ids, addresses, and details of the shard whose event
+came first. Shards add a sort key to events for mongos, which changes the size in messages.
 """
 
 
 class DeadlineError(Exception):
-    """A stream was not read to its end in time."""
+    """Reading a stream to its end took too long."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as a driver sees it."""
+    """An error reply, with the fields that drivers use."""
 
     code: int
     name: str | None
@@ -44,21 +44,21 @@ class Failure:
 
 @dataclass
 class Reading:
-    """What one stream gave on one server."""
+    """The events and other results of one stream on one server."""
 
     opening: dict[str, Any] = field(default_factory=dict)
     events: list[bytes] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     """The sort key of each event: its token's ``_data``."""
     promises: list[tuple[int, Token]] = field(default_factory=list)
-    """Each reply's postBatchResumeToken, with the number of events that had come by then."""
+    """Each reply's postBatchResumeToken, with the number of events up to that reply."""
     failures: list[Failure] = field(default_factory=list)
     invalidated: bool = False
     """Whether the stream closed by itself, without an error."""
     killed: bool | None = None
-    """Whether the cursor was there to be killed in the end."""
+    """Whether the cursor was still open when it was killed at the end."""
     wrong: list[str] = field(default_factory=list)
-    """What no change stream may do, whatever another server does."""
+    """Violations of the rules that hold for every change stream."""
 
     @property
     def promised(self) -> str:
@@ -67,13 +67,13 @@ class Reading:
 
     @property
     def all_tokens(self) -> list[Token]:
-        """Everything that a client could resume after."""
+        """All tokens that a client could resume after."""
         events = [bson.decode(bson.decode(event, _RAW)["_id"].raw) for event in self.events]
         return events + [token for _, token in self.promises]
 
 
 def is_invalidate(token: str) -> bool:
-    """Return whether a token is an invalidate's: what follows txnOpIndex is true."""
+    """Return whether a token is an invalidate's: the field after txnOpIndex is true."""
     return re.match("82.{16}2B0[24](?:29|2C0100)(?:29|2B..|2C.{4}|2D.{6})6F", token) is not None
 
 
@@ -81,9 +81,9 @@ class Reader:
     """Reads ``plan`` from the server at ``port``.
 
     Args:
-        port: of a mongos or a router.
-        plan: what to read.
-        seconds: how long reading to the end may take.
+        port: the port of a mongos or a router.
+        plan: the stream to read.
+        seconds: the time limit for reading to the end.
     """
 
     def __init__(self, port: int, plan: Plan, seconds: float) -> None:
@@ -99,11 +99,11 @@ class Reader:
         """Read until the stream's promise has passed ``end``, it closes, or it fails.
 
         Args:
-            end: the cluster time to read to; it may come while the stream is read.
-            most: stop after so many replies.
+            end: the cluster time to read to; the future may be resolved during reading.
+            most: the largest number of replies to read.
 
         Raises:
-            DeadlineError: the end did not come.
+            DeadlineError: the end was not reached in time.
         """
         try:
             async with asyncio.timeout(self._seconds):
@@ -206,7 +206,7 @@ class Reader:
 
 
 def decoded(event: bytes) -> dict[str, Any]:
-    """Return an event to be shown, long values shortened."""
+    """Return an event for a report, with long values shortened."""
     shown: dict[str, Any] = _short(bson.decode(event))
     return shown
 

@@ -1,4 +1,4 @@
-"""One seed: a workload, and streams of it through mongos and through the router."""
+"""One seed: a workload whose streams are read through mongos and through the router."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -30,13 +30,13 @@ LIVE_STREAMS = 4
 PAST_STREAMS = 14
 _READ_SECONDS = 60.0
 _LOCK_FAILED = 107
-"""A note does not wait for the global lock."""
+"""The error code of a note that does not get the global lock at once."""
 _NOTE_ATTEMPTS = 200
 
 
 @dataclass(frozen=True)
 class Servers:
-    """What seeds run on.
+    """The servers that seeds run on.
 
     Args:
         mongos: the port of the mongos.
@@ -51,7 +51,7 @@ class Servers:
 
 @dataclass
 class Outcome:
-    """What a seed found."""
+    """The result of a seed."""
 
     seed: int
     streams: int = 0
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Clients:
-    """The drivers' clients that all seeds share."""
+    """The driver clients that all seeds share."""
 
     def __init__(self, servers: Servers) -> None:
         self.mongos: Client = AsyncMongoClient(port=servers.mongos)
@@ -75,14 +75,14 @@ class Clients:
             await client.close()
 
     async def now(self) -> Timestamp:
-        """Return the cluster's time as the mongos tells it."""
+        """Return the cluster time that the mongos reports."""
         time: Timestamp = (await self.mongos.admin.command("ping"))["$clusterTime"]["clusterTime"]
         return time
 
     async def settle(self) -> Timestamp:
-        """Have all members' oplogs pass the cluster's time, and return that time.
+        """Advance all members' oplogs beyond the cluster time, and return that time.
 
-        So no stream waits for a member that has nothing to tell.
+        So no stream waits for an idle member.
         """
         told = (await self.mongos.admin.command("ping"))["$clusterTime"]
         await asyncio.gather(*(self._pass(member, told) for member in self.members))
@@ -111,10 +111,10 @@ async def run_seed(
     """Run a seed.
 
     Args:
-        servers: what it runs on.
+        servers: the servers to run on.
         clients: their clients.
-        seed: decides everything but times, UUIDs and how members' clocks interleave.
-        say: is told each step.
+        seed: determines everything except times, UUIDs and the interleaving of members' clocks.
+        say: called with a line for each step.
     """
     run = _Run(servers, clients, seed, say)
     try:
@@ -133,7 +133,7 @@ async def run_all(
     jobs: int,
     done: Callable[[Outcome], None],
 ) -> list[Outcome]:
-    """Run seeds, ``jobs`` of them at a time; ``done`` is told each outcome."""
+    """Run seeds, ``jobs`` of them at a time; call ``done`` with each outcome."""
     waiting = iter(seeds)
     outcomes: list[Outcome] = []
 
@@ -228,7 +228,7 @@ class _Run:
 
 
 class _Pair:
-    """A plan that is read through mongos and through the router."""
+    """A plan and its readings through mongos and through the router."""
 
     def __init__(self, servers: Servers, plan: Plan) -> None:
         self.plan = plan
@@ -237,7 +237,7 @@ class _Pair:
         self.joined: Reading | None = None
         self.failures: list[str] = []
         self.of_shards: list[Failure] = []
-        """The error of each shard that fails when it is read alone; filled where errors differ."""
+        """The errors of shards that are read alone; filled if mongos and the router differ."""
         self._servers = servers
 
     async def opened(self) -> None:
@@ -262,7 +262,7 @@ class _Pair:
             await self._read_each_shard(end)
 
     async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
-        """Read the stream of each shard alone, through mongos, for the error that ends it."""
+        """Read each shard's stream alone through mongos to find the error that ends it."""
         for shard in self._servers.members:
             if shard == "config":
                 continue
@@ -273,7 +273,7 @@ class _Pair:
                 self.of_shards += part.failures
 
     async def _read_in_legs(self, end: "asyncio.Future[Timestamp]") -> None:
-        """Read the stream by turns through the router and through mongos."""
+        """Read the stream alternately through the router and through mongos."""
         joined, plan = Reading(), self.plan
         for leg in range(4 * self.plan.legs):
             port = self._servers.mongos if leg % 2 else self._servers.router

@@ -1,4 +1,4 @@
-"""The servers that the differential test runs on: a cluster, its mongos, a router beside it."""
+"""The servers of the differential test: a cluster, its mongos, and a router on it."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from tests.harness.routers import start_router
 
 @contextmanager
 def running(shards: int, on: Path | None = None) -> Iterator[Servers]:
-    """Run a cluster of real servers and a router for the length of a block.
+    """Run a cluster of real servers and a router during the block.
 
     Args:
-        shards: how many.
-        on: a file that describes a cluster that runs already, as JSON: mongos, configdb, shards.
+        shards: the number of shards.
+        on: a JSON file that describes a running cluster: mongos, configdb, shards.
 
     Raises:
-        pytest.skip.Exception: there are no real servers here.
+        pytest.skip.Exception: real servers are not available.
     """
     if on is not None:
         known = json.loads(on.read_text())

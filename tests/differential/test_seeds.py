@@ -1,4 +1,4 @@
-"""Some seeds of the differential test in every run; all differences are in the report."""
+"""Some seeds of the differential test; a failure lists all differences."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Random BSON values and documents, of the kinds that tokens, diffs and filters tell apart."""
+"""Random BSON values and documents, of the kinds that tokens, diffs and filters distinguish."""
 
 from datetime import UTC, datetime
 from random import Random

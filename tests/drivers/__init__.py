@@ -1,1 +1,1 @@
-"""Drivers' own test suites and programs, through the router as if it were a mongos."""
+"""Drivers' own test suites and programs, run against the router as against a mongos."""

@@ -1,9 +1,9 @@
-"""Runs pymongo's own change stream tests through the router and says what became of them.
+"""Run pymongo's own change stream tests on the router and print the results.
 
     python -m tests.drivers
 
-``MERGEROUTER_MONGO_BIN`` makes the cluster one of real servers; the tests then also run against
-its mongos, and each must become the same through the router.
+With ``MERGEROUTER_MONGO_BIN``, the cluster has real servers. The tests then also run on its mongos,
+and each must have the same result on the router.
 """
 
 import sys
@@ -23,7 +23,7 @@ from tests.drivers.pymongo_tests import (
 
 
 def main() -> int:
-    """Run all; return 1 if anything failed or became something else than with a mongos."""
+    """Run all tests; return 1 if any failed or had a different result on a mongos."""
     try:
         folder = pymongo_tests()
     except DownloadError as error:
@@ -48,7 +48,7 @@ def main() -> int:
                 if direct != routed:
                     wrong = True
                     print(f"{test}: {direct} with the mongos, {routed} through the router")
-            break  # real servers have the tokens of their version
+            break  # real servers have their version's tokens only
     Console(width=100).print(table)
     return int(wrong)
 

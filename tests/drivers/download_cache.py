@@ -1,4 +1,4 @@
-"""Where tests keep what they download: outside the repository, kept between runs."""
+"""A cache of the tests' downloads, outside the repository and kept between runs."""
 
 import os
 import shutil
@@ -11,18 +11,18 @@ FOLDER = "MERGEROUTER_TEST_CACHE"
 
 
 class DownloadError(Exception):
-    """What is to be downloaded cannot be had; the message says why."""
+    """A download failed; the message has the reason."""
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """Return the folder ``name`` of the cache, filled once.
+    """Return the folder ``name`` of the cache; fill it if it is new.
 
     Args:
-        name: the folder's; names what is in it, version included.
-        fill: puts the content into the empty folder that it is given.
+        name: the folder's name, which includes the version of its content.
+        fill: called with an empty folder to put the content into.
 
     Raises:
-        DownloadError: ``fill`` could not do it; nothing is kept.
+        DownloadError: ``fill`` failed; nothing is kept.
     """
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mergerouter-tests"
     cache = Path(os.environ.get(FOLDER) or default)
@@ -36,7 +36,7 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
         raise DownloadError(f"no cache folder: {error}") from error
     try:
         fill(filling)
-        if not folder.is_dir():  # another run may have been quicker
+        if not folder.is_dir():  # another run may have filled it first
             filling.rename(folder)
     finally:
         shutil.rmtree(filling, ignore_errors=True)
@@ -50,12 +50,12 @@ def run(
 
     Args:
         command: the program and its arguments.
-        folder: where it runs.
-        timeout: seconds after which it is given up.
-        env: its environment, ours by default.
+        folder: its working directory.
+        timeout: seconds after which it is killed.
+        env: its environment, by default this process's.
 
     Raises:
-        DownloadError: it failed or took too long.
+        DownloadError: the program failed or took too long.
     """
     program = " ".join(command[:4])
     try:

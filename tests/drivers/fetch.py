@@ -1,8 +1,8 @@
-"""Fetches what the tests use of other projects, before they run and with time to do so.
+"""Download other projects' files for the tests beforehand, with long timeouts.
 
     python -m tests.drivers.fetch
 
-What cannot be had is told, and is no failure: the tests that need it are skipped with the reason.
+A failed download is reported but is no error: the tests that need it are skipped with the reason.
 """
 
 import sys
@@ -18,7 +18,7 @@ _SECONDS = 600.0
 
 
 def main() -> int:
-    """Fetch pymongo's tests and the packages of the tests with Node."""
+    """Download pymongo's tests and the Node packages."""
     fetched: dict[str, Callable[[], Path]] = {
         "pymongo's tests": lambda: pymongo_tests(_SECONDS),
         "Node's driver and mongosh": lambda: node_packages(NODE_TESTS / "package.json", _SECONDS),

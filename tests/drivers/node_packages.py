@@ -1,4 +1,4 @@
-"""Node's MongoDB driver and mongosh, installed by npm into the cache of downloads."""
+"""Node's MongoDB driver and mongosh, installed by npm into the download cache."""
 
 import hashlib
 import shutil
@@ -10,14 +10,14 @@ _INSTALL_SECONDS = 120.0
 
 
 def node_packages(wanted: Path, timeout: float = _INSTALL_SECONDS) -> Path:
-    """Return the ``node_modules`` folder with what a package.json asks for.
+    """Return a ``node_modules`` folder with the dependencies of a package.json.
 
     Args:
         wanted: the package.json.
-        timeout: seconds that the installation may take.
+        timeout: seconds for the installation.
 
     Raises:
-        DownloadError: there is no npm, or it cannot install the packages.
+        DownloadError: npm is not available or cannot install the packages.
     """
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:

@@ -1,7 +1,7 @@
-"""pymongo's own tests of change streams, from its source distribution, and what became of them.
+"""Running pymongo's own change stream tests, from its source distribution.
 
-Nothing of them is in this repository: pip fetches the source distribution of the pymongo that is
-installed, whose ``test`` folder also holds the drivers' specification tests.
+This repository has no copy of them: pip downloads the source distribution of the installed
+pymongo, whose ``test`` folder also has the drivers' specification tests.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.harness.routers import start_router
 SYNCHRONOUS = "test/test_change_stream.py"
 ASYNCHRONOUS = "test/asynchronous/test_change_stream.py"
 WIDENED = "change-streams-on-sharded-clusters"
-"""The specification's tests for replica sets, which pass on a sharded cluster as well."""
+"""The specification's tests for replica sets that also pass on a sharded cluster."""
 
 _DOWNLOAD_SECONDS = 110.0
 _ALL_TESTS_SECONDS = 900.0
@@ -34,18 +34,18 @@ _SPECIFICATION = Path("test/change_streams/unified")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of each test, by its id: passed, failed or skipped; ``seconds`` in all."""
+    """Each test's result by id (passed, failed or skipped), and the total ``seconds``."""
 
     tests: dict[str, str]
     seconds: float
     output: str
 
     def count(self) -> Counter[str]:
-        """Return how many tests passed, failed and were skipped; those of WIDENED left out."""
+        """Return the numbers of passed, failed and skipped tests, without those of WIDENED."""
         return Counter(became for test, became in self.tests.items() if not is_widened(test))
 
     def count_widened(self) -> Counter[str]:
-        """Return the same for the tests of WIDENED."""
+        """Return the numbers of passed, failed and skipped tests of WIDENED."""
         return Counter(became for test, became in self.tests.items() if is_widened(test))
 
     @property
@@ -55,18 +55,18 @@ class Outcome:
 
 
 def is_widened(test: str) -> bool:
-    """Tell whether a test comes from WIDENED."""
+    """Return whether a test comes from WIDENED."""
     return "OnShardedClusters" in test
 
 
 def pymongo_tests(timeout: float = _DOWNLOAD_SECONDS) -> Path:
-    """Return the folder with pymongo's tests, downloaded when it is not there.
+    """Return the folder with pymongo's tests; download it if necessary.
 
     Args:
-        timeout: seconds that the download may take; pip also prepares to build what it downloads.
+        timeout: seconds for the download, in which pip also prepares a build.
 
     Raises:
-        DownloadError: the source distribution cannot be had.
+        DownloadError: the source distribution is not available.
     """
     return cached(f"pymongo-{pymongo.version}", lambda folder: _fill(folder, timeout))
 
@@ -75,13 +75,13 @@ def run_tests(folder: Path, file: str, port: int, timeout: float = _ALL_TESTS_SE
     """Run one file of pymongo's tests against the server at ``port`` of this machine.
 
     Args:
-        folder: what ``pymongo_tests`` gave.
+        folder: the folder from ``pymongo_tests``.
         file: SYNCHRONOUS or ASYNCHRONOUS.
-        port: the server's.
-        timeout: seconds for all of them.
+        port: the server's port.
+        timeout: seconds for all tests.
 
     Raises:
-        RuntimeError: they did not come to an end.
+        RuntimeError: the tests failed to run or took too long.
     """
     report = folder / f"report-{port}.xml"
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
@@ -111,8 +111,8 @@ def through_router(
 ) -> tuple[Outcome, Outcome | None]:
     """Run one file of pymongo's tests through a router over two shards.
 
-    Returns what became of them, and with ``mongos_too`` and a cluster of real servers also what
-    becomes of them with its mongos, which takes several times as long.
+    Returns the outcome and, with ``mongos_too`` on real servers, also the outcome on their mongos,
+    which takes several times as long.
     """
     parameters = {"enableTestCommands": 1}
     with (
@@ -142,7 +142,7 @@ def _fill(folder: Path, timeout: float) -> None:
     with tarfile.open(archives[0]) as archive:
         for member in archive.getmembers():
             _top, _slash, member.name = member.name.partition("/")
-            # Without the packages beside the tests, the installed pymongo is the one tested.
+            # Without the packages next to the tests, the tests import the installed pymongo.
             if member.name == "pyproject.toml" or member.name.startswith("test/"):
                 archive.extract(member, folder, filter="data")
     archives[0].unlink()
@@ -159,7 +159,7 @@ def _widen(specification: Path) -> None:
 
 
 def _read_report(report: Path) -> dict[str, str]:
-    # pytest wrote it on this machine just now.
+    # The file is trusted, since pytest has just written it.
     tests = {}
     for case in ElementTree.parse(report).iter("testcase"):
         became = "passed"

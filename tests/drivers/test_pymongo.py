@@ -1,4 +1,4 @@
-"""pymongo's own change stream tests pass through the router as they do through a mongos."""
+"""pymongo's own change stream tests pass on the router as they do on a mongos."""
 
 import pymongo
 import pytest
@@ -31,7 +31,7 @@ ROUNDS = ((SYNCHRONOUS, 1), (ASYNCHRONOUS, 2))
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("file", "token_version"), ROUNDS)
 def test_pymongo_s_own_tests(file: str, token_version: int) -> None:
-    """``make driver-tests`` also compares with a mongos, which takes it seven minutes."""
+    """``make driver-tests`` also compares with a mongos, which takes seven minutes."""
     try:
         folder = pymongo_tests()
     except DownloadError as error:

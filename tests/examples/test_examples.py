@@ -1,4 +1,4 @@
-"""Every example runs as its README says, and prints the changes that are made."""
+"""Every example runs as described in its README and prints the changes."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.harness.routers import RouterProcess, start_router
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NODE_PACKAGES = Path(__file__).parents[1] / "integration" / "node" / "package.json"
 _SECONDS = 60.0
-"""How long an example may take to print a line."""
+"""Seconds for an example to print a line."""
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +70,13 @@ def test_pymongo_resumes_after_a_restart(
         assert next_line() == "insert 1\n"
         orders.update_one({"_id": 1}, {"$set": {"paid": True}})
         assert next_line() == "update 1\n"
-        # The token of a change is stored before the next one is printed.
+        # A change's token is stored before the next change is printed.
         orders.insert_one({"_id": 2})
         assert next_line() == "insert 2\n"
     orders.delete_one({"_id": 1})
     with running(*command) as next_line:
         assert next_line() == "watching\n"
-        # The run above may have ended before it stored the token of the last change.
+        # The run above may have ended before it stored the last change's token.
         line = next_line()
         assert (next_line() if line == "insert 2\n" else line) == "delete 1\n"
 
@@ -104,7 +104,7 @@ def test_the_feed(router: RouterProcess, orders: Any) -> None:
     example = str(EXAMPLES / "read_feed.py")
     with running(sys.executable, example, "127.0.0.1", str(router.feed_port)) as next_line:
         assert next_line() == "watching\n"
-        # The feed tells nobody when its stream is open: write until a change arrives.
+        # The feed does not report when its stream is open, so write until a change arrives.
         first: list[str] = []
         reader = threading.Thread(target=lambda: first.append(next_line()))
         reader.start()

@@ -1,7 +1,7 @@
-"""The long form: ``python -m tests.faults --minutes 30``, seed after seed, each on a new cluster.
+"""The long form: ``python -m tests.faults --minutes 30`` runs seeds, each on a new cluster.
 
-A run that shows a problem leaves its report and the routers' logs under ``build/faults``, and the
-status is 1 in the end. Needs MERGEROUTER_MONGO_BIN.
+A run with a problem leaves its report and the routers' logs under ``build/faults``, and the exit
+status is then 1. Needs MERGEROUTER_MONGO_BIN.
 """
 
 import argparse
@@ -19,11 +19,11 @@ _PARAMETERS: tuple[dict[str, object], ...] = (
     {},
     {"replyTimeoutMs": 1000, "connectTimeoutMs": 1000},
 )
-"""Those of the routers, by seed: the defaults, and a hasty router."""
+"""The routers' parameters, chosen by seed: the defaults, and short timeouts."""
 
 
 def run_seed(seed: int, seconds: float) -> Report:
-    """Run faults for so many seconds on a cluster of their own."""
+    """Run faults for some seconds on a new cluster."""
     chance = random.Random(seed)
     until = time.monotonic() + seconds
 
@@ -42,7 +42,7 @@ def run_seed(seed: int, seconds: float) -> Report:
 
 
 def main() -> int:
-    """Run seeds until the minutes are over; tell what each came to."""
+    """Run seeds until the time is over; print each result and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1, help="the first")

@@ -1,4 +1,4 @@
-"""After a run: what watchers got is held against the history, and that against the ledger."""
+"""Comparing watchers' events with the history, and the history with the ledger, after a run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 class History:
-    """The database's events as a mongos gives them when all is well, read piece by piece."""
+    """The database's events, read through a mongos between faults."""
 
     def __init__(self, uri: str) -> None:
         self.events: list[Event] = []
@@ -27,13 +27,13 @@ class History:
         self._token: Any = None
 
     def begin(self) -> None:
-        """Let the history begin now."""
+        """Start the history now."""
         client: Client
         with pymongo.MongoClient(self._uri) as client, client[DATABASE].watch() as stream:
             self._token = stream.resume_token
 
     def read_to(self, marker: int) -> None:
-        """Read on, the marker's event included."""
+        """Read up to and including the marker's event."""
         deadline = time.monotonic() + _READ_SECONDS
         failure: PyMongoError | None = None
         client: Client
@@ -59,7 +59,7 @@ class History:
 
 
 def ledger_problems(ledger: Ledger, history: Sequence[Event]) -> Iterator[str]:
-    """Compare the history with what was acknowledged: neither may have more than the other."""
+    """Compare the history with the acknowledged writes; both must have the same writes."""
     keys = [key_of(event) for event in history]
     for before, after in pairwise(keys):
         if after <= before:
@@ -74,7 +74,7 @@ def ledger_problems(ledger: Ledger, history: Sequence[Event]) -> Iterator[str]:
 
 
 def watcher_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
-    """Compare all that a watcher got with the history."""
+    """Compare all events of a watcher with the history."""
     wanted = [event for event in history if watcher.watch.selects(event)]
     for number, segment in enumerate(watcher.segments):
         last = number == len(watcher.segments) - 1
@@ -85,7 +85,7 @@ def watcher_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str
 def opener_problems(
     opener: Opener, history: Sequence[Event], ledger: Ledger, end: str
 ) -> Iterator[str]:
-    """Compare what streams from now gave with the history; ``end`` is how far that reaches."""
+    """Compare the events of streams from now with the history up to ``end``."""
     for number, (watch, segment, opened) in enumerate(opener.found):
         wanted = [event for event in history if watch.selects(event)]
         segment.events = [event for event in segment.events if key_of(event) <= end]
@@ -93,7 +93,7 @@ def opener_problems(
         for problem in segment_problems(segment, wanted):
             yield f"{opener.name}, stream {number}: {problem}"
         if watch.preference != "primary":
-            continue  # no secondary can have its primary's clock advance
+            continue  # a secondary cannot advance its primary's clock
         late = [
             event
             for event in wanted
@@ -108,7 +108,7 @@ def opener_problems(
 
 
 def _begun(event: Event, ledger: Ledger) -> float:
-    """Return when the write of an event was begun; only those that tell their number count."""
+    """Return when an event's write began; 0 if the event does not show the write's number."""
     document = event.get("fullDocument") or event.get("updateDescription", {}).get("updatedFields")
     number = None if document is None else document.get("n")
     if number is None:

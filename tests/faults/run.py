@@ -39,12 +39,12 @@ def shard_the_data(cluster: RealCluster) -> None:
 
 @dataclass(slots=True)
 class Report:
-    """What came of a run."""
+    """The result of a run."""
 
     problems: list[str] = field(default_factory=list)
-    """What must not be: events lost, doubled, out of order; errors at the router's drivers."""
+    """Lost, repeated and misplaced events, and errors of the router's drivers."""
     control_errors: list[str] = field(default_factory=list)
-    """Errors that the drivers before mongos got."""
+    """Errors of the drivers on mongos."""
     events: int = 0
     writes: int = 0
     faults: int = 0
@@ -61,14 +61,14 @@ def run_faults(
     pause: float = 0.03,
     logs: Path | None = None,
 ) -> Report:
-    """Write and watch while ``let_happen`` runs the faults it wants; then audit.
+    """Write and watch while ``let_happen`` runs faults; then audit.
 
     Args:
-        cluster: two shards or more, three members each, two mongos; its data is spread.
-        seed: decides what writers and openers do.
-        let_happen: is given the faults, and returns when enough has happened.
+        cluster: at least two shards of three members each, and two mongos; its data is spread.
+        seed: determines the behaviour of writers and openers.
+        let_happen: runs faults, and returns when done.
         parameters: start parameters of the router.
-        pause: seconds between the writes of each writer.
+        pause: seconds between each writer's writes.
         logs: a folder for the routers' logs and the report, kept if there are problems.
     """
     ledger, report = Ledger(), Report()
@@ -95,7 +95,7 @@ def run_faults(
     markers = 0
 
     def checkpoint() -> None:
-        """Have the history read on, and wait until all watchers have seen as much."""
+        """Read the history to a new marker and wait until all watchers have received it."""
         nonlocal markers
         markers += 1
         marks.mark(markers)
@@ -185,7 +185,7 @@ def _write(file: Path, lines: Iterable[str]) -> None:
 
 
 def _during(faults: Faults, at: float) -> str:
-    """Tell which faults were under way, or just over, at a time."""
+    """Return the faults in progress, or just over, at a time."""
     return "during " + ", ".join(
         f"{what} ({at - begun:.1f} s after its begin)"
         for begun, ended, what in faults.log

@@ -1,4 +1,4 @@
-"""What befalls a cluster of three-member sets, its mongos and the router."""
+"""Faults of a cluster of three-member sets, its mongos and the router."""
 
 import random
 import signal
@@ -21,12 +21,12 @@ _MOVE_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Faults:
-    """The faults, each a method that ends when what it broke works again.
+    """The faults. Each is a method that returns after it has repaired the damage.
 
     Args:
-        cluster: three members in each set, two mongos.
-        router: the router that is killed and started again at its port.
-        checkpoint: waits until all watchers have seen what was written so far.
+        cluster: a cluster with three members in each set and two mongos.
+        router: the router to kill and restart at its port.
+        checkpoint: waits until all watchers have received all writes so far.
         parameters: the router's start parameters.
     """
 
@@ -35,17 +35,17 @@ class Faults:
     checkpoint: Callable[[], None]
     parameters: dict[str, object] = field(default_factory=dict)
     log: list[tuple[float, float, str]] = field(default_factory=list)
-    """When each fault began and ended (monotonic clock), and what it was."""
+    """The start and end (monotonic clock) and the description of each fault."""
     _before: list[RouterProcess] = field(default_factory=list)
     _extra: str = ""
 
     @property
     def routers(self) -> list[RouterProcess]:
-        """All routers, the one that runs last."""
+        """All routers, the running one last."""
         return [*self._before, self.router]
 
     def run(self, name: str, on: str = "", seconds: float = 0.0) -> None:
-        """Let one fault happen: ``name`` is a method, ``on`` a set for those that concern one."""
+        """Run the fault ``name``; ``on`` is the set for faults of a replica set."""
         what = " ".join(filter(None, (name, on, f"{seconds:.1f} s" if seconds else "")))
         begun = time.monotonic()
         try:
@@ -58,15 +58,15 @@ class Faults:
             self.log.append((begun, time.monotonic(), what))
 
     def run_all(self, *faults: tuple[str, str, float]) -> None:
-        """Let faults of different sets happen at the same time."""
+        """Run faults of different sets at the same time."""
         with ThreadPoolExecutor() as pool:
             for each in [pool.submit(self.run, *fault) for fault in faults]:
                 each.result()
 
-    # On a replica set.
+    # Faults of a replica set.
 
     def kill_primary(self, where: ReplicaSet, seconds: float) -> None:
-        """A power cut; the member comes back after ``seconds``, perhaps before an election."""
+        """Kill the primary; it restarts after ``seconds``, possibly before an election."""
         primary = where.wait_primary()
         where.kill(primary)
         time.sleep(seconds)
@@ -102,14 +102,14 @@ class Faults:
             time.sleep(seconds)
 
     def remove_secondary(self, where: ReplicaSet, seconds: float) -> None:
-        """It runs on as a member of nothing, and is then taken in again."""
+        """Remove a secondary from the configuration, leave it running, and add it again."""
         secondary = where.secondaries()[0]
         where.remove_member(secondary)
         time.sleep(seconds)
         where.add_member(secondary)
 
     def remove_primary(self, where: ReplicaSet, seconds: float) -> None:
-        """The primary steps down and is taken out at once."""
+        """Step the primary down and remove it from the configuration at once."""
         primary = where.wait_primary()
         where.step_down(10)
         where.wait_primary(other_than=primary)
@@ -120,7 +120,7 @@ class Faults:
     def kill_cursors(self, where: ReplicaSet, _seconds: float) -> None:
         where.kill_cursors(where.wait_primary())
 
-    # On router and mongos.
+    # Faults of the router and of mongos.
 
     def kill_router(self, seconds: float) -> None:
         self._restart_router(signal.SIGKILL, seconds)
@@ -134,25 +134,25 @@ class Faults:
         self.router.process.send_signal(signal.SIGCONT)
 
     def kill_upstream(self, seconds: float) -> None:
-        """The mongos that the router passes commands to; writers have another."""
+        """Kill the mongos that is the router's upstream; writers use the other one."""
         self.cluster.stop_mongos("mongos")
         time.sleep(seconds)
         self.cluster.start_mongos("mongos")
 
-    # On the cluster.
+    # Changes of the cluster.
 
     def move_chunk(self, _seconds: float) -> None:
         self._move("p", "shard0")
         self._move("p", "shard1")
 
     def add_shard(self, _seconds: float) -> None:
-        """A shard of one member gets the chunk of ``p``."""
+        """Add a shard of one member and move the chunk of ``p`` to it."""
         if not self._extra:
             self._extra, _host = self.cluster.add_shard()
             self._move("p", self._extra)
 
     def remove_shard(self, _seconds: float) -> None:
-        """Drained, seen by all, taken out and shut down."""
+        """Drain a shard, wait for all watchers, remove it and shut it down."""
         if self._extra:
             self._move("p", "shard1")
             self.checkpoint()
@@ -185,7 +185,7 @@ class Faults:
                 except pymongo.errors.PyMongoError:
                     if time.monotonic() > deadline:
                         raise
-                    time.sleep(0.2)  # transactions are in its way, or an election
+                    time.sleep(0.2)  # a transaction or an election blocks it
                     continue
                 return
 
@@ -214,7 +214,7 @@ _ON_ALL = {
 
 
 def random_faults(chance: random.Random) -> list[tuple[str, str, float]]:
-    """Choose what happens next: one fault, or several at once on different sets."""
+    """Choose the next faults at random: one, or several at once on different sets."""
     if chance.random() < 0.3:
         name, (_, between) = _choose(chance, _ON_ALL)
         return [(name, "", chance.uniform(*between))]

@@ -1,4 +1,4 @@
-"""The audit finds what it is there for."""
+"""The audit finds lost, repeated, misplaced and unacknowledged events."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Every kind of fault once, on real sets of three members, under load.
+"""Every kind of fault, once, on real sets of three members under load.
 
-The long form is ``make faults``.
+``make faults`` runs the long form.
 """
 
 from collections.abc import Iterator

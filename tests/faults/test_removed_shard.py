@@ -1,4 +1,4 @@
-"""A removed shard may be shut down: open streams notice that it has left, though none tells."""
+"""Open streams notice a removed shard although no stream reports it, so it can be shut down."""
 
 import time
 from typing import Any

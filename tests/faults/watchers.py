@@ -1,4 +1,4 @@
-"""Watchers of a driver, and what each of their streams gave."""
+"""Watchers on a driver, which record the events of each of their streams."""
 
 import random
 import threading
@@ -24,20 +24,20 @@ PREFERENCES = {
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is watched: a collection (empty: the database), with which read preference."""
+    """A stream's collection (empty: the whole database), read preference and pipeline."""
 
     collection: str = SHARDED
     preference: str = "primary"
     pipeline: tuple[Any, ...] = ()
 
     def selects(self, event: dict[str, Any]) -> bool:
-        """Tell whether an event of the database belongs to the stream."""
+        """Return whether an event of the database belongs to the stream."""
         if self.collection and event["ns"].get("coll") != self.collection:
             return False
         return not self.pipeline or event["operationType"] in ("insert", "delete")
 
     def open(self, client: Client, token: Any) -> Any:
-        """Open it after ``token``, or from now."""
+        """Open the stream after ``token``, or from now if it is None."""
         target: Any = client.get_database(DATABASE, read_preference=PREFERENCES[self.preference])
         if self.collection:
             target = target[self.collection]
@@ -49,7 +49,7 @@ INSERTS_AND_DELETES = ({"$match": {"operationType": {"$in": ["insert", "delete"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that a driver's user got."""
+    """An error that the driver raised."""
 
     at: float
     during: str
@@ -58,9 +58,9 @@ class Failure:
 
 @dataclass(slots=True)
 class Watcher:
-    """Watches until ``stop``; with ``patience``, over many streams, each resumed from the last.
+    """Watches until ``stopping`` is set; resumes from the last token after each stream.
 
-    The first stream is from now. ``patience`` is how many times a stream is asked for an event.
+    The first stream is from now. ``patience`` is the number of reads of each stream, if limited.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Watcher:
     opened: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     passed: set[Any] = field(default_factory=set)
-    """Markers that came."""
+    """The markers received."""
 
     def run(self) -> None:
-        """Read until ``stopping``; errors are noted, and the last token resumed from."""
+        """Read until ``stopping`` is set; record errors and resume from the last token."""
         token: Any = None
         client: Client
         with pymongo.MongoClient(self.uri, appname=self.name) as client:
@@ -107,7 +107,7 @@ class Watcher:
         left = self.patience or 10**9
         while left and stream.alive and not self.stopping.is_set():
             event = stream.try_next()
-            # Also when nothing came: the token moves on, and may be resumed from as well.
+            # The token advances without events too, and the next stream resumes from it.
             token = stream.resume_token
             left -= 1
             if event is not None:
@@ -123,20 +123,20 @@ class Watcher:
 
 @dataclass(slots=True)
 class Opener:
-    """Opens streams from now, one after the other, and reads each for a moment."""
+    """Opens streams from now, one after the other, and reads each for a short time."""
 
     name: str
     uri: str
     seed: int
     preferences: tuple[str, ...] = ("primary",)
     found: list[tuple[Watch, Segment, float]] = field(default_factory=list)
-    """Each stream: what it watched, what it gave, and when it was open (monotonic clock)."""
+    """Each stream, its events, and when it was open (monotonic clock)."""
     failures: list[Failure] = field(default_factory=list)
     slowest: float = 0.0
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Open, read, close, until ``stopping``."""
+        """Open, read and close streams until ``stopping`` is set."""
         chance = random.Random(f"{self.seed} {self.name}")
         client: Client
         with pymongo.MongoClient(self.uri, appname=self.name) as client:

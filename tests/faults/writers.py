@@ -1,4 +1,4 @@
-"""Writers that know, whatever fails, which of their writes happened."""
+"""Writers that record which of their writes succeeded, despite any failures."""
 
 import random
 import threading
@@ -22,36 +22,36 @@ MARKERS = "marker-"
 _RETRY_SECONDS = 0.05
 
 Step = tuple[str, int]
-"""A document's ``_id`` and the number of the write in its life, its insert being 0."""
+"""A document's ``_id`` and the number of the write; 0 is its insert."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What was acknowledged: each document's writes, and when each was begun."""
+    """The acknowledged writes of each document, with the times when they began."""
 
     begun: dict[Step, float] = field(default_factory=dict)
-    """On the monotonic clock."""
+    """The start of each write, on the monotonic clock."""
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
-    """The operation types by ``_id``, in order."""
+    """The operation types of each ``_id``, in order."""
     collections: dict[str, str] = field(default_factory=dict)
 
     @property
     def writes(self) -> int:
-        """How many writes were acknowledged."""
+        """The number of acknowledged writes."""
         return sum(map(len, self.acknowledged.values()))
 
 
 class Writer:
-    """Writes documents of its own, one write at a time, until each is known to have happened.
+    """Writes documents of its own, one write at a time, and retries each until it succeeds.
 
-    Each write of a document requires the one before, by the field ``n``. So an attempt whose answer
-    was lost can be repeated, and one that is executed late, after it was repeated, changes nothing.
+    Each write of a document requires the previous one, by the field ``n``. So an attempt whose
+    reply was lost can be repeated, and a delayed attempt changes nothing after its repetition.
 
     Args:
-        name: begins the ``_id`` of its documents.
-        uri: where it writes.
-        regions: values of the shard key, each on some shard.
-        ledger: takes what was acknowledged.
+        name: the prefix of its documents' ``_id``.
+        uri: the server to write to.
+        regions: values of the shard key, on different shards.
+        ledger: records the acknowledged writes.
         pause: seconds between writes.
     """
 
@@ -80,7 +80,7 @@ class Writer:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Write until ``stop``."""
+        """Write until ``stop`` is called."""
         with self._client:
             while not self._stop.wait(self._pause * self._chance.uniform(0.2, 1.8)):
                 dice = self._chance.random()
@@ -98,11 +98,11 @@ class Writer:
                     self._transact()
 
     def stop(self) -> None:
-        """End after the write that is under way."""
+        """End after the current write."""
         self._stop.set()
 
     def mark(self, number: int) -> None:
-        """Insert a document that all watchers see; for use before or after ``run``."""
+        """Insert a document that all watchers see. Call it before or after ``run``."""
         document = {"_id": f"{MARKERS}{number}", "region": self._regions[0], "n": 0}
         self._insert({**document, "in": SHARDED})
 
@@ -124,7 +124,7 @@ class Writer:
             try:
                 self._database[document["in"]].insert_one(dict(document))
             except DuplicateKeyError:
-                # An earlier attempt has happened: it must also be there to stay.
+                # An earlier attempt succeeded; it must also be majority committed.
                 self._require(document, 0)
 
         self._until_done(attempt)
@@ -160,7 +160,7 @@ class Writer:
         self._changed(document, how)
 
     def _apply(self, document: dict[str, Any], how: str, session: ClientSession | None) -> bool:
-        """Make one change if the document is as it was; return whether it was."""
+        """Change the document if it is in the expected state; return whether it was."""
         collection = self._database[document["in"]]
         before = {key: document[key] for key in ("_id", "region", "n")}
         number = document["n"] + 1
@@ -173,7 +173,7 @@ class Writer:
         return collection.delete_one(before, session=session).deleted_count == 1
 
     def _transact(self) -> None:
-        """Change several documents and insert one, on several shards, all at once."""
+        """Change several documents and insert one, on several shards, in one transaction."""
         some = self._chance.sample(self._live, self._chance.randint(1, min(3, len(self._live))))
         hows = [self._chance.choice(("update", "update", "replace", "delete")) for _ in some]
         new = self._new()
@@ -197,7 +197,7 @@ class Writer:
                         max_commit_time_ms=5000,
                     )
             except (DuplicateKeyError, _ChangedMeanwhileError):
-                # Its commit was answered by an error, but has happened.
+                # The commit returned an error but succeeded.
                 self._require(new, 0)
 
         self._until_done(attempt)
@@ -221,7 +221,7 @@ class Writer:
             self._live.remove(document)
 
     def _is_at(self, document: dict[str, Any], number: int | None) -> bool:
-        """Tell whether the document's last write, for a majority, is ``number``, or None."""
+        """Return whether the last majority-committed write is ``number``; None means deleted."""
         collection = self._database[document["in"]].with_options(
             read_concern=ReadConcern("majority")
         )
@@ -246,4 +246,4 @@ class Writer:
 
 
 class _ChangedMeanwhileError(Exception):
-    """A document is not where its writer left it, or not yet for a majority."""
+    """A document is not in its writer's last state, or that is not majority committed yet."""

@@ -1,4 +1,4 @@
-"""What tests ask of a sharded cluster, whoever plays it."""
+"""The interface of sharded clusters for tests, embedded or real."""
 
 import time
 from abc import ABC, abstractmethod
@@ -34,11 +34,11 @@ class TestCluster(ABC):
     @property
     @abstractmethod
     def real(self) -> bool:
-        """Whether these are MongoDB's own servers."""
+        """Whether the cluster consists of MongoDB's own servers."""
 
     @abstractmethod
     def start_shard(self) -> tuple[str, str]:
-        """Start one more shard server, which is no shard yet; return its id and host string."""
+        """Start another shard server without adding it; return its id and host string."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -54,37 +54,37 @@ class TestCluster(ABC):
 
     @abstractmethod
     def hang_member(self, name: str) -> None:
-        """Have a server answer nobody, though it can be connected to."""
+        """Make a server hang: it accepts connections but answers nothing."""
 
     @abstractmethod
     def wake_member(self, name: str) -> None:
-        """Have a server that hangs go on."""
+        """Resume a hanging server."""
 
     @abstractmethod
     def step_down(self, name: str, seconds: float) -> None:
-        """Leave a replica set without a primary for so long, then have the same one elected."""
+        """Leave a replica set without a primary for some seconds; then the same one is elected."""
 
     @abstractmethod
     def kill_cursors(self, name: str) -> None:
         """Kill all cursors on a server."""
 
     def add_shard(self) -> tuple[str, str]:
-        """Start one more server and make it a shard; return its id and host string."""
+        """Start another server and add it as a shard; return its id and host string."""
         name, host = self.start_shard()
         self.join_shard(name, host)
         return name, host
 
     def join_shard(self, name: str, host: str) -> None:
-        """Make a server that runs a shard of the cluster."""
+        """Add a running server as a shard."""
         client: Client
         with pymongo.MongoClient(self.mongos_uri) as client:
             client.admin.command("addShard", host, name=name)
         self.shards[name] = host
 
     def remove_shard(self, name: str) -> str:
-        """Drain a shard and take it out of the cluster; its server runs on. Return its host.
+        """Drain and remove a shard; its server keeps running. Return its host string.
 
-        Its databases go to another shard.
+        Its databases move to another shard.
         """
         other = next(each for each in self.shards if each != name)
         deadline = time.monotonic() + _DRAIN_SECONDS
@@ -99,7 +99,7 @@ class TestCluster(ABC):
         return self.shards.pop(name)
 
     def bring_back_shard(self, name: str, host: str) -> None:
-        """Have a shard that was removed join again, under its name: at ``host``, or elsewhere."""
+        """Add a removed shard again under its name, at ``host`` or at another address."""
         self.join_shard(name, host)
 
     def direct(self, name: str, **options: Any) -> Client:

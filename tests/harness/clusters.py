@@ -1,8 +1,8 @@
 """Sharded clusters for tests: the embedded one, or real servers, behind one interface.
 
-``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``; with it, tests that call
-``start_cluster`` run against those (docs/protocol.md, section 9). ``pytest --docker`` runs them
-against containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
+If ``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``, tests that call
+``start_cluster`` run on these programs (docs/protocol.md, section 9). ``pytest --docker`` runs them
+on containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
 """
 
 import os
@@ -43,21 +43,21 @@ _OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
 def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     """Start a cluster of ``shards`` shards called shard0, shard1, …
 
-    ``options`` are ``mergerouter embedded``'s flags, such as ``token_version=2``; of these, real
-    servers know ``noop_interval`` (whole seconds) only.
+    ``options`` are flags of ``mergerouter embedded``, such as ``token_version=2``. Of these flags,
+    real servers support ``noop_interval`` (whole seconds) only.
     """
     return _real_cluster(shards, options) or EmbeddedProcess(shards, options)
 
 
 def real_servers_named() -> bool:
-    """Whether ``start_cluster`` starts MongoDB's own servers."""
+    """Return whether ``start_cluster`` starts MongoDB's own servers."""
     return REAL_SERVERS in os.environ or DOCKER_IMAGE in os.environ
 
 
 def start_real_cluster(shards: int = 3, **options: Any) -> RealCluster:
-    """Start a cluster of MongoDB's own servers, or skip the test for want of them.
+    """Start a cluster of MongoDB's own servers; skip the test without them.
 
-    ``options`` are ``RealCluster``'s, such as ``members=3``.
+    ``options`` are arguments of ``RealCluster``, such as ``members=3``.
     """
     cluster = _real_cluster(shards, options)
     if cluster is None:
@@ -129,7 +129,7 @@ class EmbeddedProcess(TestCluster):
 
     @property
     def logs(self) -> list[str]:
-        """The lines that it has logged."""
+        """The lines of its log."""
         return list(self._program.lines)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Stands for a worker that cannot start: ends at once with a status of its own."""
+"""A worker that fails to start: it exits at once with its own status."""
 
 import sys
 

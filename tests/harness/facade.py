@@ -1,4 +1,4 @@
-"""The facade in the test's own loop: a listener before fake cursors."""
+"""The facade in the test's own loop: a listener on top of fake cursors."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from tests.harness.raw_client import RawClient
 
 @dataclass
 class Facade:
-    """A listening facade and what is behind it; ``private`` is where other workers ask, if any."""
+    """A listening facade and its parts; ``private`` serves the other workers, if there are any."""
 
     node: Node
     listener: Listener
@@ -28,7 +28,7 @@ class Facade:
 
 @asynccontextmanager
 async def facade(upstream: UpstreamMongos | None = None, **fields: Any) -> AsyncIterator[Facade]:
-    """Listen on a free port until the block ends; ``fields`` are the Node's."""
+    """Listen on a free port until the block ends; ``fields`` are fields of the Node."""
     cursors = FakeCursors()
     untyped = cast(Any, cursors)
     node = Node(clock=cursors.clock, cursors=untyped, cluster=untyped, upstream=upstream, **fields)

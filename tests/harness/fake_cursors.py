@@ -1,4 +1,4 @@
-"""Merged cursors without a cluster, for tests of what stands before them."""
+"""Merged cursors without a cluster, for tests of the layers above them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -29,7 +29,7 @@ def event(number: int, size: int = 10) -> bytes:
 
 
 class FakeCursor:
-    """A cursor whose events a test puts into it."""
+    """A cursor whose events come from the test."""
 
     def __init__(self, cursor_id: int, namespace: str, owner: Owner) -> None:
         self.cursor_id, self.namespace, self.owner = cursor_id, namespace, owner
@@ -70,7 +70,7 @@ class FakeCursor:
 
 
 class FakeCursors:
-    """Stands for CursorRegistry: ``opened`` are the requests, ``cursors`` what is open."""
+    """Replaces CursorRegistry; ``opened`` has the requests, ``cursors`` the open cursors."""
 
     def __init__(self) -> None:
         self.clock = ClusterClock()

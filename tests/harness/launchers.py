@@ -1,4 +1,4 @@
-"""How MongoDB's own programs are started, stopped and disturbed by tests."""
+"""Starting, stopping and disturbing MongoDB's own programs."""
 
 import signal
 import subprocess
@@ -9,32 +9,32 @@ from tests.harness.server_folder import ServerFolder
 
 
 class Launcher(Protocol):
-    """How MongoDB's programs are started and ended."""
+    """Starts and ends MongoDB's programs."""
 
     def launch(self, name: str, program: str, *arguments: str) -> None:
-        """Start ``program``; ``name`` is for its files and its log."""
+        """Start ``program``; its files and its log are called ``name``."""
 
     def kill(self, name: str) -> None:
         """End a program at once, as a power cut would."""
 
     def relaunch(self, name: str) -> None:
-        """Start a program that was killed once more, with its files."""
+        """Restart a killed program with its files."""
 
     def running(self, name: str) -> bool:
-        """Tell whether a program that was launched has neither ended nor been killed."""
+        """Return whether a launched program has neither ended nor been killed."""
 
     def pause(self, name: str) -> None:
-        """Have a program stand still."""
+        """Suspend a program."""
 
     def unpause(self, name: str) -> None:
-        """Have a program that stands still go on."""
+        """Resume a suspended program."""
 
     def stop(self) -> None:
-        """End everything that was started; its data is lost."""
+        """End all programs; their data is lost."""
 
 
 class ServerBinaries:
-    """Programs from a folder, as child processes; their data goes to a ``ServerFolder``."""
+    """Runs programs of a folder as child processes; their data is in a ``ServerFolder``."""
 
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
@@ -48,7 +48,7 @@ class ServerBinaries:
             data = folder / name
             data.mkdir()
             arguments = (*arguments, "--dbpath", str(data))
-        # The file's path also marks the process as one of this folder's.
+        # The file's path also identifies the process as one of this folder.
         arguments = (*arguments, "--pidfilepath", str(folder / f"{name}.pid"))
         self._commands[name] = [str(self._binaries / program), *arguments]
         self.relaunch(name)
@@ -76,7 +76,7 @@ class ServerBinaries:
         self._processes[name].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        # Their data is thrown away, so nothing is gained by an orderly shutdown.
+        # Their data is discarded, so an orderly shutdown has no benefit.
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
@@ -85,7 +85,7 @@ class ServerBinaries:
 
 
 class Containers:
-    """Programs of a Docker image, on the machine's own network, so that all addresses agree."""
+    """Runs programs of a Docker image on the host's network, so that all addresses agree."""
 
     def __init__(self, image: str) -> None:
         self._image = image

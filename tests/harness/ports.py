@@ -1,15 +1,15 @@
-"""Ports for servers that tests start."""
+"""Free ports for servers that tests start."""
 
 import random
 import socket
 
-# Below those that the system gives to outgoing connections: one of these could hold the port of a
-# server that is away for a while.
+# Below the ephemeral ports, since an outgoing connection could otherwise take the port of a
+# stopped server before it restarts.
 _RANGE = range(15_000, 32_000)
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on now, and where a server may restart."""
+    """Return an unused TCP port of 127.0.0.1 at which a server can also be restarted."""
     while True:
         port = random.SystemRandom().choice(_RANGE)
         with socket.socket() as probe:

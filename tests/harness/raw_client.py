@@ -1,4 +1,4 @@
-"""A client that frames its messages by itself, so that it can also send what no driver would."""
+"""A client with its own message framing, which can also send what no driver sends."""
 
 import asyncio
 import struct
@@ -16,7 +16,7 @@ _TIMEOUT = 10.0
 
 
 class Reply(dict[str, Any]):
-    """A decoded reply, with what its frame says."""
+    """A decoded reply with the fields of its header."""
 
     request_id: int
     response_to: int
@@ -75,7 +75,7 @@ class RawClient:
         return self._id
 
     async def receive(self) -> Reply:
-        """Return the next reply; EOFError when the server has closed the connection."""
+        """Return the next reply; raise EOFError if the server has closed the connection."""
         async with asyncio.timeout(_TIMEOUT):
             try:
                 header = await self.reader.readexactly(16)
@@ -96,11 +96,11 @@ class RawClient:
         return reply
 
     async def receive_raw(self, seconds: float, options: CodecOptions[Any]) -> Any:
-        """Return the next reply's document, decoded as ``options`` say; EOFError at the end.
+        """Return the next reply's document, decoded with ``options``; raise EOFError at the end.
 
         Args:
-            seconds: how long it may take.
-            options: say what documents become, RawBSONDocument for one.
+            seconds: the timeout.
+            options: codec options, which select the document class such as RawBSONDocument.
         """
         async with asyncio.timeout(seconds):
             try:
@@ -111,14 +111,14 @@ class RawClient:
         return bson.decode(body[5:], options)
 
     async def command(self, database: str, command: dict[str, Any], **how: Any) -> Reply:
-        """Send a command and return its reply, which must be the answer to it."""
+        """Send a command and return its reply, which must respond to it."""
         request_id = self.send(database, command, **how)
         reply = await self.receive()
         assert reply.response_to == request_id
         return reply
 
     async def closed(self) -> bool:
-        """Wait until the server has closed the connection; whatever it still says is dropped."""
+        """Wait until the server has closed the connection; discard what it still sends."""
         async with asyncio.timeout(_TIMEOUT):
             try:
                 while await self.reader.read(65536):

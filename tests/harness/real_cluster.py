@@ -12,15 +12,15 @@ from tests.harness.server_settings import ServerSettings
 
 
 class RealCluster(TestCluster):
-    """MongoDB's own servers.
+    """A sharded cluster of MongoDB's own servers.
 
     Args:
-        launcher: what starts them.
-        shards: how many shards, called shard0, shard1, …
+        launcher: starts the servers.
+        shards: the number of shards, called shard0, shard1, …
         noop_interval: seconds between an idle primary's no-ops; None for the server's default.
-        members: how many members each replica set has, the config server's included.
-        mongoses: how many mongos; ``mongos`` is the first.
-        settings: how the servers are configured; then ``noop_interval`` is ignored.
+        members: the number of members of each replica set, including the config server's.
+        mongoses: the number of mongos; ``mongos`` is the first.
+        settings: the servers' configuration, which overrides ``noop_interval``.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class RealCluster(TestCluster):
         self._members = members
         self.shards = {}
         self.sets: dict[str, ReplicaSet] = {}
-        """The replica sets by shard id, ``config`` being the config server's."""
+        """The replica sets by shard id; ``config`` is the config server's."""
         self.mongoses: dict[str, str] = {}
-        """The addresses of all mongos by the names of their programs."""
+        """The addresses of all mongos by program name."""
         try:
             self._start(shards, mongoses)
         except BaseException:
@@ -91,8 +91,8 @@ class RealCluster(TestCluster):
         replica_set.wait_primary()
 
     def bring_back_shard(self, name: str, host: str) -> None:
-        # A server that has databases of its own cannot become a shard again, and were they dropped,
-        # streams on 6.0 would tell of it (docs/protocol.md, section 6): a new one has the name.
+        # A server with databases cannot be added again, and dropping them would make events on 6.0
+        # (docs/protocol.md, section 6). So a new server gets the name.
         self._returned += 1
         shard = self._launch_set(f"{name}-back{self._returned}")
         shard.initiate()
@@ -108,7 +108,7 @@ class RealCluster(TestCluster):
         self._launcher.kill(name)
 
     def start_mongos(self, name: str) -> None:
-        """Start a mongos that was stopped, and wait until it answers."""
+        """Restart a stopped mongos and wait until it answers."""
         self._launcher.relaunch(name)
         eventually(f"mongodb://{self.mongoses[name]}/", f"{name} to start", _answers)
 

@@ -1,7 +1,7 @@
-"""A replaying member: a one-member replica set that answers from a tape, cheaply.
+"""A one-member replica set that replays prepared replies at low cost.
 
-Speaks just enough of the wire protocol for the router and for Motor. It frames messages by itself,
-so that it judges the project's own frames rather than sharing their mistakes.
+It implements the parts of the wire protocol that the router and Motor use. It has its own message
+framing, so that it does not share defects with the project's.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _NOW = Timestamp(1_800_000_000, 1)
 
 
 class Tape(Protocol):
-    """One change stream as a member plays it; ``ended`` once a reply has closed the cursor."""
+    """One change stream as a member replays it; ``ended`` once a reply has closed the cursor."""
 
     ended: bool
 
@@ -30,19 +30,19 @@ class Tape(Protocol):
         """Return the BSON reply to the opening `aggregate`."""
 
     def more(self, batch_size: int) -> tuple[bytes, bool]:
-        """Return the BSON reply to a `getMore`, and whether it should wait as awaitData does."""
+        """Return the BSON reply to a `getMore`, and whether it waits as with awaitData."""
 
 
 @dataclass
 class ReplayMember:
-    """A replica set of one member that plays tapes.
+    """A replica set of one member that replays tapes.
 
     Args:
         set_name: the replica set's name.
-        play: gets an opening `aggregate`, returns the tape to play.
-        documents: collection name -> documents that a `find` answers with.
-        wire_version: what `hello` tells; 17 is MongoDB 6.0.
-        seconds_per_byte: what a `getMore` takes for each byte of its reply.
+        play: returns the tape to replay for an opening `aggregate`.
+        documents: the documents that a `find` returns, by collection name.
+        wire_version: the maxWireVersion in `hello`; 17 is MongoDB 6.0.
+        seconds_per_byte: the time that a `getMore` takes for each byte of its reply.
     """
 
     set_name: str
@@ -136,7 +136,7 @@ class ReplayMember:
 
 
 class _Wire(asyncio.Protocol):
-    """Frames in, frames out; one pending `getMore` at a time is all that the router sends."""
+    """One connection, with at most one pending `getMore`, as the router sends them."""
 
     def __init__(self, member: ReplayMember) -> None:
         self._member = member
@@ -144,7 +144,7 @@ class _Wire(asyncio.Protocol):
         self._pending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass
         self._member.connections.add(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -199,7 +199,7 @@ def _array_keys(count: int) -> list[bytes]:
 def cursor_body(
     cursor_id: int, namespace: str, events: list[bytes], pbrt: str, *, first: bool = False
 ) -> bytes:
-    """Return a cursor reply as BSON, its events joined without decoding them."""
+    """Return a cursor reply as BSON; the events are joined without decoding."""
     size = sum(map(len, events)) + sum(map(len, _array_keys(len(events)))) + 5
     ns = namespace.encode() + b"\0"
     before = b"\x12id\0%b\x02ns\0%b%b%b%b" % (
@@ -221,36 +221,36 @@ def cursor_body(
 
 
 class PreparedEvents:
-    """Events in order, made ready once for all the tapes that play them.
+    """Ordered events, prepared once for all tapes that replay them.
 
     Args:
         events: pairs of token data and event.
-        most: how many a reply has at most, whatever is asked for.
+        most: the largest number of events in a reply, regardless of the batch size.
     """
 
     def __init__(self, events: list[tuple[str, bytes]], most: int = 1 << 30) -> None:
         self._most = most
         self.tokens = [token for token, _ in events]
         self.events = [event for _, event in events]
-        # In a reply an event takes its own bytes and about eight of the array.
+        # In a reply, an event takes its own bytes and about eight for the array.
         self._ends = list(accumulate(len(event) + 8 for event in self.events))
 
     def stop(self, start: int, count: int) -> int:
-        """Return where a reply ends that has at most ``count`` events from ``start`` on."""
+        """Return the end of a reply with at most ``count`` events from ``start`` on."""
         room = _REPLY_BYTES + (self._ends[start - 1] if start else 0)
         most = start + min(count, self._most)
         return min(most, bisect_right(self._ends, room, start), len(self.events))
 
 
 class EventTape:
-    """Plays prepared events, as many a reply as are asked for, then only promises.
+    """Replays prepared events in replies of the requested size, then only promises.
 
     Args:
         cursor_id: the cursor's id on this member.
-        namespace: what the replies call it.
-        start: the high water mark that the opening reply has.
-        events: what to play.
-        end: the promise once all events have been played.
+        namespace: the namespace in the replies.
+        start: the high water mark in the opening reply.
+        events: the events to replay.
+        end: the promise after all events.
     """
 
     def __init__(
@@ -263,14 +263,14 @@ class EventTape:
         self.ended = False
 
     def open(self, command: dict[str, Any]) -> bytes:
-        """Answer with an empty first batch; what was resumed after has been played."""
+        """Return an empty first batch; events up to the resume token are skipped."""
         token = command["pipeline"][0].get("$changeStream", {}).get("resumeAfter")
         start = self._start if token is None else token["_data"]
         self._at = 0 if token is None else bisect_right(self._events.tokens, start)
         return cursor_body(self._cursor_id, self._namespace, [], start, first=True)
 
     def more(self, batch_size: int) -> tuple[bytes, bool]:
-        """Answer with the next events, at most 16 MB of them."""
+        """Return the next events, at most 16 MB."""
         prepared, start = self._events, self._at
         stop = self._at = prepared.stop(start, batch_size)
         batch = prepared.events[start:stop]
@@ -280,11 +280,11 @@ class EventTape:
 
 
 class RecordedTape:
-    """Plays recorded replies one after the other, then only promises.
+    """Replays recorded replies one after the other, then only promises.
 
     Args:
-        replies: the recorded replies as raw BSON, the opening one first.
-        end: the promise once all have been played, sorting after all of them.
+        replies: the recorded replies as raw BSON, beginning with the opening's.
+        end: the promise after all replies, which sorts after all of their tokens.
     """
 
     def __init__(self, replies: list[bytes], end: str) -> None:
@@ -299,15 +299,15 @@ class RecordedTape:
 
     @property
     def closed(self) -> bool:
-        """Whether the reply that closed the recorded cursor has been given."""
+        """Whether the reply that closed the recorded cursor has been returned."""
         return self._closes and not self._replies
 
     def open(self, command: dict[str, Any]) -> bytes:
-        """Answer with the recorded opening reply."""
+        """Return the recorded opening reply."""
         return self._replies.pop(0)
 
     def more(self, batch_size: int) -> tuple[bytes, bool]:
-        """Answer with the next recorded reply."""
+        """Return the next recorded reply."""
         if self._replies:
             body = self._replies.pop(0)
             self.ended = bson.decode(body)["cursor"]["id"] == 0

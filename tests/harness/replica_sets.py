@@ -1,4 +1,4 @@
-"""Replica sets of MongoDB's own servers, and what can go wrong in them."""
+"""Replica sets of MongoDB's own servers, with methods for faults."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,12 +34,12 @@ class ReplicaSet:
         self._settings = settings
         programs = [name, *(f"{name}-{number}" for number in range(1, members))]
         self.members = {program: f"127.0.0.1:{free_port()}" for program in programs}
-        """The members' addresses by the names of their programs, also of those removed."""
+        """The members' addresses by program name, including removed members."""
         self._ids = {program: number for number, program in enumerate(programs)}
 
     @property
     def host_string(self) -> str:
-        """``name/address,address``, as config.shards has it."""
+        """``name/address,address``, as in config.shards."""
         return f"{self.name}/" + ",".join(self.members.values())
 
     def launch(self) -> None:
@@ -51,7 +51,7 @@ class ReplicaSet:
             )  # fmt: skip
 
     def initiate(self) -> None:
-        """Make them a replica set and wait for its primary, and until all others follow it."""
+        """Initiate the set; wait for its primary and until all others are secondaries."""
         config: dict[str, Any] = {
             "_id": self.name,
             "members": [self._member(program) for program in self.members],
@@ -80,12 +80,12 @@ class ReplicaSet:
         return f"mongodb://{self.members[program]}/?directConnection=true"
 
     def client(self, program: str, **options: Any) -> Client:
-        """Return a client of one member, which fails soon when that does not answer."""
+        """Return a client of one member that fails quickly if the member does not answer."""
         short = {"serverSelectionTimeoutMS": 2000, "socketTimeoutMS": 5000}
         return pymongo.MongoClient(self.uri(program), **{**short, **options})
 
     def primary(self) -> str | None:
-        """Return the member that says it is primary, of several that of the latest term."""
+        """Return the primary; of several that claim to be, the one with the latest term."""
         found: dict[Any, str] = {}
         for program in self.members:
             with suppress(PyMongoError), self.client(program, socketTimeoutMS=1000) as client:
@@ -95,7 +95,7 @@ class ReplicaSet:
         return found[max(found)] if found else None
 
     def wait_primary(self, other_than: str | None = None) -> str:
-        """Wait for a primary, which is not ``other_than``; return it."""
+        """Wait for a primary other than ``other_than``; return it."""
         deadline = time.monotonic() + WAIT_SECONDS
         while (primary := self.primary()) in (None, other_than):
             if time.monotonic() > deadline:
@@ -105,7 +105,7 @@ class ReplicaSet:
         return primary
 
     def secondaries(self) -> list[str]:
-        """Return the members that are secondaries now."""
+        """Return the current secondaries."""
         found = []
         for program in self.members:
             with suppress(PyMongoError), self.client(program, socketTimeoutMS=1000) as client:
@@ -135,19 +135,19 @@ class ReplicaSet:
         self._launcher.kill(program)
 
     def start(self, program: str) -> None:
-        """Start a member that was killed."""
+        """Restart a killed member."""
         self._launcher.relaunch(program)
 
     def hang(self, program: str) -> None:
-        """Stop a member's process: connections are accepted, nothing is answered."""
+        """Suspend a member's process: it accepts connections but answers nothing."""
         self._launcher.pause(program)
 
     def wake(self, program: str) -> None:
-        """Have a member that hangs go on."""
+        """Resume a hanging member."""
         self._launcher.unpause(program)
 
     def step_down(self, seconds: int = 10) -> None:
-        """Have the primary step down; it does not become one for so many seconds."""
+        """Make the primary step down and stay secondary for some seconds."""
         primary = self.wait_primary()
         with suppress(AutoReconnect), self.client(primary) as client:
             client.admin.command("replSetStepDown", seconds, force=True)
@@ -156,7 +156,7 @@ class ReplicaSet:
     def fail_point(
         self, program: str, name: str, data: Mapping[str, Any] | None = None
     ) -> Iterator[None]:
-        """Switch a fail point on, and off in the end, also when the member was away meanwhile."""
+        """Enable a fail point for the block, and disable it even after the member was down."""
         with self.client(program) as client:
             client.admin.command(
                 {"configureFailPoint": name, "mode": "alwaysOn", "data": data or {}}
@@ -173,19 +173,19 @@ class ReplicaSet:
 
     @contextmanager
     def lagging(self, program: str) -> Iterator[None]:
-        """Have a secondary fetch nothing from the others: it answers, with what it has."""
+        """Stop a secondary's replication; it still answers, with outdated data."""
         with self.fail_point(program, "stopReplProducer"):
             yield
 
     @contextmanager
     def partitioned_primary(self) -> Iterator[str]:
-        """Cut the primary off from the other members, not from clients; another is elected.
+        """Cut the primary off from the other members but not from clients; another is elected.
 
-        It goes on answering clients as the primary that it takes itself for: its majority commit
-        point stands still, since no member replicates from it and it hears of no newer term. In the
-        end the members hear each other again. By fail points of the servers' test commands: the
-        primary's own messages to the others fail, it drops theirs, the others' fetchers stop until
-        one of them is elected, and the step-down of a primary without a majority is held back.
+        It still answers clients as a primary, but its majority commit point does not advance, since
+        no member replicates from it and it does not learn of the newer term. After the block the
+        members reach each other again. Fail points do this: the primary's messages to the others
+        fail, it drops theirs, the others stop replicating until one of them is elected, and the
+        step-down of a primary without a majority is blocked.
         """
         former = self.wait_primary()
         others = [program for program in self.members if program != former]
@@ -209,14 +209,14 @@ class ReplicaSet:
             yield former
 
     def remove_member(self, program: str) -> None:
-        """Take a member out of the configuration; its server runs on."""
+        """Remove a member from the configuration; its server keeps running."""
         address = self.members[program]
         self._reconfigure(
             lambda members: [member for member in members if member["host"] != address]
         )
 
     def add_member(self, program: str) -> None:
-        """Take a member that was removed into the configuration again."""
+        """Add a removed member to the configuration again."""
         address = self.members[program]
         self._reconfigure(
             lambda members: [
@@ -226,7 +226,7 @@ class ReplicaSet:
         )
 
     def kill_cursors(self, program: str) -> None:
-        """Kill the cursors of all change streams on a member."""
+        """Kill all change stream cursors on a member."""
         with self.client(program) as client:
             current = [{"$currentOp": {"idleCursors": True, "allUsers": True}}]
             for operation in client.admin.aggregate(current):
@@ -257,10 +257,10 @@ def eventually(
     *,
     of: Callable[[], str] | None = None,
 ) -> None:
-    """Ask, with a new client each time, until ``done``; a bounded time.
+    """Call ``done`` with a new client until it returns true, for a bounded time.
 
-    New clients, since a connection from before replSetInitiate refuses sessions. With ``of``, the
-    member to ask is chosen anew each time, and ``uri`` gives its connection string.
+    New clients are necessary since a connection from before replSetInitiate refuses sessions.
+    ``of`` chooses the member for each try; ``uri`` then returns its connection string.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     failure: PyMongoError | None = None

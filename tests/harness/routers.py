@@ -1,4 +1,4 @@
-"""Routers as processes of their own, started and stopped by tests."""
+"""Router processes that tests start and stop."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ class RouterProcess(Program):
     """A running ``mergerouter serve``; use it as a context manager or call ``stop``.
 
     Args:
-        arguments: what follows ``serve`` on the command line.
+        arguments: the command line after ``serve``.
     """
 
     def __init__(self, arguments: list[str]) -> None:
@@ -24,12 +24,12 @@ class RouterProcess(Program):
 
     @property
     def port(self) -> int:
-        """Where drivers connect."""
+        """The port for drivers."""
         return int(self._attributes["port"])
 
     @property
     def feed_port(self) -> int | None:
-        """Where the feed is, if it was asked for."""
+        """The port of the feed; None without a feed."""
         return self._attributes.get("feedPort")
 
     @property
@@ -38,7 +38,7 @@ class RouterProcess(Program):
         return f"mongodb://127.0.0.1:{self.port}/"
 
     def logs(self) -> list[dict[str, Any]]:
-        """The log lines so far, parsed; what is no JSON is kept as ``{"msg": line}``."""
+        """The log lines so far, parsed; a line that is no JSON becomes ``{"msg": line}``."""
         parsed = []
         for line in list(self.lines):
             try:
@@ -48,7 +48,7 @@ class RouterProcess(Program):
         return parsed
 
     def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
-        """End the router politely, after ``timeout`` seconds for good; return its exit status."""
+        """Terminate the router, and kill it after ``timeout`` seconds; return its exit status."""
         return super().stop(timeout)
 
 
@@ -61,8 +61,8 @@ def start_router(
         configdb: ``rsName/host:port``.
         upstream: ``mongodb://host:port`` of a mongos.
         feed: whether to open a feed.
-        flags: further flags, underscores for hyphens; ``port`` when it matters; a dict under
-            ``set_parameter``.
+        flags: further flags with underscores for hyphens, such as ``port``; ``set_parameter`` is a
+        dict.
     """
     arguments = ["--configdb", configdb, "--port", str(flags.pop("port", 0))]
     if upstream is not None:
@@ -81,7 +81,7 @@ def start_router(
 
 
 def run_router(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``mergerouter serve`` to an end that it comes to by itself; return what it said."""
+    """Run ``mergerouter serve`` until it exits by itself; return the finished process."""
     return subprocess.run(
         [sys.executable, "-m", "router.cli", "serve", *arguments],
         capture_output=True,

@@ -1,7 +1,7 @@
 """A scripted replica set of one member: an oplog in a list, cursors, faults on demand.
 
-Far less than the embedded mongod, so that tests of the router's cursors say exactly what a shard
-does, and when.
+It is much simpler than the embedded mongod, so that tests of the router's cursors control exactly
+what a shard does and when.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ _PROCESS = bson.ObjectId()
 
 
 def event_token(ts: Timestamp, number: int = 1) -> str:
-    """The version 1 token of an insert of ``{_id: number}`` (docs/protocol.md, section 3)."""
+    """Return the version 1 token of an insert of ``{_id: number}``; docs/protocol.md, section 3."""
     digits = f"2B{number << 1:02X}" if number < 128 else f"2C{number << 1:04X}"
     time = f"{ts.time:08X}{ts.inc:08X}"
     return f"82{time}2B022C0100296E{UUID_HEX}46645F696400{digits}0004"
 
 
 def mark_token(ts: Timestamp) -> str:
-    """The version 1 high water mark of ``ts``."""
+    """Return the version 1 high water mark of ``ts``."""
     return f"82{ts.time:08X}{ts.inc:08X}2B0229296E04"
 
 
@@ -44,13 +44,19 @@ class _Cursor:
 
 @dataclass
 class ScriptedMember:
-    """One member. ``entries`` is its oplog: (cluster time, event or None for a no-op).
+    """One member of a replica set.
 
-    ``hosts`` are the replica set's members if there are more, ``tags`` are its own; ``cut_after``
-    is how many bytes more it sends before all its connections are cut; ``slow`` is what a command
-    takes, in seconds. ``oplog_size`` is told if it is not 0; ``unreplicated``: no majority has its
-    notes; ``past`` are the times that notes were to get to. Beyond ``shows`` it shows nothing of
-    its oplog. ``lets_through`` tells whether the cursor of this id and pipeline is given events.
+    Attributes:
+        entries: the oplog: (cluster time, event or None for a no-op).
+        hosts: the addresses of all members if there are several.
+        tags: this member's tags.
+        cut_after: bytes to send before all connections are cut.
+        slow: seconds that a command takes, by command name.
+        oplog_size: the oplog's size that collStats reports; if 0, collStats fails.
+        unreplicated: whether notes never reach a majority.
+        past: the maxClusterTime of each note request.
+        shows: the last cluster time of the oplog that cursors see; None is all of it.
+        lets_through: returns whether the cursor with this id and pipeline sees events.
     """
 
     set_name: str
@@ -143,7 +149,7 @@ class ScriptedMember:
             self._moved = asyncio.Event()
 
     def fail(self, command: str, code: int, message: str = "scripted", times: int = 1) -> None:
-        """Have the next ``command`` answer with an error."""
+        """Make the next ``times`` ``command`` requests fail."""
         error = {"ok": 0.0, "errmsg": message, "code": code, "codeName": "Scripted"}
         self.failures.setdefault(command, []).extend([error] * times)
 
@@ -174,7 +180,7 @@ class ScriptedMember:
             writer.write(data[: self.cut_after])
             self.cut_after = None
             await writer.drain()
-            # What was written goes out; then all is over.
+            # The bytes already written are sent before the cut.
             writer.transport.close()
             self.cut()
         elif self.cut_after is not None:

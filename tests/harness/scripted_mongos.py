@@ -1,4 +1,4 @@
-"""A mongos of a few documents: what a router's upstream is asked, and what it answers."""
+"""A scripted mongos with a few documents, as a router's upstream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,10 +19,13 @@ Stage = Callable[[Document], Document | None]
 class ScriptedMongos:
     """Finds documents by equality and ``$in``; runs ``stage`` over ``$documents``.
 
-    ``commands`` are those it was asked; ``failures`` answer the next commands of a name, in their
-    order; ``refuse`` says what a find fails with, by its filter; ``refuse_stages`` whether stages
-    fail for these documents; ``per_batch`` bounds a cursor's batches; ``open`` is cleared to hold
-    back all answers.
+    Attributes:
+        commands: the commands received.
+        failures: errors for the next commands, by command name.
+        refuse: returns the error of a find with this filter, or None.
+        refuse_stages: returns whether stages fail for these documents.
+        per_batch: the largest number of documents in a batch.
+        open: an event; while it is cleared, all replies are held back.
     """
 
     documents: dict[str, list[Document]] = field(default_factory=dict)
@@ -38,16 +41,16 @@ class ScriptedMongos:
     _ids: int = 0
 
     def finds(self) -> list[Document]:
-        """The filters of the finds so far."""
+        """Return the filters of the finds so far."""
         return [each["filter"] for each in self.commands if "find" in each]
 
     def fail(self, name: str, code: int, message: str = "scripted", times: int = 1) -> None:
-        """Have the next commands of that name answer with an error."""
+        """Make the next ``times`` commands of this name fail."""
         error = {"ok": 0.0, "errmsg": message, "code": code, "codeName": "Scripted"}
         self.failures.setdefault(name, []).extend([error] * times)
 
     async def connect(self) -> Connection:
-        """Open a connection to it, as ``UpstreamMongos`` does."""
+        """Open a connection to this server, as ``UpstreamMongos`` does."""
         return await Connection.open(("127.0.0.1", self.server.port), timeout=2.0)
 
     async def answer(self, asked: Asked) -> None:
@@ -99,7 +102,7 @@ class ScriptedMongos:
 
 @asynccontextmanager
 async def scripted_mongos(**documents: list[Document]) -> AsyncIterator[ScriptedMongos]:
-    """Listen until the block ends; ``documents`` are those of collections by name."""
+    """Listen until the block ends; ``documents`` has the documents by collection name."""
     mongos = ScriptedMongos(documents)
     mongos.open.set()
     async with scripted_server(mongos.answer) as mongos.server:

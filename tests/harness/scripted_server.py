@@ -1,4 +1,4 @@
-"""A server that records the messages it gets and answers each from a test's script."""
+"""A server that records messages and answers each by a test's script."""
 
 import asyncio
 import struct
@@ -15,7 +15,7 @@ _OP_MSG = 2013
 
 @dataclass
 class Asked:
-    """One message as it arrived, and the way to answer it."""
+    """One message as it arrived, with a method to answer it."""
 
     frame: bytes
     request_id: int
@@ -26,7 +26,7 @@ class Asked:
     def reply(
         self, document: dict[str, Any], *, flags: int = 0, response_to: int | None = None
     ) -> int:
-        """Answer with one document; return the reply's id."""
+        """Reply with one document; return the reply's id."""
         body = struct.pack("<IB", flags, 0) + bson.encode(document)
         reply_id = 5000 + self.request_id
         answered = self.request_id if response_to is None else response_to
@@ -40,9 +40,9 @@ Script = Callable[[Asked], Awaitable[None]]
 
 @dataclass
 class ScriptedServer:
-    """What has been asked so far, hellos left out; ``open`` counts connections.
+    """Records messages except hellos in ``asked``; ``open`` counts connections.
 
-    ``listening`` may be closed: nobody else can connect then, connections that are there stay.
+    Tests may close ``listening``: new connections then fail, and open ones stay.
     """
 
     port: int = 0
@@ -56,7 +56,7 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
-    """Listen on a free port until the block ends; hello is answered as a mongos does."""
+    """Listen on a free port until the block ends; hello is answered as by a mongos."""
     state = ScriptedServer()
     writers: set[asyncio.StreamWriter] = set()
 

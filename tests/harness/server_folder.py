@@ -1,4 +1,4 @@
-"""A folder for the data of test servers, removed with them even if the test run is killed."""
+"""A folder for the data of test servers; both are cleaned up even if the test run is killed."""
 
 import fcntl
 import os
@@ -14,9 +14,9 @@ _PREFIX = "mergerouter-cluster-"
 _LOCK = "owner.lock"
 _ENOUGH_BYTES = 4 << 30
 _CREATION_SECONDS = 60.0
-"""A folder without a locked file that is younger than this may be about to get it."""
+"""Seconds; a younger folder without a locked file may be one that is still being created."""
 
-# Waits for the end of its input, then kills all processes that name the folder, and removes it.
+# Waits for the end of its input, then kills all processes of the folder and removes it.
 _GUARD = """
 import os, shutil, signal, sys, time
 folder = sys.argv[1]
@@ -41,11 +41,11 @@ shutil.rmtree(folder, ignore_errors=True)
 
 
 class ServerFolder:
-    """A new folder, in memory where there is room, and a guard process that outlives this one.
+    """A new folder, in memory if there is room, with a guard process that outlives this one.
 
     A server belongs to the folder if one of its arguments is a path inside it. When this process
-    ends, however it ends, the guard kills the servers that are left and removes the folder. Folders
-    whose guard was killed too are removed when the next folder is made.
+    ends for any reason, the guard kills the remaining servers and removes the folder. Folders
+    whose guard was killed too are removed when the next folder is created.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ServerFolder:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
         self._lock = (self.path / _LOCK).open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # A session of its own: what interrupts the test run does not end the guard.
+        # A separate session, so that an interrupt of the test run does not end the guard.
         self._guard = subprocess.Popen(
             [sys.executable, "-c", _GUARD, str(self.path)],
             stdin=subprocess.PIPE,
@@ -62,14 +62,14 @@ class ServerFolder:
         )
 
     def remove(self) -> None:
-        """Remove the folder and end its guard; its servers have ended."""
+        """Remove the folder and end its guard; call it after the servers have ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
         self._guard.communicate()
 
 
 def _home() -> Path:
-    """Return where folders are made: in TMPDIR, else in memory if there is room for a cluster."""
+    """Return the parent of folders: TMPDIR, or memory if there is room for a cluster."""
     if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK):
         free = shutil.disk_usage(_MEMORY).free
         return _MEMORY if free >= _ENOUGH_BYTES else Path(tempfile.gettempdir())

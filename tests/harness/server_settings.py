@@ -1,4 +1,4 @@
-"""The one place that says how tests and benchmarks configure MongoDB's own servers."""
+"""The configuration of MongoDB's own servers for tests and benchmarks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from typing import Any
 
 _EVERY_SERVER = {
     "enableTestCommands": "1",
-    # Servers are idle or short-lived here: their diagnostics only cost processor time.
+    # Diagnostics of idle or short-lived servers only cost CPU time.
     "diagnosticDataCollectionEnabled": "false",
 }
 _EVERY_MONGOD = {
-    # The default of 15 minutes makes a chunk that moves back wait for the range deleter.
+    # With the default of 15 minutes, a chunk that moves back waits for the range deleter.
     "orphanCleanupDelaySecs": "0",
     "shutdownTimeoutMillisForSignaledShutdown": "0",
 }
@@ -21,12 +21,12 @@ _JOURNAL = "log=(enabled=true,remove=true,path=journal,compressor=snappy,file_ma
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How mongod and mongos are started.
+    """Options of mongod and mongos.
 
     Attributes:
-        noop_interval: seconds between the no-ops of an idle primary, at least 1; None leaves the
-            server's default of 10.
-        cache_gb: WiredTiger's cache, in GB; the server accepts no less than 0.25.
+        noop_interval: seconds between the no-ops of an idle primary, at least 1; None keeps the
+        server's default of 10.
+        cache_gb: WiredTiger's cache, in GB; at least 0.25.
         oplog_mb: the oplog's size, in MB.
         parameters: further ``--setParameter`` values of every mongod; they take precedence.
     """

@@ -1,14 +1,14 @@
-"""Waiting for what the loop will bring about by itself."""
+"""Waiting for conditions that other tasks of the loop make true."""
 
 import asyncio
 from collections.abc import Callable
 
 PATIENCE = 30.0
-"""Seconds in which what must come has come, however busy the machine is."""
+"""Seconds after which an expected condition must be true, even on a busy machine."""
 
 
 async def until(condition: Callable[[], object], timeout: float = PATIENCE) -> None:
-    """Let the loop run until ``condition()`` is true; TimeoutError after ``timeout`` seconds."""
+    """Wait until ``condition()`` is true; raise TimeoutError after ``timeout`` seconds."""
     async with asyncio.timeout(timeout):
         while True:
             if condition():

@@ -1,4 +1,4 @@
-"""The facades of several workers in the test's own loop, each before fake cursors of its own."""
+"""The facades of several workers in the test's own loop, each with its own fake cursors."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def worker_facades(
 ) -> AsyncIterator[list[Facade]]:
     """Listen on one port for each worker until the block ends.
 
-    ``makers`` make each Node's other fields; a worker is ended by closing its ``private`` listener.
+    ``makers`` create each Node's other fields. Closing its ``private`` listener ends a worker.
     """
     process_id = ObjectId()
     async with AsyncExitStack() as owned:

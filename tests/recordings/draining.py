@@ -1,4 +1,4 @@
-"""Reading the workload's streams to their end, from one shard or through a router."""
+"""Reading the workload's streams to their end, from one shard, a mongos or a router."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from tests.recordings.workload import STREAMS
 
 @dataclass
 class Drained:
-    """What one stream gave on one server: events, and how it ended."""
+    """The events of one stream on one server, and how it ended."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     error: tuple[int, str] | None = None
@@ -22,7 +22,7 @@ class Drained:
 
 
 def drain(client: Client, name: str, start: Timestamp, end: Timestamp) -> Drained:
-    """Read a stream of STREAMS from one server, as the recorder did, until ``end`` has passed."""
+    """Read a stream of STREAMS from one server, as the recorder did, until it passes ``end``."""
     database, target, options, stages = STREAMS[name]
     stage = {"$changeStream": {**options, "startAtOperationTime": start}}
     return drain_command(

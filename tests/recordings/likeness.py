@@ -1,4 +1,4 @@
-"""Whether a reply is like a recorded one: what may differ between clusters is left out."""
+"""Comparing a reply with a recorded one, without the values that differ between clusters."""
 
 from collections.abc import Collection
 from typing import Any

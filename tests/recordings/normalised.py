@@ -1,4 +1,4 @@
-"""Events of two clusters made comparable: times, UUIDs and sessions by order, not by value."""
+"""Making events of two clusters comparable: times, UUIDs and sessions become ordinal numbers."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,17 +10,17 @@ from bson import Binary, Timestamp
 Event = Mapping[str, Any]
 
 _UUID_IN_TOKEN = re.compile("5A1004([0-9A-F]{32})")
-"""BinData, 16 bytes, subtype 4, in a token's KeyString."""
+"""The prefix of BinData of 16 bytes and subtype 4 in a token's KeyString."""
 
 
 _WRITTEN_IN_PARALLEL = range(1000, 1150)
-"""Ids of the workload's one unordered bulk: how its shards' writes interleave is chance."""
+"""Ids of the workload's unordered bulk, whose writes interleave differently in each run."""
 
 
 def is_parallel(event: Event) -> bool:
-    """Whether the event is of the unordered bulk, whose cluster times mean nothing."""
+    """Return whether the event is of the unordered bulk, whose cluster times are arbitrary."""
     key = event.get("documentKey", {})
-    # Only the sharded collection's keys have a region; projected events have no ns.
+    # Only keys of the sharded collection have a region; projected events have no ns.
     return (
         event.get("operationType") == "insert"
         and "region" in key
@@ -29,7 +29,7 @@ def is_parallel(event: Event) -> bool:
 
 
 def settled(events: Iterable[Event]) -> list[Event]:
-    """Return the events, those of the unordered bulk in the order of their ids among themselves."""
+    """Return the events with those of the unordered bulk sorted by id in their positions."""
     ordered = list(events)
     parallel = [event for event in ordered if is_parallel(event)]
     by_id = iter(sorted(parallel, key=lambda event: event["documentKey"]["_id"]))
@@ -37,10 +37,10 @@ def settled(events: Iterable[Event]) -> list[Event]:
 
 
 class Normaliser:
-    """Replace what differs from cluster to cluster by its rank or order of appearance.
+    """Replaces values that differ between clusters by their rank or order of appearance.
 
-    Learn from one cluster's ``cluster-expanded`` events, of all shards, sorted by token: it has
-    all cluster times, UUIDs and transactions that other streams of that cluster have.
+    It learns from the ``cluster-expanded`` events of all shards, sorted by token, which have all
+    cluster times, UUIDs and transactions of the cluster's other streams.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -59,7 +59,7 @@ class Normaliser:
                 self._transactions.setdefault(event["txnNumber"], len(self._transactions))
 
     def event(self, event: Event) -> dict[str, Any]:
-        """Return the event as it can be compared; the order of fields is kept."""
+        """Return the event in comparable form, with its order of fields."""
         result: dict[str, Any] = {}
         for name, value in event.items():
             if name == "_id":
@@ -75,11 +75,11 @@ class Normaliser:
         return result
 
     def text(self, event: Event) -> str:
-        """Return the event in one line, long values shortened, types kept apart."""
+        """Return the event as one line, with types and with long values shortened."""
         return repr(_short(self.event(event)))
 
     def encoded(self, event: Event) -> bytes:
-        """Return the event as BSON: equal only with equal types and order of fields."""
+        """Return the event as BSON, which is equal only if types and field order are."""
         return bson.encode(self.event(event))
 
     def _time(self, time: Timestamp) -> str:

@@ -17,13 +17,13 @@ DATA = Path(__file__).parent / "data"
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """All documents of ``data/<name>.bson.gz``, decoded."""
+    """Return all documents of ``data/<name>.bson.gz``, decoded."""
     return bson.decode_all(gzip.decompress((DATA / f"{name}.bson.gz").read_bytes()))
 
 
 @functools.cache
 def cases() -> Mapping[str, Mapping[str, Any]]:
-    """What mongos answered, by the case's name."""
+    """Return the recorded cases with mongos's answers, by name."""
     return {case["case"]: case for case in read("cases")}
 
 
@@ -31,7 +31,7 @@ def cases() -> Mapping[str, Mapping[str, Any]]:
 class Reply:
     """One recorded reply.
 
-    Only ``raw`` is kept, since all replies together are large; the rest is read from it each time.
+    Only ``raw`` is kept, since all replies together are large; the properties parse it each time.
     """
 
     stream: str
@@ -41,30 +41,30 @@ class Reply:
 
     @property
     def events(self) -> Sequence[bytes]:
-        """Its events as raw BSON."""
+        """The events as raw BSON."""
         cursor = self._cursor
         batch = cursor.get("firstBatch", cursor.get("nextBatch", []))
         return [bytes(event.raw) for event in batch]
 
     @property
     def pbrt(self) -> bytes | None:
-        """Its postBatchResumeToken as raw BSON."""
+        """The postBatchResumeToken as raw BSON."""
         token = self._cursor.get("postBatchResumeToken")
         return bytes(token.raw) if token is not None else None
 
     @property
     def cursor_id(self) -> int:
-        """The cursor's id, 0 when it is closed or the command failed."""
+        """The cursor's id; 0 if it is closed or the command failed."""
         return int(self._cursor.get("id", 0))
 
     @property
     def invalidated(self) -> bool:
-        """Whether a shard says that its stream is at its end."""
+        """Whether a shard reports that an invalidate has ended its stream."""
         return bool(self._cursor.get("invalidated"))
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """The whole reply, decoded; empty for one with events."""
+        """The whole reply, decoded; empty for a reply with events."""
         cursor = self._cursor
         batch = cursor.get("firstBatch", cursor.get("nextBatch", []))
         return {} if batch else bson.decode(self.raw)
@@ -77,13 +77,13 @@ class Reply:
 
 @functools.cache
 def header() -> Mapping[str, Any]:
-    """The first document: shards, start and end of the workload."""
+    """Return the first document: shards, start and end of the workload."""
     return bson.decode(next(_documents()).raw)
 
 
 @functools.cache
 def replies() -> Sequence[Reply]:
-    """Every recorded reply of the workload's streams, in the order of the recording."""
+    """Return all recorded replies of the workload's streams, in the order of the recording."""
     documents = _documents()
     next(documents)
     return tuple(map(_reply, documents))
@@ -95,12 +95,12 @@ def _documents() -> Iterator[RawBSONDocument]:
 
 
 def of(stream: str, via: str) -> list[Reply]:
-    """The replies of one stream by way of ``via`` (mongos, a shard's id, or config)."""
+    """Return the replies of one stream from ``via`` (mongos, a shard's id, or config)."""
     return [r for r in replies() if r.stream == stream and r.via == via]
 
 
 def streams() -> list[str]:
-    """The names of the recorded streams."""
+    """Return the names of the recorded streams."""
     return sorted(STREAMS)
 
 

@@ -1,4 +1,4 @@
-"""The recorded workload through the router, live: applications get what the real mongos gave."""
+"""The recorded workload, run live through the router, gives the real mongos's events."""
 
 import random
 import re
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @dataclass
 class Run:
-    """What a client of the router saw: while the workload ran, and of each stream afterwards."""
+    """The events that a client received during the workload, and each stream read afterwards."""
 
     live: list[dict[str, Any]]
     drained: dict[str, Drained]
@@ -60,7 +60,7 @@ def run() -> Iterator[Run]:
 
 
 def _watch(client: Client, start: Timestamp, live: list[dict[str, Any]]) -> None:
-    """Follow the whole cluster from before the workload until its last insert."""
+    """Watch the whole cluster from before the workload until its last insert."""
     with client.watch(show_expanded_events=True, start_at_operation_time=start) as stream:
         for event in stream:
             live.append(event)

@@ -1,4 +1,4 @@
-"""The recorded workload on the embedded cluster: its shards' events equal the real shards'."""
+"""The recorded workload gives the same events on embedded shards as on real ones."""
 
 import random
 import re
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @dataclass
 class Run:
-    """The workload as it went on the embedded cluster."""
+    """A run of the workload on the embedded cluster."""
 
     drained: Mapping[tuple[str, str], Drained]
     normaliser: Normaliser
@@ -54,7 +54,7 @@ def run() -> Iterator[Run]:
 
 
 def run_workload(cluster: EmbeddedProcess) -> tuple[Timestamp, Timestamp]:
-    """Run the workload through the embedded mongos; return the times it began and ended."""
+    """Run the workload through the embedded mongos; return its start and end times."""
 
     def add_shard() -> tuple[str, str]:
         name, host = cluster.start_shard()
@@ -84,7 +84,7 @@ def recorded_events(name: str, via: str) -> list[dict[str, Any]]:
 def test_shard_gives_the_recorded_events(run: Run, real: Normaliser, name: str, via: str) -> None:
     drained = run.drained[name, via]
     expected = recorded_events(name, via)
-    # first as text, for a readable difference, then as bytes, types and order of fields included
+    # first as text, for a readable diff, then as bytes, which include types and field order
     assert [run.normaliser.text(e) for e in drained.events] == [real.text(e) for e in expected]
     assert [run.normaliser.encoded(e) for e in drained.events] == [
         real.encoded(e) for e in expected
@@ -105,7 +105,7 @@ def test_stream_ends_as_recorded(run: Run, name: str, via: str) -> None:
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_events_of_all_shards_interleave_as_recorded(run: Run, real: Normaliser, name: str) -> None:
-    """Equal cluster times on several shards (drops, parallel inserts) are equal here too."""
+    """Equal cluster times on several shards (drops, parallel inserts) are equal here as well."""
     ours = [event for via in SHARDS for event in run.drained[name, via].events]
     theirs = [event for via in SHARDS for event in recorded_events(name, via)]
     assert _tokens(run.normaliser, ours) == _tokens(real, theirs)
@@ -128,7 +128,7 @@ def test_config_server_shows_the_new_shard(run: Run) -> None:
 
 
 def test_version_2_tells_the_same_with_its_own_tokens(run: Run) -> None:
-    """Newer servers also say which paths are ambiguous and what is created; all else is equal."""
+    """Newer servers also report ambiguous paths and kinds of namespaces; all else is equal."""
     with EmbeddedProcess(3, {"noop_interval": 0.2, "token_version": 2}) as cluster:
         start, end = run_workload(cluster)
         name = "cluster-expanded"

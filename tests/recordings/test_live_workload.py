@@ -1,4 +1,4 @@
-"""The recorded workload on real servers, through mongos and through the router, side by side."""
+"""The recorded workload on real servers, watched through mongos and the router in parallel."""
 
 import random
 import re
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 class Watcher:
-    """Follows the whole cluster, from before the workload until its last insert."""
+    """Watches the whole cluster from before the workload until its last insert."""
 
     def __init__(self, client: Client, start: Timestamp) -> None:
         self.events: list[Event] = []
@@ -50,7 +50,7 @@ class Watcher:
 
 @dataclass
 class Seen:
-    """What one server showed: while the workload ran, and of each stream afterwards."""
+    """The events from one server: during the workload, and of each stream afterwards."""
 
     live: list[Event]
     drained: dict[str, Drained]
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass
 class Run:
-    """The workload as it was seen through both."""
+    """One run of the workload with the events from both servers."""
 
     mongos: Seen
     router: Seen
@@ -96,8 +96,8 @@ def run() -> Iterator[Run]:
 def assert_same(ours: list[Event], theirs: list[Event]) -> None:
     """Require the same events in the same order.
 
-    Several shards' events of one operation can have one token. Which of them comes first is
-    chance, for mongos as for the router, and their wall clocks tell them apart.
+    Events of several shards for one operation may have equal tokens. Their order is arbitrary,
+    for mongos and the router alike, so they are sorted by wall time.
     """
     assert list(map(_token, ours)) == list(map(_token, theirs))
     ours, theirs = (sorted(each, key=_token_and_wall) for each in (ours, theirs))
@@ -131,7 +131,7 @@ def test_streams_end_alike(run: Run, name: str) -> None:
 
 
 def _error(drained: Drained) -> tuple[int, str] | None:
-    """Return the error without an event's size, to which mongos adds fields of its own."""
+    """Return the error without the event's size, which internal fields for mongos change."""
     if drained.error is None:
         return None
     code, message = drained.error
@@ -139,7 +139,7 @@ def _error(drained: Drained) -> tuple[int, str] | None:
 
 
 def test_streams_end_in_all_ways(run: Run) -> None:
-    """What the comparisons above are worth: some end with an error, some with an invalidate."""
+    """The comparisons above include streams that end with an error and with an invalidate."""
     drained = run.mongos.drained.values()
     assert {code for code, _ in filter(None, (each.error for each in drained))} >= {10334, 280}
     assert any(each.closed for each in drained)

@@ -1,4 +1,4 @@
-"""What real shards sent, cut and ordered at random, merges into exactly what mongos sent."""
+"""Recorded shard batches, cut and ordered at random, merge into exactly mongos's events."""
 
 from collections import Counter
 from random import Random
@@ -63,7 +63,7 @@ def tokens(raw: list[bytes]) -> list[bytes]:
 
 
 def assert_same_events(actual: list[bytes], expected: list[bytes]) -> None:
-    """Same tokens in the same order; equal tokens of several shards in any order, byte for byte."""
+    """Require equal events in the same order, except that events with equal tokens may swap."""
     assert tokens(actual) == tokens(expected)
     assert Counter(actual) == Counter(expected)
     repeated = {token for token, count in Counter(tokens(expected)).items() if count > 1}
@@ -116,7 +116,7 @@ def test_a_shards_error_reaches_the_client_as_from_mongos(stream):
     remote = next(action.remote for action in merged.start() if action.target == "shard0")
     merged.batch_arrived(remote, batch([], of(stream, "mongos")[0].pbrt))
     assert merged.take(0).events == []
-    # The recorded shards failed while they opened; mongos's fail on the getMore after that.
+    # The recorded shards failed at the opening; mongos's shards fail at the first getMore.
     message = failed["errmsg"].replace(
         "PlanExecutor error during aggregation", "Executor error during getMore"
     )
@@ -130,7 +130,7 @@ def test_a_shards_error_reaches_the_client_as_from_mongos(stream):
     assert caught.value.code == expected["code"]
     assert caught.value.code_name == expected["codeName"]
     assert caught.value.labels == frozenset(expected.get("errorLabels", ()))
-    # mongos's internal fields make its oversized event a little larger than the shard's.
+    # Internal fields for mongos make its oversized event slightly larger.
     assert _without_sizes(caught.value.message) == _without_sizes(expected["errmsg"])
 
 
@@ -165,7 +165,7 @@ def test_resuming_from_any_mark_gives_the_rest():
         pbrt = bson.decode(driver.taken[cut].pbrt)
         merged = open_stream("cluster", options={"resumeAfter": pbrt})
         resumed = Driver(merged, scripts("cluster"), rnd).run()
-        # Of equal tokens, resuming after one skips all: mongos does so too.
+        # Resuming after one of several equal tokens skips all of them, as in mongos.
         key = token_data(driver.taken[cut].pbrt)
         skipped = [e for e in recorded[len(seen) :] if token_data(token_of(e)) == key]
         assert_same_events(seen + skipped + resumed.events, recorded)
@@ -185,7 +185,7 @@ def test_a_token_that_the_stream_does_not_have():
 
 
 def test_starting_after_the_invalidate_swallows_one_per_shard():
-    """The drop of rec.orders came at one time on three shards and later on the fourth."""
+    """Three shards dropped rec.orders at one cluster time, the fourth one later."""
     stream = "coll-orders"
     invalidate = token_of(list(events(of(stream, "mongos")))[-1])
     later = [
@@ -209,7 +209,7 @@ def test_starting_after_the_invalidate_swallows_one_per_shard():
 
 
 def test_a_token_of_version_1_resumes_a_stream_whose_tokens_are_of_version_2():
-    """Splitting large events makes 6.0's shards use version 2; a client may come with version 1."""
+    """Splitting large events makes 6.0's shards use version 2, while a client may use version 1."""
     older = next(
         event
         for event in events(of("db", "mongos"))

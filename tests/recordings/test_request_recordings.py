@@ -1,4 +1,4 @@
-"""mongos's recorded errors for bad `aggregate` commands, from parse_request."""
+"""parse_request raises mongos's recorded errors for bad `aggregate` commands."""
 
 import pytest
 
@@ -8,10 +8,10 @@ from shard_client.errors import CommandError
 from shard_client.wire.frames import encode
 from tests.recordings.recorded import cases
 
-# What mongos learns from the shards, or knows about them: a request is well formed as it is.
+# These errors depend on the shards; the requests are well formed.
 FROM_SHARDS = {"on-view", "bad-match", "passthrough-unknown"}
 
-# Fails only later: the stream opens.
+# The stream opens and fails later.
 OPENINGS = [
     (name, case["db"], case["steps"][0]["command"], case["steps"][0]["reply"])
     for name, case in cases().items()

@@ -1,4 +1,4 @@
-"""The recorded shards play over sockets; the whole router gives what the recorded mongos gave."""
+"""The whole router on replayed shards returns the recorded mongos's events."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.recordings import recorded
 from tests.recordings.workload import STREAMS
 
 LATER = "826B00FFFF000000012B0229296E04"
-"""A high water mark after everything recorded: what an idle member goes on to promise."""
+"""A high water mark after all recorded events: the promise of an idle member."""
 
 CURSOR_IDS = itertools.count(1)
 SHARDS = ("shard0", "shard1", "shard2", "shard3")
@@ -35,7 +35,7 @@ RAW = CodecOptions(document_class=RawBSONDocument)
 
 
 class FailingTape:
-    """A shard whose first getMore fails, as a shard's does that opened with batchSize 0."""
+    """A shard whose first getMore fails, as that of a shard opened with batchSize 0."""
 
     ended = False
 
@@ -66,7 +66,7 @@ def tape(stream: str, via: str) -> RecordedTape | FailingTape:
 
 @dataclass
 class Stage:
-    """The recorded members, the stream that they play now, and a router on them."""
+    """The replayed members, their current stream, and a router on them."""
 
     stream: str = ""
     members: dict[str, ReplayMember] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Stage:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """Run members and router; shard3 joins each stream by an insert on config.shards."""
+    """Run members and router; an insert into config.shards adds shard3 to each stream."""
     stage = Stage()
     async with contextlib.AsyncExitStack() as stack:
         hosts: dict[str, str] = {}
@@ -96,14 +96,14 @@ async def stage() -> AsyncIterator[Stage]:
         configdb = await config.start()
         stack.push_async_callback(config.stop)
         stage.members["config"] = config
-        # In threads: the members play in this loop.
+        # In threads, since the members run in this loop.
         stage.router = await asyncio.to_thread(start_router, configdb)
         stack.push_async_callback(asyncio.to_thread, stage.router.stop)
         yield stage
 
 
 def config_tape(hosts: dict[str, str]) -> EventTape:
-    """The stream on config.shards: shard3 joins just before its first recorded event."""
+    """Return the stream on config.shards: shard3 joins just before its first recorded event."""
     first = next(recorded.events(recorded.of("cluster", "shard3")))
     time = bson.decode(first)["clusterTime"]
     joined = Timestamp(time.time, time.inc - 1)
@@ -125,7 +125,7 @@ def config_tape(hosts: dict[str, str]) -> EventTape:
 async def drain(
     client: AsyncMongoClient[Any], stream: str
 ) -> tuple[list[bytes], RawBSONDocument, int]:
-    """Run the recorded commands' stream to its end, or until all recorded events have come."""
+    """Run the recorded commands' stream to its end, or until all recorded events have arrived."""
     replies = recorded.of(stream, "mongos")
     expected = sum(len(reply.events) for reply in replies) or 1
     closes = replies[-1].cursor_id == 0 and stream not in FAILING
@@ -144,8 +144,8 @@ async def drain(
     return events, reply, cursor_id
 
 
-# The router looks documents up through an upstream, which no recording can play:
-# tests/integration/test_lookups.py compares lookups with a mongos.
+# Lookups need an upstream, which the recordings do not include.
+# tests/integration/test_lookups.py compares lookups with mongos.
 REPLAYED = [name for name in recorded.streams() if name not in {*FAILING, "coll-orders-lookup"}]
 
 

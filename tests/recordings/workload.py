@@ -1,8 +1,8 @@
-"""The operations behind workload.bson.gz, as they were run through mongos with PyMongo.
+"""The operations recorded in workload.bson.gz, which were run through mongos with PyMongo.
 
-``rnd`` was random.Random(1). Run them against the embedded cluster to compare its events with the
-recorded ones. STREAMS says which change streams were recorded: name -> (database, aggregate
-target, $changeStream options, further stages).
+``rnd`` was random.Random(1). Tests run them on the embedded cluster to compare its events with the
+recorded ones. STREAMS has the recorded change streams: name -> (database, aggregate target,
+$changeStream options, further stages).
 """
 
 import bson
@@ -22,7 +22,7 @@ def setup(m, shard_ids):
 
 
 def workload(m, shard_ids, add_shard, rnd):
-    """Run the operations. ``add_shard()`` starts a fourth shard, returns ``(id, host_string)``."""
+    """Run the operations; ``add_shard()`` starts a fourth shard, returns ``(id, host_string)``."""
     o = m.rec.orders
     regions = [r + str(rnd.randrange(9)) for r in "abcdefghijklmnopqrstuvwxyz"]
     ids = []
