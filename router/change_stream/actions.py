@@ -1,4 +1,4 @@
-"""Actions that a merged stream returns to its owner, and batches for clients."""
+"""Actions that a merged stream returns to its owner."""
 
 from dataclasses import dataclass
 
@@ -35,20 +35,6 @@ class CloseRemote:
 
 
 Action = OpenRemote | ReopenRemote | CloseRemote
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One batch for a client.
-
-    ``size`` is the size of the events in bytes, ``pbrt`` the raw token document of the reply's
-    postBatchResumeToken. ``closed`` is True if the stream has ended: the reply has cursor id 0.
-    """
-
-    events: list[bytes]
-    size: int
-    pbrt: bytes
-    closed: bool
 
 
 @dataclass(frozen=True, slots=True)

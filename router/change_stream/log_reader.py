@@ -1,8 +1,7 @@
 """Log readers: one client's reading of a merged stream."""
 
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from router.change_stream.actions import Taken
 from router.change_stream.remotes import ShardSpan, covers_all
 from router.change_stream.resume_point import ResumePoint
 from router.change_stream.resume_token import TIME_DIGITS, event_key, token_of
@@ -11,6 +10,20 @@ from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
 from shard_client.errors import CommandError
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
+
+
+class Batch(NamedTuple):
+    """The contents of one reply of a merged stream.
+
+    ``events`` are raw BSON slices, ``size`` is their size in bytes, ``pbrt`` the raw token document
+    of the reply's postBatchResumeToken. ``closed`` is whether the stream has ended: the reply has
+    cursor id 0.
+    """
+
+    events: list[bytes]
+    size: int
+    pbrt: bytes
+    closed: bool
 
 
 class ReadableStream(Protocol):
@@ -149,9 +162,11 @@ class LogReader:
 
     # Reading.
 
-    @property
-    def ready(self) -> bool:
-        """Whether ``take`` has a result at once: events, the end, or an error."""
+    def release(self) -> bool:
+        """Make the stream release events if none is left to read.
+
+        Return whether ``take`` has a result at once: events, the end, or an error.
+        """
         return self._fill() or self._over
 
     def take(
@@ -159,7 +174,7 @@ class LogReader:
         max_events: int | None,
         max_bytes: int = MAX_BATCH_BYTES,
         enough: int | None = None,
-    ) -> Taken:
+    ) -> Batch:
         """Return the next batch, possibly empty, without waiting.
 
         ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which has the
@@ -191,12 +206,12 @@ class LogReader:
             if error is None:
                 if max_events != 0:
                     self._raise_mark()
-                    return Taken([], 0, self._mark, closed=True)
+                    return Batch([], 0, self._mark, closed=True)
             elif max_events != 0 or self._stream.refused:
                 raise error.with_change_stream_label()
         if not more and max_events != 0 and not self.lost:
             self._raise_mark()
-        return Taken(events, size, self._mark, closed=False)
+        return Batch(events, size, self._mark, closed=False)
 
     @property
     def _over(self) -> bool:

@@ -52,7 +52,7 @@ async def aggregate(call: Call) -> AnyAnswer:
     return RawAnswer(
         build_cursor_reply(
             "firstBatch",
-            cursor_id=batch.cursor_id,
+            cursor_id=0 if batch.closed else cursor.cursor_id,
             namespace=request.namespace,
             events=batch.events,
             pbrt=batch.pbrt,

@@ -58,7 +58,7 @@ async def get_more(call: Call) -> AnyAnswer:
     return RawAnswer(
         build_cursor_reply(
             "nextBatch",
-            cursor_id=batch.cursor_id,
+            cursor_id=0 if batch.closed else cursor.cursor_id,
             namespace=f"{call.database}.{collection}",
             events=batch.events,
             pbrt=batch.pbrt,

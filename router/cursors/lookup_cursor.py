@@ -2,12 +2,14 @@
 
 import asyncio
 
-from router.change_stream.actions import Taken
+from router.change_stream.log_reader import Batch, LogReader
+from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import token_of
-from router.cursors.merged_cursor import Batch, MergedCursor
+from router.cursors.merged_cursor import MergedCursor
 from router.lookup.completion import Completion
 from router.merge.merged_log import ELEMENT_OVERHEAD, cut
-from router.streams.reader import Reader
+from router.streams.pool import StreamPool
+from router.streams.shared_stream import SharedStream
 from shard_client.errors import CommandError
 
 
@@ -19,9 +21,12 @@ class LookupCursor(MergedCursor):
     events that do not fit into a reply are kept for the next one.
 
     Args:
-        cursor_id: as for ``MergedCursor``.
-        namespace: as for ``MergedCursor``.
-        reader: reads the stream without the lookup.
+        cursor_id: as for ``MergedCursor``, like all arguments but the last two.
+        request: the request of the streams that it reads, which is without the lookup.
+        streams: the pool in which it finds another stream.
+        shared: the stream on which it starts.
+        log_reader: the log reader on that stream.
+        client: the address to which streams are charged.
         completion: completes its events.
         enough: size in bytes at which a reply is sent to a client that sets no batchSize.
     """
@@ -29,15 +34,19 @@ class LookupCursor(MergedCursor):
     def __init__(
         self,
         cursor_id: int,
-        namespace: str,
-        reader: Reader,
+        request: StreamRequest,
+        streams: StreamPool,
+        shared: SharedStream,
+        log_reader: LogReader,
+        client: str | None,
+        *,
         completion: Completion,
         enough: int,
     ) -> None:
-        super().__init__(cursor_id, namespace, reader)
+        super().__init__(cursor_id, request, streams, shared, log_reader, client)
         self._completion = completion
         self._enough = enough
-        self._taken = Taken([], 0, b"", closed=False)
+        self._taken = Batch([], 0, b"", closed=False)
         self._raw: list[bytes] = []
         self._completed: list[bytes] = []
         self._pbrt = b""
@@ -101,21 +110,20 @@ class LookupCursor(MergedCursor):
         If there are no ``events`` yet, wait for them until ``deadline``. A failure or a kill also
         counts as something to process.
         """
-        reader = self.reader
-        while not reader.ready and self._killed is None:
+        while not self._release() and self._killed is None:
             left = deadline - self._loop.time()
             if events:
                 return False
             if left <= 0:
                 break
-            await reader.wait(left)
+            await self._wait(left)
         if self._killed is not None:
             return True
         wanted = self._completion.at_once
         if batch_size:
             wanted = min(wanted, batch_size - len(events))
         try:
-            self._taken = reader.take(wanted)
+            self._taken = self._take_ready(wanted)
         except CommandError as error:
             self._failure = error
             return True
@@ -151,7 +159,7 @@ class LookupCursor(MergedCursor):
         if not self._completed:
             return 0
         wanted = None if batch_size is None else batch_size - len(events)
-        space = self.reader.reply_bytes - size - ELEMENT_OVERHEAD * len(events)
+        space = self._reply_bytes - size - ELEMENT_OVERHEAD * len(events)
         part, part_size = cut(self._completed, wanted, space, first=not events)
         self._completed = self._completed[len(part) :]
         events += part
@@ -166,4 +174,4 @@ class LookupCursor(MergedCursor):
         elif events:
             self._pbrt = token_of(events[-1])
         self._pbrt = self._completion.resuming or self._pbrt
-        return Batch(0 if closed else self.cursor_id, events, size, self._pbrt)
+        return Batch(events, size, self._pbrt, closed)

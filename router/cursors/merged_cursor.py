@@ -1,40 +1,61 @@
 """A client's cursor on a merged stream: one cursor id for many remote cursors."""
 
 import asyncio
-from typing import NamedTuple
 
-from router.change_stream.actions import Taken
-from router.streams.reader import Reader
+from router.change_stream.log_reader import Batch, LogReader
+from router.change_stream.request import StreamRequest
+from router.streams.pool import StreamPool
+from router.streams.runner import release
+from router.streams.shared_stream import SharedStream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 
-class Batch(NamedTuple):
-    """The contents of one reply of a merged stream.
-
-    ``cursor_id`` is 0 once the stream has ended; ``events`` are raw BSON slices, ``size`` is their
-    size in bytes; ``pbrt`` is the raw postBatchResumeToken document.
-    """
-
-    cursor_id: int
-    events: list[bytes]
-    size: int
-    pbrt: bytes
-
-
 class MergedCursor:
-    """A client's cursor on a merged stream (docs/design.md, section 5).
+    """A client's cursor, which reads a shared stream through its own log reader.
 
-    ``cursor_id`` and ``namespace`` are sent in replies. Only one ``next_batch`` may run at a time.
+    It delays no other client (docs/design.md, section 10). If the log drops events that the client
+    still needs, the cursor moves to a shared stream that covers them, which is opened if there is
+    none, and joins the main one again once it has caught up. Only one ``next_batch`` may run at a
+    time.
+
+    Args:
+        cursor_id: sent in replies, like ``namespace``, which is the request's.
+        request: the request of the streams that it reads.
+        streams: the pool in which it finds another stream.
+        shared: the stream on which it starts, which has been entered for it.
+        log_reader: the log reader on that stream.
+        client: the address to which streams opened for it are charged; None for no charge.
     """
 
-    def __init__(self, cursor_id: int, namespace: str, reader: Reader) -> None:
+    def __init__(
+        self,
+        cursor_id: int,
+        request: StreamRequest,
+        streams: StreamPool,
+        shared: SharedStream,
+        log_reader: LogReader,
+        client: str | None = None,
+    ) -> None:
         self.cursor_id = cursor_id
-        self.namespace = namespace
-        self.reader = reader
+        self.namespace = request.namespace
+        self._request = request
+        self._streams = streams
+        self._shared: SharedStream | None = shared
+        self._log_reader = log_reader
+        self._client = client
         self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._move_error: CommandError | None = None
         self._killed: CommandError | None = None
         self._finished = False
+        self._closed = False
+
+    @property
+    def shared(self) -> SharedStream | None:
+        """The shared stream that it reads; None during a move and after ``close``."""
+        return self._shared
 
     @property
     def finished(self) -> bool:
@@ -46,7 +67,9 @@ class MergedCursor:
 
         Raises CommandError.
         """
-        return self._batch(self.reader.take(0))
+        batch = self._take_ready(0)
+        self._finished = batch.closed
+        return batch
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
@@ -57,19 +80,20 @@ class MergedCursor:
         events.
         """
         deadline = self._loop.time() + max_time
-        reader = self.reader
-        while self._killed is None and not reader.ready:
+        while self._killed is None and not self._release():
             left = deadline - self._loop.time()
             if left <= 0:
                 break
-            await reader.wait(left)
+            await self._wait(left)
         if self._killed is not None:
             raise self._killed
         try:
-            return self._batch(reader.take(batch_size or None))
+            batch = self._take_ready(batch_size or None)
         except CommandError:
             self._finished = True
             raise
+        self._finished = batch.closed
+        return batch
 
     def kill(self, reason: CommandError | None = None) -> None:
         """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""
@@ -77,14 +101,103 @@ class MergedCursor:
             self._killed = reason or CommandError(
                 ErrorCode.CursorKilled, "operation was interrupted"
             )
-            self.reader.wake()
+            self._wake()
 
     def close(self) -> None:
         """Stop reading; remotes without other readers are closed soon. Idempotent."""
         self.kill()
-        self.reader.close()
+        if not self._closed:
+            self._closed = True
+            self._streams.left()
+        if self._moving is not None:
+            self._moving.cancel()
+        self._leave()
 
-    def _batch(self, taken: Taken) -> Batch:
-        self._finished = taken.closed
-        cursor_id = 0 if taken.closed else self.cursor_id
-        return Batch(cursor_id, taken.events, taken.size, taken.pbrt)
+    # Reading.
+
+    @property
+    def _reply_bytes(self) -> int:
+        """Bytes of events that one reply may have now."""
+        return self._streams.reply_bytes
+
+    def _release(self) -> bool:
+        """Release events if necessary; return whether ``_take_ready`` has a result at once."""
+        return self._move_error is not None or self._log_reader.release()
+
+    def _take_ready(self, max_events: int | None) -> Batch:
+        """Return the events that are ready and resume prefetching.
+
+        Raises CommandError if the stream has failed.
+        """
+        if self._move_error is not None:
+            raise self._move_error.with_change_stream_label()
+        if self._shared is None or self._log_reader.lost:
+            # Start the move here too, for clients that never wait.
+            self._move()
+            return self._log_reader.take(max_events, self._reply_bytes)
+        batch = self._shared.runner.take(self._log_reader, max_events, self._reply_bytes)
+        if batch.closed:
+            self._shared.runner.stop_reading()
+        return batch
+
+    async def _wait(self, timeout: float) -> None:
+        """Wait until events may be ready, ``_wake`` is called, or ``timeout`` seconds have passed.
+
+        Call it only when nothing is ready.
+        """
+        if self._log_reader.lost:
+            self._move()
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            if self._moving is not None or self._shared is None:
+                timer = self._loop.call_later(timeout, release, waiter)
+                try:
+                    await waiter
+                finally:
+                    timer.cancel()
+                return
+            if self._join_main(self._shared):
+                return
+            await self._shared.runner.wait(waiter, timeout)
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        """End ``_wait``."""
+        if self._waiter is not None:
+            release(self._waiter)
+
+    # From one shared stream to another.
+
+    def _join_main(self, shared: SharedStream) -> bool:
+        """Move to the shared stream of the other readers if it has the next events.
+
+        Return whether the cursor has moved.
+        """
+        main = self._streams.better(shared)
+        if main is None or not self._log_reader.join(main.runner.stream):
+            return False
+        main.enter()
+        self._shared = main
+        shared.leave()
+        return True
+
+    def _move(self) -> None:
+        """Start a move to a shared stream that has the next events, unless one is in progress."""
+        if self._moving is None and not self._closed:
+            self._leave()
+            self._moving = self._streams.spawn(self._follow(), "follow a lost log reader")
+
+    async def _follow(self) -> None:
+        try:
+            self._shared = await self._streams.follow(self._request, self._log_reader, self._client)
+        except CommandError as error:
+            self._move_error = error
+        finally:
+            self._moving = None
+            self._wake()
+
+    def _leave(self) -> None:
+        if self._shared is not None:
+            self._shared.leave()
+            self._shared = None

@@ -10,9 +10,10 @@ from uuid import UUID
 import structlog
 
 from router.catalog.cluster import Cluster
+from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest
 from router.cursors.lookup_cursor import LookupCursor
-from router.cursors.merged_cursor import Batch, MergedCursor
+from router.cursors.merged_cursor import MergedCursor
 from router.lookup.completion import Completion
 from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
@@ -130,12 +131,12 @@ class CursorRegistry:
                 cursor.close()
             ticket.end()
             raise
-        if first.cursor_id:
-            self._entries[cursor.cursor_id] = _Entry(cursor, owner, ticket, self._loop.time())
-            self._schedule_reaping()
-        else:
+        if first.closed:
             cursor.close()
             ticket.end()
+        else:
+            self._entries[cursor.cursor_id] = _Entry(cursor, owner, ticket, self._loop.time())
+            self._schedule_reaping()
         return cursor, first
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class CursorRegistry:
         """Return descriptions of the open streams, for monitoring."""
         readers: dict[StreamRunner, list[int]] = {}
         for cursor_id, entry in self._entries.items():
-            shared = entry.cursor.reader.shared
+            shared = entry.cursor.shared
             if shared is not None:
                 readers.setdefault(shared.runner, []).append(cursor_id)
         return [runner.describe(tuple(ids)) for runner, ids in readers.items()]
@@ -244,8 +245,8 @@ class CursorRegistry:
     async def _new_cursor(self, request: StreamRequest, client: str | None) -> MergedCursor:
         plan = LookupPlan.of(request)
         if plan is None:
-            reader = await self._streams.open(request, client)
-            return MergedCursor(self._new_id(), request.namespace, reader)
+            reading = await self._streams.open(request, client)
+            return MergedCursor(self._new_id(), request, self._streams, *reading, client)
         if self._reads is None:
             raise CommandError(
                 ErrorCode.InvalidOptions,
@@ -257,12 +258,15 @@ class CursorRegistry:
         completion = Completion(plan, self._reads, same_collection=older)
         try:
             await completion.check()
-            reader = await self._streams.open(plan.remote, client)
+            reading = await self._streams.open(plan.remote, client)
         except BaseException:
             completion.close()
             raise
         enough = self._limits.reply_target_bytes
-        return LookupCursor(self._new_id(), request.namespace, reader, completion, enough)
+        return LookupCursor(
+            self._new_id(), plan.remote, self._streams, *reading, client,
+            completion=completion, enough=enough,
+        )  # fmt: skip
 
     def _new_id(self) -> int:
         while True:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import structlog
 from bson import json_util
 
-from router.cursors.merged_cursor import Batch
+from router.change_stream.log_reader import Batch
 from router.cursors.registry import CursorRegistry, Owner
 from router.feed.watch import Watch, parse_watch
 from shard_client.error_codes import ErrorCode
@@ -145,13 +145,13 @@ class Feed:
         wait, wrote_at = min(_AWAIT, watch.heartbeat or _AWAIT), now()
         try:
             await _write_events(batch, watch, writer)
-            while batch.cursor_id:
+            while not batch.closed:
                 async with self._cursors.checkout(cursor.cursor_id, owner) as held:
                     batch = await held.next_batch(_EVENTS_A_BATCH, wait)
                 await _write_events(batch, watch, writer)
                 if batch.events:
                     wrote_at = now()
-                elif watch.heartbeat and batch.cursor_id and now() - wrote_at >= watch.heartbeat:
+                elif watch.heartbeat and not batch.closed and now() - wrote_at >= watch.heartbeat:
                     await _write_place(batch, watch, writer)
                     wrote_at = now()
         finally:

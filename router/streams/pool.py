@@ -21,7 +21,6 @@ from router.streams.cluster_time import ClusterTimeFetcher
 from router.streams.memory import Memory
 from router.streams.nudger import Nudger
 from router.streams.preparation import prepare_stream
-from router.streams.reader import Reader
 from router.streams.shared_stream import SharedStream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -97,10 +96,12 @@ class StreamPool:
         self._of: dict[SharedStream, _StreamGroup] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, request: StreamRequest, client: str | None = None) -> Reader:
-        """Return a reader for ``client`` that starts at the start of ``request``.
+    async def open(
+        self, request: StreamRequest, client: str | None = None
+    ) -> tuple[SharedStream, LogReader]:
+        """Return a shared stream, entered, and a log reader on it from the start of ``request``.
 
-        Remotes that are opened for it are charged to ``client``. Raises CommandError.
+        Remotes that are opened for them are charged to ``client``. Raises CommandError.
         """
         start_at = request.start_time
         while True:
@@ -109,7 +110,7 @@ class StreamPool:
             if shared.covers(point.after):
                 log_reader = LogReader(shared.runner.stream, point)
                 self._readers += 1
-                return Reader(self, shared, request, log_reader, client)
+                return shared, log_reader
             # Other readers have advanced past the starting point during the opening.
             shared.leave()
 

@@ -8,8 +8,8 @@ from math import inf
 import structlog
 
 from router.catalog.cluster import Cluster
-from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
-from router.change_stream.log_reader import LogReader
+from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.progress_command import progress_command
@@ -91,18 +91,18 @@ class StreamRunner:
         finally:
             self._opening = None
 
-    def take(self, log_reader: LogReader, max_events: int | None, max_bytes: int) -> Taken:
+    def take(self, log_reader: LogReader, max_events: int | None, max_bytes: int) -> Batch:
         """Return the events that are ready for ``log_reader`` and resume prefetching.
 
         Raises CommandError if the stream has failed.
         """
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
-        taken = log_reader.take(max_events, max_bytes, enough)
-        self._taken += len(taken.events)
+        batch = log_reader.take(max_events, max_bytes, enough)
+        self._taken += len(batch.events)
         self._count()
         self._read_on()
-        return taken
+        return batch
 
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
         """Return a description of the stream and its remotes; ``cursor_ids`` read it."""

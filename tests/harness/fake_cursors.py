@@ -8,8 +8,8 @@ from itertools import count
 import bson
 from bson.timestamp import Timestamp
 
+from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest
-from router.cursors.merged_cursor import Batch
 from router.cursors.registry import KillResult, Owner
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
@@ -66,7 +66,7 @@ class FakeCursor:
         count = batch_size or len(self.events)
         events, self.events = self.events[:count], self.events[count:]
         closed = self.ended and not self.events
-        return Batch(0 if closed else self.cursor_id, events, sum(map(len, events)), TOKEN)
+        return Batch(events, sum(map(len, events)), TOKEN, closed)
 
 
 class FakeCursors:
@@ -98,7 +98,7 @@ class FakeCursors:
             raise self.failure
         cursor = FakeCursor(self.new_id(), request.namespace, owner)
         self.cursors[cursor.cursor_id] = cursor
-        return cursor, Batch(cursor.cursor_id, self.first, sum(map(len, self.first)), TOKEN)
+        return cursor, Batch(self.first, sum(map(len, self.first)), TOKEN, closed=False)
 
     @asynccontextmanager
     async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[FakeCursor]:

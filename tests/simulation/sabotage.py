@@ -9,8 +9,8 @@ from unittest import mock
 from bson.timestamp import Timestamp
 
 from router.change_stream import remotes
-from router.change_stream.actions import Action, OpenRemote, Taken
-from router.change_stream.log_reader import LogReader
+from router.change_stream.actions import Action, OpenRemote
+from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.progress_command import progress_command
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
@@ -105,10 +105,10 @@ def _mark_ahead_of_events() -> Iterator[None]:
     """Return the shards' promise while events are still buffered."""
     original = LogReader.take
 
-    def take(position: LogReader, max_events: int | None, max_bytes: int) -> Taken:
-        taken = original(position, max_events, max_bytes)
-        position._raise_mark()
-        return replace(taken, pbrt=position._mark)
+    def take(log_reader: LogReader, *limits: int | None) -> Batch:
+        batch = original(log_reader, *limits)
+        log_reader._raise_mark()
+        return batch._replace(pbrt=log_reader._mark)
 
     with mock.patch.object(LogReader, "take", take):
         yield

@@ -10,8 +10,9 @@ import pytest
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster, ReplicaSetFactory
+from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest, parse_request
-from router.cursors.merged_cursor import Batch, MergedCursor
+from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry, Owner
 from router.lookup.connections import Connect
 from router.stream_settings import StreamSettings

@@ -9,8 +9,8 @@ from random import Random
 import bson
 from bson.timestamp import Timestamp
 
-from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote, Taken
-from router.change_stream.log_reader import MAX_BATCH_BYTES, LogReader
+from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.change_stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of, high_water_mark, token_of
@@ -81,19 +81,19 @@ class PrivateStream(MergedStream):
         token_version: int = 1,
     ) -> None:
         super().__init__(request, shards, start_at=start_at, topology_from=topology_from)
-        self.position = LogReader(self, starting_point(request, start_at, token_version))
+        self.log_reader = LogReader(self, starting_point(request, start_at, token_version))
 
     @property
     def ready(self) -> bool:
-        return self.position.ready
+        return self.log_reader.release()
 
     def take(
         self,
         max_events: int | None,
         max_bytes: int = MAX_BATCH_BYTES,
         enough: int | None = None,
-    ) -> Taken:
-        return self.position.take(max_events, max_bytes, enough)
+    ) -> Batch:
+        return self.log_reader.take(max_events, max_bytes, enough)
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Driver:
     max_events: int = 400
     pending: dict[int, deque[CursorBatch]] = field(default_factory=dict)
     targets: dict[int, str] = field(default_factory=dict)
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[Batch] = field(default_factory=list)
     arrived: list[int] = field(default_factory=list)
 
     @property
@@ -150,7 +150,7 @@ class Driver:
                 self.taken.append(self.stream.take(None))
                 return self
 
-    def take(self) -> Taken:
+    def take(self) -> Batch:
         limit = self.rnd.choice([None, 1, self.rnd.randrange(1, self.max_events)])
         space = self.rnd.choice([16 << 20, 5000])
         was_ready = self.stream.ready

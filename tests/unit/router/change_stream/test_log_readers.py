@@ -10,8 +10,8 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.change_stream.actions import Action, CloseRemote, OpenRemote, Taken
-from router.change_stream.log_reader import LogReader
+from router.change_stream.actions import Action, CloseRemote, OpenRemote
+from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.request import StreamRequest, parse_request
 from router.change_stream.resume_token import cluster_time_of, token_of
@@ -83,7 +83,7 @@ class Client:
     asked: StreamRequest
     start_at: Timestamp
     stream: MergedStream
-    position: LogReader
+    log_reader: LogReader
     events: list[bytes] = field(default_factory=list)
     pbrt: bytes = b""
     closed: bool = False
@@ -96,9 +96,9 @@ class Client:
     def take(
         self, max_events: int | None, max_bytes: int = 16 << 20, enough: int | None = None
     ) -> None:
-        was_ready = self.position.ready
+        was_ready = self.log_reader.release()
         try:
-            taken = self.position.take(max_events, max_bytes, enough)
+            taken = self.log_reader.take(max_events, max_bytes, enough)
         except CommandError as error:
             self.error = error
             return
@@ -109,7 +109,7 @@ class Client:
         self.pbrt = taken.pbrt
         self.closed = taken.closed
 
-    def check(self, taken: Taken) -> None:
+    def check(self, taken: Batch) -> None:
         """Check that tokens never go back and lie between delivered and following events."""
         key = token_data(taken.pbrt)
         if self.pbrt:
@@ -146,11 +146,11 @@ class Fanout:
         return self.streams.open(start_at, 0)
 
     def read(self, client: Client, *, greedy: bool = False) -> None:
-        position = client.position
-        if position.lost:
-            client.stream = self.source(position.needs, cluster_time_of(position.needs))
-            position.attach(client.stream)
-        if not self.shared.ended and position.join(self.shared):
+        log_reader = client.log_reader
+        if log_reader.lost:
+            client.stream = self.source(log_reader.needs, cluster_time_of(log_reader.needs))
+            log_reader.attach(client.stream)
+        if not self.shared.ended and log_reader.join(self.shared):
             client.stream = self.shared
             self.joined += 1
         if greedy:
@@ -168,7 +168,7 @@ class Fanout:
             pass
         for client in self.clients:
             for _ in range(3):
-                while not client.over and (client.position.ready or client.position.lost):
+                while not client.over and (client.log_reader.release() or client.log_reader.lost):
                     self.read(client, greedy=self.rnd.random() < 0.5)
                     while self.streams.arrive():
                         pass

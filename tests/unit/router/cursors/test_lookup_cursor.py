@@ -8,7 +8,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.cursors.merged_cursor import Batch
+from router.change_stream.log_reader import Batch
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
 from tests.harness.scripted_member import event_token, mark_token
@@ -74,7 +74,7 @@ async def test_nothing_is_looked_up_before_the_client_asks(
     for n in range(2, 5):
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(110)
-    await until(lambda: cursor.reader.ready)
+    await until(lambda: cursor._release())
     mongos.documents["c"] = [{"_id": 2, "v": "new"}]
     assert len(mongos.commands) == asked
     batches = await read(cursor, 3)
@@ -210,9 +210,9 @@ async def test_an_end_comes_after_the_last_event(cluster: ScriptedCluster, mongo
     cluster.noop(120)
     cursor = await opened(cluster.registry(mongos=mongos.connect))
     batches = await read(cursor, 2)
-    assert all(batch.cursor_id for batch in batches)
+    assert not any(batch.closed for batch in batches)
     last = await cursor.next_batch(None, 5.0)
-    assert (last.events, last.cursor_id) == ([], 0)
+    assert (last.events, last.closed) == ([], True)
     assert cursor.finished
 
 

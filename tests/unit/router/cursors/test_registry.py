@@ -25,7 +25,8 @@ async def test_the_first_batch_is_empty_with_the_starting_point(cluster: Scripte
     cluster.shards["s0"].insert(101, 1)
     cursor, first = await cluster.registry().open(stream(), OWNER)
     assert first.events == []
-    assert first.cursor_id == cursor.cursor_id > 0
+    assert cursor.cursor_id > 0
+    assert not first.closed
     assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(100, 1))}
     assert cursor.namespace == "db.$cmd.aggregate"
 
@@ -242,7 +243,7 @@ async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):
     assert await read_until(cursor, 2) == [1, 2]
     async with registry.checkout(cursor.cursor_id, OWNER) as held:
         last = await held.next_batch(None, 1)
-    assert last.cursor_id == 0
+    assert last.closed
     assert last.events == []
     assert bson.decode(last.pbrt) == {"_data": token}
     assert cursor.cursor_id not in registry

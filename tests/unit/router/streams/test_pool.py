@@ -280,13 +280,13 @@ async def test_an_invalidate_ends_the_stream_for_each_client_in_its_time(
     cluster.noop(110)
     assert await read_until(first, 2) == [101, 2]
     ended = await first.next_batch(None, 1)
-    assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, token)
+    assert (ended.closed, bson.decode(ended.pbrt)) == (True, token)
     # Clients before the invalidate continue to read; later openings get a new stream.
     third, _ = await registry.open(stream(104), OWNER)
     assert await read_until(third, 1) == [105]
     assert numbers(await second.next_batch(1, 1)) == [101]
     assert numbers(await second.next_batch(1, 1)) == [2]
-    assert (await second.next_batch(1, 1)).cursor_id == 0
+    assert (await second.next_batch(1, 1)).closed
 
 
 async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedCluster):
@@ -305,7 +305,7 @@ async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedClust
     (other,) = await opened(registry, 1, 103)
     assert await read_until(other, 1) == [2]
     ended = await other.next_batch(None, 1)
-    assert (ended.cursor_id, bson.decode(ended.pbrt)) == (0, later)
+    assert (ended.closed, bson.decode(ended.pbrt)) == (True, later)
     write(cluster, 120)
     for cursor in (*cursors, latecomer):
         assert await read_until(cursor, 1) == [120]

@@ -179,7 +179,7 @@ async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
         remote_buffer_bytes=budget, stream_buffer_bytes=budget, batch_target_bytes=10_000
     )
     cursor, _ = await registry.open(stream(), OWNER)
-    shared = cursor.reader.shared
+    shared = cursor.shared
     assert shared is not None
     runner = shared.runner
     await until(lambda: runner.stream.all_buffered_bytes > budget / 4)
@@ -205,7 +205,7 @@ async def test_a_reply_has_all_that_was_asked_for_and_else_about_its_target(
     ):
         registry = cluster.registry(reply_target_bytes=3000)
         cursor, _ = await registry.open(stream(), OWNER)
-        shared = cursor.reader.shared
+        shared = cursor.shared
         assert shared is not None
         await until(lambda: (shared.runner.stream.gate or b"") > b"8200000066")
         assert numbers(await cursor.next_batch(7, 2)) == [*range(7)]
