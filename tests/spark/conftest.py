@@ -1,4 +1,4 @@
-"""One cluster with a router before it, and one Spark, for all tests that need them."""
+"""One cluster with a router and one Spark session, shared by the tests."""
 
 from __future__ import annotations
 

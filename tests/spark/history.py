@@ -1,4 +1,4 @@
-"""A made-up history of change events, watched as pymongo shows one: tests without a server."""
+"""A fictional history of change events with pymongo's interface, for tests without a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def high_water_mark(seconds: int, increment: int) -> str:
 
 
 class History:
-    """Events in order. `now` is the cluster's time; every event added moves it on by one."""
+    """Events in order. `now` is the cluster time; every added event advances it by one."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ class History:
         )
 
     def drop(self, shards: int = 1, *, invalidate: bool = False) -> None:
-        """A drop as several shards report it: the same token from each."""
+        """Add the drop of a sharded collection: several events with the same token."""
         time = self.tick()
         for shard in range(shards):
             self.add(event_token(time.time, time.inc), shard, operationType="drop")
@@ -71,7 +71,7 @@ class History:
             self.add(token, shard, operationType="invalidate")
 
     def start_of(self, position: Position) -> tuple[int, str]:
-        """The index of the first event after a position, and the token to begin with."""
+        """Return the index of the first event after a position, and the token to begin with."""
         match position:
             case Token():
                 return bisect.bisect_right(self.keys, position.data), position.data
@@ -89,7 +89,7 @@ class History:
 
 
 class FakeStream:
-    """What pymongo's ChangeStream shows of a history, in batches of `batch` events."""
+    """A history with the interface of pymongo's ChangeStream, in batches of `batch` events."""
 
     def __init__(
         self, history: History, position: Position, batch: int = 3, shard: int | None = None
@@ -112,7 +112,7 @@ class FakeStream:
         if not self.left_in_batch:
             self.left_in_batch = min(self.batch, len(history.events) - self.index)
             if not self.left_in_batch:
-                time = history.now if history.frozen else history.tick()  # a no-op moves it
+                time = history.now if history.frozen else history.tick()  # a no-op advances it
                 beyond = {"_data": high_water_mark(time.time, time.inc)}
                 self.resume_token = max(beyond, self.resume_token, key=lambda token: token["_data"])
                 return None

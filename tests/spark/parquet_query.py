@@ -1,9 +1,9 @@
-"""A streaming query in a process that tests kill: router to Parquet, with a checkpoint.
+"""A streaming query from the router to Parquet, in a process that tests kill.
 
 python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java]
 
-Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task that has passed on a
-hundred rows creates FOLDER/held and goes no further: so it can be killed in the middle of a batch.
+Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task creates FOLDER/held
+after a hundred rows and waits, so that a test can kill it in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_EVENTS = 1000
 
 
 def parquet_writer(spark: SparkSession, uri: str, database: str, folder: Path) -> DataStreamWriter:
-    """The query, not started yet."""
+    """Return the query's writer, not started yet."""
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

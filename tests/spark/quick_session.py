@@ -1,4 +1,4 @@
-"""Settings that make a short-lived Spark quick: no test runs long enough to gain by others."""
+"""Spark settings that shorten short-lived tests."""
 
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

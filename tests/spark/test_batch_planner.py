@@ -1,4 +1,4 @@
-"""The planner and the reading of ranges, against a made-up history."""
+"""The planner and the reading of ranges, on a fictional history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.spark.history import SHARDS, History, history_lost, lost_connection
 
 
 class Clock:
-    """A clock that moves on by a step each time it is read."""
+    """A clock that advances by a step at each reading."""
 
     def __init__(self, step: float = 0.01) -> None:
         self.time = 0.0
@@ -50,7 +50,7 @@ def planner(
 
 
 def keys(history: History, tasks: list[ReadTask]) -> list[str]:
-    """The tokens that these tasks read, each as it would in another process."""
+    """Return the tokens that these tasks read, each unpickled as in another process."""
     found = []
     for task in tasks:
         reader = TaskReader(pickle.loads(pickle.dumps(task)), history.watch)
@@ -63,7 +63,7 @@ def keys(history: History, tasks: list[ReadTask]) -> list[str]:
 def drain(
     history: History, start: Position, max_events: int | None, **options: Any
 ) -> list[list[str]]:
-    """All batches up to the present, each planned, checkpointed as JSON and read."""
+    """Return all batches up to the present, each planned, checkpointed as JSON and read."""
     plan = planner(history, **options)
     offsets = Offsets(Scope())
     batches = []
@@ -74,7 +74,7 @@ def drain(
             return batches
         batches.append(keys(history, plan.tasks(batch)))
         assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
-        # A batch that is repeated after a restart is known by its ends alone.
+        # A batch that is repeated after a restart is defined by its ends alone.
         written = json.loads(json.dumps(offsets.write(batch.end, batch.quiet_until)))
         end = offsets.read(written)
         assert end == batch.end
@@ -94,7 +94,7 @@ def drain(
 def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded):
     history = History()
     begin = history.now
-    for size in sizes:  # a drop seen by three shards has one token three times
+    for size in sizes:  # a drop on three shards has one token three times
         for number in range(size):
             history.insert(number)
         history.drop(shards=3)
@@ -108,7 +108,7 @@ def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded
 
 
 class Inbox(ReportInbox):
-    """Reports that come without a network."""
+    """Receives reports without a network."""
 
     def __init__(self) -> None:
         self.passages: list[Passage] = []
@@ -140,7 +140,7 @@ def test_a_backlog_is_cut_to_size_without_being_read(in_total_order):
         history.events_sent = 0
         batch = plan.next_batch(start, 6000)
         assert history.events_sent <= (110 if sizes else SAMPLE + 110)
-        assert history.open_streams == 0  # nothing reads ahead while the tasks read
+        assert history.open_streams == 0  # the planner does not read ahead while the tasks read
         tasks = plan.tasks(batch)
         for task in tasks:
             reader = TaskReader(task, history.watch)
@@ -217,7 +217,7 @@ def test_a_query_from_now_begins_with_an_empty_batch_that_pins_the_place():
     assert isinstance(batch.end, AtTime)
     assert plan.tasks(batch) == []
     history.insert(2)
-    # A restart before that batch was committed plans nothing anew and loses nothing.
+    # A restart before that batch was committed plans the same batch and loses nothing.
     assert planner(history).tasks(PlannedBatch(FromNow(), batch.end)) == []
     [read] = drain(history, batch.end, 10)
     assert read == history.keys[1:]

@@ -1,4 +1,4 @@
-"""What users of the source meet when something is wrong, and when a job is to end."""
+"""The source's errors as users see them, and the orderly end of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.conftest import Shop
 from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 
-# One cluster, one Spark, which takes minutes to start on a busy machine.
+# One process for the cluster and Spark, which takes minutes to start on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
@@ -78,13 +78,13 @@ def test_a_router_that_is_away_is_said_at_once(spark: SparkSession) -> None:
 def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> None:
     shop.insert(5)
     until = time.monotonic() + WAIT
-    while shop.now().time < shop_second(shop, seconds=8):  # older than a launch may take
+    while shop.now().time < shop_second(shop, seconds=8):  # longer ago than a launch may take
         assert time.monotonic() < until
         time.sleep(0.2)
     frame = stream(spark, shop, collection="orders")
     query = frame.writeStream.format("memory").queryName("since").start()
     try:
-        shop.insert(5)  # before the query's processes have come up
+        shop.insert(5)  # before the query's processes have started
         while spark.table("since").count() < 5:
             assert query.exception() is None
             assert time.monotonic() < until
@@ -95,7 +95,7 @@ def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> N
 
 
 def shop_second(shop: Shop, *, seconds: int) -> int:
-    """The cluster time's second so long after the last order."""
+    """Return the second of the cluster time this long after the last order."""
     with shop.orders.watch(start_at_operation_time=shop.created) as watch:
         last = [watch.next()["clusterTime"].time for _ in range(shop.written)][-1]
     return last + seconds

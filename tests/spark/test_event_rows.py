@@ -1,4 +1,4 @@
-"""Events as rows: the JSON columns against bson's own encoder, and the Arrow batches."""
+"""Events as rows: JSON columns, compared with bson's own encoder, and Arrow batches."""
 
 from __future__ import annotations
 

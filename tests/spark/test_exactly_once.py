@@ -1,4 +1,4 @@
-"""A query that is killed at bad moments writes every event to Parquet exactly once."""
+"""A query that is killed at critical moments writes every event to Parquet exactly once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT = 240.0
 
 
 class Query:
-    """The process of parquet_query, and what it has committed."""
+    """A process of parquet_query, and its committed batches and rows."""
 
     def __init__(self, shop: Shop, folder: Path) -> None:
         self.target = [shop.uri, shop.database, str(folder)]
@@ -45,7 +45,7 @@ class Query:
             )
 
     def kill(self) -> None:
-        """kill -9, the JVM included."""
+        """Kill the process and its JVM with SIGKILL."""
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(WAIT)
@@ -60,12 +60,12 @@ class Query:
             time.sleep(0.05)
 
     def batches(self, log: str) -> list[int]:
-        """The batch ids in "offsets" or "commits" of the checkpoint."""
+        """Return the batch ids in "offsets" or "commits" of the checkpoint."""
         files = (self.folder / "checkpoint" / log).glob("[0-9]*")
         return sorted(int(file.name) for file in files)
 
     def rows(self) -> list[tuple[str, int]]:
-        """(token, document id) of all rows that readers of the table see."""
+        """Return (token, document id) of all rows that readers of the table see."""
         files: set[str] = set()
         for log in (self.folder / "table" / "_spark_metadata").glob("[0-9]*"):
             for line in log.read_text().splitlines()[1:]:
@@ -86,7 +86,7 @@ def test_kill_and_restart(tmp_path: Path, shop: Shop, spark: SparkSession) -> No
         shop.insert(300)
         query.wait_for(lambda: len(query.rows()) == 300)
 
-        # In the middle of a batch: some of its rows are written to files that nobody sees yet.
+        # In the middle of a batch: some of its rows are in files that are not visible yet.
         (tmp_path / "armed").touch()
         shop.insert(2500)
         query.wait_for((tmp_path / "held").exists)
@@ -96,7 +96,7 @@ def test_kill_and_restart(tmp_path: Path, shop: Shop, spark: SparkSession) -> No
         (tmp_path / "armed").unlink()
         shop.insert(100)
 
-        # Between batches, on the Java that comes with the install.
+        # Between batches, on the bundled Java.
         query.start("bundled-java")
         query.wait_for(lambda: len(query.rows()) == 2900)
         query.wait_for(lambda: query.batches("offsets") == query.batches("commits"))
@@ -105,7 +105,7 @@ def test_kill_and_restart(tmp_path: Path, shop: Shop, spark: SparkSession) -> No
     finally:
         query.kill()
 
-    # As if after the sink has committed a batch, but before the checkpoint knows.
+    # As if killed after the sink has committed a batch but before the checkpoint has.
     commits = tmp_path / "checkpoint" / "commits"
     last = query.batches("commits")[-1]
     (commits / str(last)).unlink()

@@ -1,4 +1,4 @@
-"""Which Java is found, and that the bundled one runs with Spark's arguments."""
+"""The choice of the Java runtime; the bundled one runs with Spark's arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_sink.java_runtime import JavaNotFoundError, bundled_java, ensure_java
 
 
 def fake_java(folder, version):
-    """A `java` that says it is of some version."""
+    """Create a `java` program that reports this version."""
     java = folder / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")

@@ -1,4 +1,4 @@
-"""When a query was started, and the cluster time that this makes its beginning."""
+"""The time at which a query was started, and the cluster time at which it begins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_query_starts_between_load_and_the_birth_of_its_process() -> None:
         (1000.9, 0.0, Timestamp(1000, 0)),
         (1000.9, 3.2, Timestamp(1004, 0)),
         (1000.9, -3.0, Timestamp(997, 0)),
-        (2000.0, 0.0, Timestamp(1500, 8)),  # nothing was written since
+        (2000.0, 0.0, Timestamp(1500, 8)),  # without writes since
     ],
 )
 def test_the_beginning_is_no_later_than_the_start(moment, skew, expected) -> None:

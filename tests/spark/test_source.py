@@ -1,4 +1,4 @@
-"""The source in a running Spark, reading a router before a sharded cluster."""
+"""The source in a running Spark, which reads from a router on a sharded cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.functions import spark_partition_id
 
 from tests.spark.conftest import Shop
 
-# One cluster, one Spark, which takes minutes to start on a busy machine.
+# One process for the cluster and Spark, which takes minutes to start on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
@@ -27,7 +27,7 @@ def stream(spark: SparkSession, shop: Shop, **options: object) -> DataFrame:
 
 
 def rows_so_far(frame: DataFrame, name: str) -> list[Row]:
-    """What the stream has now, in the order in which it came."""
+    """Return the stream's rows so far, in order of arrival."""
     query = frame.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
     query.awaitTermination()
     return frame.sparkSession.table(name).collect()
@@ -131,7 +131,7 @@ def test_sparks_own_socket_source_reads_the_feed(spark: SparkSession, shop: Shop
         while len(found) < 20:
             assert query.isActive
             assert time.monotonic() < until
-            shop.insert(5)  # the first ones are written before the feed has begun
+            shop.insert(5)  # the first ones are written before the feed has started
             query.processAllAvailable()
             events = [json.loads(row["value"]) for row in spark.table("fed").collect()]
             found = [event["fullDocument"]["_id"] for event in events if _is_order(event, shop)]

@@ -1,4 +1,4 @@
-"""Planning and reading through a router before a sharded cluster, without Spark between."""
+"""Planning and reading through a router on a sharded cluster, without Spark."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
 def tokens_in_batches(
     client: RouterClient, start: Position, max_events: int, events_per_task: int = 0
 ) -> list[list[str]]:
-    """The present history, planned and read in batches of so many events."""
+    """Plan and read the history so far in batches of this many events; return their tokens."""
     inbox = ReportInbox(client.address)
     planned = planner(client, inbox, events_per_task=events_per_task)
     planned.stop_at_present()

@@ -1,4 +1,4 @@
-"""What executors need: the package as a zip, and neither the router nor orjson."""
+"""Executors need only the package as a zip, neither the router nor orjson."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members to test on, driven inside the process, without sockets."""
+"""Embedded members for tests, driven inside the process without sockets."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class Driver:
         return list(reply["cursor"]["firstBatch"])
 
     def entries(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the oplog's entries of some kinds (op), oldest first."""
+        """Return the oplog's entries of these kinds (op), oldest first."""
         return [
             dict(entry)
             for entry in self.mongod.oplog.since(Timestamp(0, 0))

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the answer is a reply or MongoDB's kind of error."""
+"""Any command gets a reply or one of MongoDB's errors."""
 
 import asyncio
 from contextlib import suppress

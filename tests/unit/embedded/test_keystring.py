@@ -1,4 +1,4 @@
-"""KeyStrings order as the values do, and give them back."""
+"""KeyStrings sort as their values do, and decode to them."""
 
 import math
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The oplog: order, bounds, reading while it grows, waiting; and the clock that stamps it."""
+"""The oplog: order, bounds, reading while it grows, waiting; and its clock."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Property: a member's oplog, replayed by itself, gives the member's documents."""
+"""Property: replaying a member's oplog gives the member's documents."""
 
 import asyncio
 from typing import Any
@@ -67,7 +67,7 @@ def replay(entries: list[Any], documents: dict[Any, Any]) -> None:
 
 
 async def run(driver: Driver, history: list[list[dict[str, Any]]]) -> None:
-    """Run each step: one statement by itself, several as a transaction."""
+    """Run each step: a single statement alone, several as a transaction."""
     for step in history:
         if len(step) == 1:
             await driver.run(dict(step[0]))

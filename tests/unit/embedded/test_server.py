@@ -1,4 +1,4 @@
-"""The listening side: real drivers, raw frames good and bad, and an end that leaves nothing."""
+"""The listener: real drivers, valid and malformed raw frames, and a clean shutdown."""
 
 import asyncio
 import struct
@@ -35,7 +35,7 @@ async def member() -> AsyncIterator[Mongod]:
 
 
 class Wire:
-    """A client that sends frames as they are given."""
+    """A client that sends raw frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -1,4 +1,4 @@
-"""Transactions of one member: isolation, conflicts, what the oplog holds; retryable writes."""
+"""Transactions of one member: isolation, conflicts, oplog entries; retryable writes."""
 
 import asyncio
 

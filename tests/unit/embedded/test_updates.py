@@ -1,4 +1,4 @@
-"""Updates and what they log: the shapes that the recordings show, and the operators' rules."""
+"""Updates and their oplog entries: the recorded forms, and the operators' rules."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ LSID = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
 
 
 class HandmadeHost:
-    """Each method writes one entry, a tick after the one before, and returns its ``ts``."""
+    """Each method writes one entry, a tick after the previous one, and returns its ``ts``."""
 
     def __init__(self, token_version: int = 1, max_entries: int = 10_000) -> None:
         self.token_version = token_version
@@ -92,5 +92,5 @@ class HandmadeHost:
 
 
 def inserted(ns: str, key: Any, uuid: Binary = UUID_A) -> Document:
-    """An insert inside a transaction."""
+    """Return an insert inside a transaction."""
     return {"op": "i", "ns": ns, "ui": uuid, "o": {"_id": key}, "o2": {"_id": key}}

@@ -1,4 +1,4 @@
-"""Recorded events, and the oplog entries that must have made them."""
+"""Recorded events, and oplog entries that produce them."""
 
 import gzip
 from collections import defaultdict
@@ -55,7 +55,7 @@ def events(stream: str, via: str) -> Iterator[bytes]:
 
 
 def _diff(description: Document) -> Document:
-    """Return a diff that is described as ``description``; digits are taken for array positions."""
+    """Return a diff that ``description`` describes; digits are treated as array positions."""
     root: Document = {}
 
     def holder(path: list[str]) -> Document:
@@ -130,7 +130,7 @@ def _command(event: Document, entry: Document) -> Document:
 
 
 def recorded_oplog(shard: str) -> Oplog:
-    """Return an oplog that makes the shard's recorded events, with no-ops at its ends."""
+    """Return an oplog that produces the shard's recorded events, with no-ops at its ends."""
     start = conversations()["cluster", shard][0].command["pipeline"][0]["$changeStream"]
     first: Timestamp = start["startAtOperationTime"]
     oplog = Oplog()
@@ -154,7 +154,7 @@ def recorded_oplog(shard: str) -> Oplog:
 
 
 class RecordedHost:
-    """A member whose oplog and images are the recorded ones."""
+    """A member with the recorded oplog and images."""
 
     def __init__(self, shard: str, token_version: int = 1) -> None:
         self.token_version = token_version

@@ -1,4 +1,4 @@
-"""Waiting, ending, images, limits: what one cursor does beside its events."""
+"""One cursor: waiting, ending, images and limits."""
 
 import asyncio
 
@@ -237,7 +237,7 @@ def written(history, version):
 @settings(deadline=None, max_examples=60)
 @given(histories, st.sampled_from([1, 2]), st.integers(1, 4), st.data())
 async def test_before_and_after_any_promise_are_the_history(history, version, size, data):
-    """A stream resumed from any batch's promise gives what that batch left."""
+    """A stream resumed from any batch's promise returns the events after that batch."""
     host = written(history, version)
     whole = await host.watch().next_batch(None, 0)
     everything = [event.raw for event in whole.events]

@@ -1,4 +1,4 @@
-"""Events of single oplog entries: kinds, fields, what is hidden, and both token versions."""
+"""Events of single oplog entries: kinds, fields, hidden entries, and both token versions."""
 
 import bson
 import pytest

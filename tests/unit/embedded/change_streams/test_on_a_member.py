@@ -1,4 +1,4 @@
-"""Streams on a whole embedded member: commands in, replies out."""
+"""Streams on a whole embedded member, through commands and replies."""
 
 import asyncio
 

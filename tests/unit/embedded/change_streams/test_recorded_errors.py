@@ -1,4 +1,4 @@
-"""Bad options get the answers that were recorded."""
+"""Bad options get the recorded answers."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Streams over the recorded shards' oplogs give what the real shards gave, byte for byte."""
+"""Streams over the recorded oplogs return the real shards' batches, byte for byte."""
 
 import bson
 import pytest
@@ -38,7 +38,7 @@ def with_token(talk: list[Conversation], option: str, token: object) -> dict:
 
 
 async def drained(cursor, batch_size=None) -> list[bytes]:
-    """Return all events that the oplog has, or until the stream ends."""
+    """Return all events up to the end of the oplog or of the stream."""
     found: list[bytes] = []
     while True:
         batch = await cursor.next_batch(batch_size, 0)
@@ -100,7 +100,7 @@ async def test_resuming_after_any_event_gives_the_rest(stream, shard):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
 async def test_batch_sizes_and_promises(batch_size):
-    """Whatever the batches' sizes: the same events, and a full batch promises its last event."""
+    """Batches of any size have the same events, and a full batch promises its last event."""
     talk = conversations()["cluster", "shard0"]
     host = RecordedHost("shard0")
     add_noop(host, talk[0].reply["operationTime"])

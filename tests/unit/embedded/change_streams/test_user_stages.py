@@ -1,4 +1,4 @@
-"""The client's stages, on events."""
+"""The client's stages, applied to events."""
 
 import pytest
 from bson.timestamp import Timestamp

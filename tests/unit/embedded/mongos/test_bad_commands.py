@@ -1,4 +1,4 @@
-"""Whatever a client sends, the mongos answers, and goes on."""
+"""The mongos answers any command that a client sends, and keeps working."""
 
 import asyncio
 from typing import Any
@@ -69,5 +69,5 @@ async def send_all(sent: list[tuple[str, Any, dict[str, Any]]]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(commands, min_size=1, max_size=12))
 def test_always_an_answer(sent: list[tuple[str, Any, dict[str, Any]]]) -> None:
-    with capture_logs():  # failures inside are logged with a trace, which takes its time
+    with capture_logs():  # internal failures are logged with a traceback, which takes a while
         asyncio.run(send_all(sent))

@@ -1,4 +1,4 @@
-"""Cutting bulk writes for shards and putting their replies together."""
+"""Splitting bulk writes by shard and combining the replies."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Shard keys, targeting and chunks, without any server."""
+"""Shard keys, targeting and chunks, without a server."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ REGION = ShardKey({"region": 1, "_id": 1})
 
 
 def chunked(key: ShardKey, *bounds: Any) -> ChunkMap:
-    """One chunk on each of shards s0, s1, … with these bounds in between."""
+    """Return one chunk on each of shards s0, s1, … with these bounds in between."""
     lows = [key.lowest, *bounds]
     highs = [*bounds, key.highest]
     return ChunkMap(

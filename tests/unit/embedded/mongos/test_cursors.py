@@ -1,4 +1,4 @@
-"""The cursors that the embedded mongos holds."""
+"""The cursors of the embedded mongos."""
 
 import asyncio
 from random import Random
@@ -52,7 +52,7 @@ async def test_cursors_end_when_idle_killed_or_with_their_session() -> None:
     ]
     table.end_session(b"one")
     assert table.kill([ids[0], ids[1]]) == ([ids[1]], [ids[0]])
-    await asyncio.sleep(0.1)  # ten times the time that an idle cursor has
+    await asyncio.sleep(0.1)  # ten times the timeout of idle cursors
     with pytest.raises(CommandError) as caught:
         table.more(ids[2], "a", "b", None)
     assert caught.value.code == 43

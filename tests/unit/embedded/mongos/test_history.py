@@ -1,4 +1,4 @@
-"""Whatever is done through the mongos, the shards' events tell it: replayed, they give the data."""
+"""Replaying the shards' events gives the data, after any operations through the mongos."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ steps = st.one_of(
 
 
 class Application:
-    """A session that writes through the embedded mongos, and a model of what must be there."""
+    """A session that writes through the embedded mongos, with a model of the expected data."""
 
     def __init__(self, cluster: EmbeddedCluster, number: int = 0) -> None:
         self._cluster = cluster
@@ -46,7 +46,7 @@ class Application:
         self.model: dict[int, dict[str, Any]] = {}
 
     async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
-        await asyncio.sleep(0)  # other applications get their turn
+        await asyncio.sleep(0)  # other applications take a turn
         return await self._cluster.mongos.run_command(database, command, self._client)
 
     async def admin(self, command: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Application:
         if command is None:
             return True
         if write[0] == "update all" and "autocommit" not in fields:
-            fields = {}  # drivers send no number with writes that they do not retry
+            fields = {}  # drivers send no txnNumber with writes that they do not retry
         reply = await self.run("shop", {**command, **fields})
         assert reply["ok"] == 1.0 or "autocommit" in fields, reply
         failed = reply["ok"] != 1.0 or bool(reply.get("writeErrors"))
@@ -102,7 +102,7 @@ class Application:
         return not failed
 
     def _own(self, write: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the write with an id of this application's."""
+        """Return the write with one of this application's ids."""
         if write == ("update all",):
             return write
         return (write[0], write[1] + self._first_id, *write[2:])
@@ -111,7 +111,7 @@ class Application:
         match write:
             case ("insert", key, region):
                 if key in self.model:
-                    return None  # another shard may hold it: nothing guards _id over shards
+                    return None  # another shard may have it, since _id is not unique across shards
                 return {"insert": "orders", "documents": [{"_id": key, "region": region, "n": 0}]}
             case ("update all",):
                 mine = {"$gte": self._first_id, "$lt": self._first_id + 100}
@@ -193,7 +193,7 @@ def replayed(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 async def check(histories: list[list[tuple[Any, ...]]]) -> None:
-    """Let applications work at the same time, then hold data and events against their models."""
+    """Run applications concurrently, then compare data and events with their models."""
     async with EmbeddedCluster(3, noop_interval=0) as cluster:
         applications = [Application(cluster, number) for number in range(len(histories))]
         first = applications[0]
@@ -206,7 +206,7 @@ async def check(histories: list[list[tuple[Any, ...]]]) -> None:
             for application, history in zip(applications, histories, strict=True):
                 group.create_task(application.steps(history))
         model = {key: d for application in applications for key, d in application.model.items()}
-        # every document is where its key says, and nowhere else
+        # every document is on its owner only
         reply = await first.run("shop", {"find": "orders", "batchSize": 1000})
         found = {d["_id"]: d for d in reply["cursor"]["firstBatch"]}
         assert len(found) == len(reply["cursor"]["firstBatch"])
@@ -215,7 +215,7 @@ async def check(histories: list[list[tuple[Any, ...]]]) -> None:
             where = {"_id": key, "region": document["region"]}
             reply = await first.run("shop", {"find": "orders", "filter": where})
             assert reply["cursor"]["firstBatch"] == [document]
-        # what the shards' streams tell, merged, is the whole story: migrations do not show
+        # the merged shard streams are the whole history, without migrations
         events = [e for shard in SHARDS for e in await events_of(cluster, shard, start)]
         assert replayed(events) == model
 

@@ -1,4 +1,4 @@
-"""Ranges of compound keys, cut off where they would be too many."""
+"""Ranges of compound keys, cut off at a limit."""
 
 from typing import Any
 

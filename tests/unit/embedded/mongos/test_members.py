@@ -1,4 +1,4 @@
-"""What several servers do at the same time has one cluster time."""
+"""Operations that several servers run at the same time have one cluster time."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def test_a_no_op_that_was_due_before_does_not_part_them() -> None:
     members = [member(f"shard{number}", gossip) for number in range(3)]
     for each in members:
         await each.execute("db", {"create": "c"})
-    # In the event loop's queue when the members are called.
+    # Already in the event loop's queue when the members are called.
     asyncio.get_running_loop().call_soon(members[1].mongod.append_noop, {"msg": "periodic noop"})
     await execute_on_all({each: {"drop": "c"} for each in members}, "db")
     assert len({each.mongod.oplog.last_ts for each in members}) == 1

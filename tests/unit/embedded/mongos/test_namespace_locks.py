@@ -1,4 +1,4 @@
-"""Many share a namespace, one has it alone, nobody waits forever."""
+"""Shared and exclusive locks of namespaces, with bounded waits."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_waiting_is_bounded() -> None:
             async with locks.exclusive("a.a", "a.b"):
                 pass
     assert caught.value.code == 24
-    async with locks.exclusive("a.a", "a.b"):  # what was taken before the timeout was given back
+    async with locks.exclusive("a.a", "a.b"):  # locks taken before the timeout were released
         with pytest.raises(CommandError):
             await locks.acquire_shared("a.b")
 

@@ -1,4 +1,4 @@
-"""Single statements: where they go, and when they are refused."""
+"""The shards that single statements target, and statements that are refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Transactions over shards, in process: who commits when, and what the oplogs say."""
+"""Transactions over shards, in process: the order of commits, and the oplogs' entries."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -69,7 +69,7 @@ async def test_coordinator_commits_first_and_the_others_at_one_time(
         assert "commitTransaction" in commit["o"]
         commits[shard] = commit["ts"]
     assert commits["shard0"] < commits["shard1"] == commits["shard2"]
-    assert (await end(cluster, 1, "commitTransaction"))["ok"] == 1.0  # again is fine
+    assert (await end(cluster, 1, "commitTransaction"))["ok"] == 1.0  # a second time succeeds too
 
 
 async def test_one_shard_commits_without_preparing(cluster: EmbeddedCluster) -> None:
