@@ -20,6 +20,7 @@ from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts
+from shard_client.wire.access import OPEN, Access
 from shard_client.wire.connection import Address, Connection
 from shard_client.wire.connection_pool import ConnectionPool
 
@@ -56,7 +57,8 @@ class Cluster:
     the driver's (Motor). ``clock`` is the newest cluster time from servers' replies; it never
     includes a client's time. ``versions_changed`` is set when a member's hello has a different wire
     version from the last hello of its replica set. ``wall`` is the wall clock, in seconds since
-    1970. Must be created in a running loop. Raises ValueError for an invalid ``configdb``.
+    1970. ``access`` is how connections to the members are made. Must be created in a running loop.
+    Raises ValueError for an invalid ``configdb``.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class Cluster:
         *,
         replica_set: ReplicaSetFactory | None = None,
         wall: Callable[[], float] = time.time,
+        access: Access = OPEN,
     ) -> None:
         parse_hosts(configdb)
         self._limits = limits or StreamSettings()
         self._factory: ReplicaSetFactory = replica_set or partial(
-            MotorReplicaSet, local_threshold=self._limits.local_threshold
+            MotorReplicaSet, local_threshold=self._limits.local_threshold, access=access
         )
         self.clock = ClusterClock(wall)
         self._sets: dict[str, ReplicaSet] = {}
@@ -78,7 +81,7 @@ class Cluster:
         self.versions_changed = asyncio.Event()
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self.pool = ConnectionPool(self._limits.pool)
+        self.pool = ConnectionPool(self._limits.pool, access=access)
         self._list = SharedAnswer(self._listed, "read the shard list")
         self._list_error: CommandError | None = None
         self._follow(CONFIG, configdb)

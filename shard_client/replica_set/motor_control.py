@@ -26,6 +26,8 @@ from shard_client.replica_set.read_preference import (
     ReadPreference,
 )
 from shard_client.replica_set.replica_set import named_hosts, no_member
+from shard_client.wire.access import OPEN, Access
+from shard_client.wire.authentication import MECHANISM
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
 
 log = structlog.get_logger()
@@ -43,6 +45,7 @@ class MotorReplicaSet:
     a second connection for a streaming hello. Between two polls, the members' replies to the router
     reveal a change (``observe``, ``invalidate``). When ``select`` then finds no suitable member,
     the driver checks again at once. Create it in a running loop. ``local_threshold`` is in seconds.
+    ``access`` is how the driver connects; its monitoring connections do not log in.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class MotorReplicaSet:
         *,
         heartbeat: float = HEARTBEAT,
         local_threshold: float = LOCAL_THRESHOLD,
+        access: Access = OPEN,
     ) -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
@@ -75,6 +79,7 @@ class MotorReplicaSet:
             maxIdleTimeMS=1000,
             event_listeners=[_Listener(self)],
             io_loop=self._loop,
+            **_login_options(access),
         )
 
     @property
@@ -219,6 +224,18 @@ class MotorReplicaSet:
         """Pass the members that the driver found from its threads to the loop."""
         if not self._closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.topology_changed, members, hosts)
+
+
+def _login_options(access: Access) -> dict[str, Any]:
+    credentials = access.credentials
+    if credentials is None:
+        return {}
+    return {
+        "username": credentials.user,
+        "password": credentials.password,
+        "authSource": credentials.source,
+        "authMechanism": MECHANISM,
+    }
 
 
 class _Listener(TopologyListener):

@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Any, Self
 
 from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.bson_slices import iter_elements
 from shard_client.wire.compression import NEVER_COMPRESSED, compressor_id, negotiate
 from shard_client.wire.frame_protocol import FrameStream
@@ -106,10 +107,12 @@ class Connection:
         tls: ssl.SSLContext | None = None,
         compressors: Sequence[str] = (),
         app_name: str = APP_NAME,
+        credentials: Credentials | None = None,
     ) -> Self:
-        """Connect and exchange a hello within ``timeout`` seconds.
+        """Connect, exchange a hello and log in within ``timeout`` seconds.
 
-        ``compressors`` are offered in order of preference. Raises NetworkError, CommandError.
+        ``compressors`` are offered in order of preference. Without ``credentials`` there is no
+        login. Raises NetworkError, CommandError; 18 if the server refuses the login.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -137,6 +140,8 @@ class Connection:
         connection = cls(address, stream)
         try:
             await connection._say_hello(compressors, app_name, deadline - loop.time())
+            if credentials is not None:
+                await connection._log_in(credentials, deadline)
         except BaseException:
             connection.abort()
             raise
@@ -271,6 +276,19 @@ class Connection:
             if name in offered:
                 self._compressor = compressor_id(name)
                 break
+
+    async def _log_in(self, credentials: Credentials, deadline: float) -> None:
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        peer = format_address(self.address)
+        try:
+            await log_in(self, credentials, timeout=left)
+        except CommandError as error:
+            who = f"{credentials.user}@{credentials.source}"
+            raise CommandError(
+                error.code, f"cannot log in to {peer} as {who}: {error.message}"
+            ) from error
+        except ProtocolError as error:
+            raise self._broken(error) from error
 
     async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
         loop = asyncio.get_running_loop()

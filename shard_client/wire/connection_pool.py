@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.wire.access import OPEN, Access
 from shard_client.wire.connection import Address, Connection, format_address
 
 
@@ -52,7 +53,7 @@ class ConnectionPool:
 
     ``take`` returns an idle connection or a new one; ``give_back`` keeps it for the next caller;
     ``borrow`` does both around a short block. ``greeted`` is called with each connection after each
-    hello. Create the pool in a running loop.
+    hello. Each connection is logged in as ``access`` says. Create the pool in a running loop.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class ConnectionPool:
         limits: PoolLimits | None = None,
         *,
         greeted: Callable[[Connection], None] | None = None,
+        access: Access = OPEN,
     ) -> None:
         self._limits = limits or PoolLimits()
         self._greeted = greeted
+        self._access = access
         self._loop = asyncio.get_running_loop()
         self._members: dict[Address, _Member] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -166,7 +169,9 @@ class ConnectionPool:
     async def _open(self, address: Address, member: _Member, timeout: float) -> Connection:
         member.open += 1
         try:
-            connection = await Connection.open(address, timeout=timeout)
+            connection = await Connection.open(
+                address, timeout=timeout, credentials=self._access.credentials
+            )
         except BaseException:
             _has_closed(member)
             raise

@@ -10,6 +10,9 @@ from tests.harness.ports import free_port
 from tests.harness.replica_sets import ReplicaSet, eventually
 from tests.harness.server_settings import ServerSettings
 
+ROOT = "root"
+"""The name and the password of the user with all rights, where a login is required."""
+
 
 class RealCluster(TestCluster):
     """A sharded cluster of MongoDB's own servers.
@@ -52,6 +55,12 @@ class RealCluster(TestCluster):
     @property
     def real(self) -> bool:
         return True
+
+    @property
+    def mongos_uri(self) -> str:
+        """The connection string of the mongos, with the login of ROOT if one is required."""
+        login = f"{ROOT}:{ROOT}@" if self._settings.key_file is not None else ""
+        return f"mongodb://{login}{self.mongos}/"
 
     def start_shard(self) -> tuple[str, str]:
         shard = self._launch_shard()
@@ -137,8 +146,16 @@ class RealCluster(TestCluster):
             shard.initiate()
         for name, address in self.mongoses.items():
             eventually(f"mongodb://{address}/", f"{name} to start", _answers)
+        if self._settings.key_file is not None:
+            self._create_root()
         for shard in launched:
             self.join_shard(shard.name, shard.host_string)
+
+    def _create_root(self) -> None:
+        # Servers let a client of their own machine create the first user without a login.
+        client: Client
+        with pymongo.MongoClient(f"mongodb://{self.mongos}/") as client:
+            client.admin.command("createUser", ROOT, pwd=ROOT, roles=[ROOT])
 
     def _launch_shard(self) -> ReplicaSet:
         name = f"shard{self._started}"

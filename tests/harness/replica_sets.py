@@ -77,7 +77,7 @@ class ReplicaSet:
 
     def uri(self, program: str) -> str:
         """Return the connection string of one member."""
-        return f"mongodb://{self.members[program]}/?directConnection=true"
+        return self._settings.uri(self.members[program], "directConnection=true")
 
     def client(self, program: str, **options: Any) -> Client:
         """Return a client of one member that fails quickly if the member does not answer."""

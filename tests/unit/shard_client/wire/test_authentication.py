@@ -1,0 +1,163 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import Binary
+from scramp import ScramException, ScramMechanism
+from scramp.core import ScramServer
+
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.authentication import (
+    Credentials,
+    log_in,
+    read_key_file,
+    read_secret_file,
+)
+
+_MECHANISM = ScramMechanism("SCRAM-SHA-256")
+
+
+class Server:
+    """The server's part of a login, played by the SCRAM library."""
+
+    def __init__(self, password: str = "secret", *, skips_empty_exchange: bool = True) -> None:
+        self.password = password
+        self.skips = skips_empty_exchange
+        self.commands: list[dict[str, Any]] = []
+        self.changed: dict[str, Any] = {}
+        self._scram: ScramServer | None = None
+
+    async def command(
+        self, database: str, command: Mapping[str, Any], *, timeout: float | None
+    ) -> dict[str, Any]:
+        self.commands.append({**command, "$db": database})
+        payload = bytes(command["payload"])
+        done = False
+        if "saslStart" in command:
+            self._scram = _MECHANISM.make_server(
+                lambda user: _MECHANISM.make_auth_info(self.password, iteration_count=4096)
+            )
+            self._scram.set_client_first(payload.decode())
+            answer = self._scram.get_server_first().encode()
+        elif payload:
+            assert self._scram is not None
+            try:
+                self._scram.set_client_final(payload.decode())
+            except ScramException as error:
+                raise CommandError(18, "Authentication failed.") from error
+            answer = self._scram.get_server_final().encode()
+            done = self.skips
+        else:
+            answer, done = b"", True
+        reply = {"conversationId": 1, "payload": Binary(answer), "done": done, "ok": 1.0}
+        return {**reply, **self.changed}
+
+
+def credentials(*passwords: str) -> Credentials:
+    return Credentials("router", "admin", passwords or ("secret",))
+
+
+@pytest.mark.parametrize("skips", [True, False])
+async def test_login(skips: bool) -> None:
+    server = Server(skips_empty_exchange=skips)
+    await log_in(server, credentials(), timeout=1)
+    assert {command["$db"] for command in server.commands} == {"admin"}
+    assert len(server.commands) == (2 if skips else 3)
+    assert b"secret" not in b"".join(bytes(command["payload"]) for command in server.commands)
+
+
+async def test_wrong_password() -> None:
+    with pytest.raises(CommandError, match="Authentication failed") as failure:
+        await log_in(Server("other"), credentials(), timeout=1)
+    assert failure.value.code == 18
+
+
+async def test_each_key_of_a_key_file_is_tried() -> None:
+    await log_in(Server("second"), credentials("first", "second"), timeout=1)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"v=",
+        b"r=foreign,s=c2FsdHNhbHRzYWx0,i=4096",
+        b"r=x,s=c2FsdHNhbHRzYWx0,i=1",
+        b"v=d3Jvbmc=",
+    ],
+)
+async def test_a_server_that_does_not_know_the_password_is_refused(payload: bytes) -> None:
+    server = Server()
+    server.changed = {"payload": Binary(payload)}
+    with pytest.raises(CommandError) as failure:
+        await log_in(server, credentials(), timeout=1)
+    assert failure.value.code == 18
+    assert "secret" not in str(failure.value)
+
+
+async def test_a_server_that_ends_the_login_early_is_refused() -> None:
+    class Liar(Server):
+        async def command(self, *args: Any, **how: Any) -> dict[str, Any]:
+            reply = await super().command(*args, **how)
+            return {**reply, "payload": Binary(b"v=AAAA"), "done": True}
+
+    with pytest.raises(CommandError):
+        await log_in(Liar(), credentials(), timeout=1)
+
+
+@pytest.mark.parametrize("payload", [None, 5, "text", b"\xff\xfe"])
+async def test_malformed_replies(payload: Any) -> None:
+    server = Server()
+    server.changed = {"payload": payload}
+    with pytest.raises(ProtocolError):
+        await log_in(server, credentials(), timeout=1)
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "secret" not in repr(credentials())
+
+
+def key_file(folder: Path, content: str, mode: int = 0o600) -> Path:
+    path = folder / "key"
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        ("abcdef", ("abcdef",)),
+        (" abc\n def== \n", ("abcdef==",)),
+        ("- abcdef\n- ghijkl\n", ("abcdef", "ghijkl")),
+        ("['abc def']", ("abcdef",)),
+    ],
+)
+def test_key_files(tmp_path: Path, content: str, keys: tuple[str, ...]) -> None:
+    login = read_key_file(key_file(tmp_path, content))
+    assert (login.user, login.source, login.passwords) == ("__system", "local", keys)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("abc", "must be between 6 and 1024"),
+        ("a" * 1025, "must be between 6 and 1024"),
+        ("s3cret!!", "invalid char"),
+        ("- [s3cret]", "not a list of keys"),
+        ("[s3cret", "not a valid list"),
+        ("[]", "holds no key"),
+    ],
+)
+def test_bad_key_files(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as failure:
+        read_key_file(key_file(tmp_path, content))
+    assert "s3cret" not in str(failure.value).replace(str(tmp_path), "")
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="too open"):
+        read_key_file(key_file(tmp_path, "abcdef", 0o640))
+    with pytest.raises(ValueError, match="too large"):
+        read_secret_file(key_file(tmp_path, "a" * 70_000))
