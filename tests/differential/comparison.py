@@ -15,10 +15,18 @@ _CAUSED_BY = " :: caused by :: "
 _OF_SHARD = "Error on remote shard"
 
 
-def differ_by_shard(mongos: Reading, router: Reading) -> bool:
-    """Return whether both readings end with a shard's error and the errors differ."""
-    ends = [each.failures[-1:] for each in (mongos, router)]
-    return ends[0] != ends[1] and all(end and end[0].message.startswith(_OF_SHARD) for end in ends)
+def differ_by_shard(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether both readings end with a shard's error, and not with the same one.
+
+    After lookups the router runs the stages itself, so its error names no shard.
+    """
+    theirs, ours = mongos.failures[-1:], router.failures[-1:]
+    if theirs == ours or not theirs or not ours:
+        return False
+    looked_up = plan.stage.get("fullDocument") == "updateLookup"
+    return theirs[0].message.startswith(_OF_SHARD) and (
+        looked_up or ours[0].message.startswith(_OF_SHARD)
+    )
 
 
 def differences(
@@ -70,10 +78,9 @@ def _failures(
 ) -> Iterator[str]:
     if mongos.failures == router.failures:
         return
-    if differ_by_shard(mongos, router):
-        known = {(each.code, _anywhere(each).message) for each in of_shards}
-        last = [each.failures[-1] for each in (mongos, router)]
-        if all((each.code, _anywhere(each).message) in known for each in last):
+    if differ_by_shard(plan, mongos, router):
+        known = {each.code for each in of_shards}
+        if all(each.failures[-1].code in known for each in (mongos, router)):
             return
     if plan.stage.get("fullDocument") == "updateLookup":
         # The router need not split stages between mongos and shards as mongos does.

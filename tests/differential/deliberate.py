@@ -1,10 +1,12 @@
 """Where the router differs from mongos on purpose (docs/protocol.md, section 11)."""
 
-from tests.differential.plans import Plan
+from tests.differential.plans import Plan, token_time
 from tests.differential.reading import Reading
 
 _NOT_FOUND = "cannot resume stream; the resume token was not found."
 _OPTIMIZED = 7182803
+_EVENT_OF_VERSION_1 = "2B022C0100"
+"""What follows the cluster time in the version 1 token of an event, in hexadecimal."""
 
 
 def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
@@ -12,6 +14,7 @@ def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
     return (
         plan.damaged
         or _resumes_after_what_it_leaves_out(plan, mongos, router)
+        or _splits_from_a_version_1_token(plan, mongos)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
 
@@ -28,3 +31,15 @@ def _resumes_after_what_it_leaves_out(plan: Plan, mongos: Reading, router: Readi
 
 def _missed(reading: Reading) -> bool:
     return any(failure.message.startswith(_NOT_FOUND) for failure in reading.failures)
+
+
+def _splits_from_a_version_1_token(plan: Plan, mongos: Reading) -> bool:
+    """Return whether a stream with fragments starts after a version 1 token and has events at its
+    cluster time: mongos makes these events' tokens in version 1, the router in version 2.
+    """
+    if not any("$changeStreamSplitLargeEvent" in stage for stage in plan.command["pipeline"]):
+        return False
+    token = (plan.stage.get("startAfter") or plan.stage.get("resumeAfter") or {}).get("_data", "")
+    if not isinstance(token, str) or token[18:28] != _EVENT_OF_VERSION_1:
+        return False
+    return any(token_time(each) == token_time(token) for each in mongos.tokens)

@@ -258,7 +258,7 @@ class _Pair:
                 raise result
         if self.plan.legs and not self.failures and not self.router.reading.failures:
             await self._read_in_legs(end)
-        if differ_by_shard(self.mongos.reading, self.router.reading):
+        if differ_by_shard(self.plan, self.mongos.reading, self.router.reading):
             await self._read_each_shard(end)
 
     async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
