@@ -142,6 +142,10 @@ def serve(
         int | None,
         typer.Option("--feed-port", help="The feed's port: events as JSON lines."),
     ] = None,
+    admin_port: Annotated[
+        int | None,
+        typer.Option("--admin-port", help="The HTTP port for metrics, health and status."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Processes that share the port [1].")
     ] = None,
@@ -179,6 +183,7 @@ def serve(
             "bindIpAll": bind_ip_all,
             "maxIncomingConnections": max_conns,
             "compression": {"compressors": network_message_compressors},
+            "admin": {"port": admin_port},
         },
         "replication": {"localPingThresholdMs": local_threshold},
         "systemLog": {"verbosity": verbose or None, "quiet": quiet},
@@ -217,7 +222,9 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
 
 def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
     try:
-        return load_settings(flags, config)
+        settings = load_settings(flags, config)
+        settings.net.admin.read_token()
+        return settings
     except pydantic.ValidationError as error:
         raise typer.BadParameter(describe_problems(error, Settings)) from error
     except (OSError, ValueError, yaml.YAMLError) as error:

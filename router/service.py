@@ -10,7 +10,10 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from router.admin.server import AdminServer
+from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
+from router.catalog.replica_set_checks import ReplicaSetChecks
 from router.cluster_version import ClusterVersion
 from router.commands.fail_point import FailPoints
 from router.commands.node import Node
@@ -21,6 +24,7 @@ from router.config.settings import Settings
 from router.config.worker_budgets import settings_of_worker
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
+from router.loop_lag import LoopLag
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers
 from router.server.listener import Listener
@@ -54,14 +58,20 @@ async def serve(
         now: the wall clock.
 
     Raises:
-        ValueError: if no config server is set.
-        OSError: if a port cannot be opened.
+        ValueError: if no config server is set, or the admin token's file is invalid.
+        OSError: if a port cannot be opened, or that file not be read.
     """
-    async with assemble(settings, arguments, replica_set=replica_set, now=now) as parts:
-        node, listener, feed = parts
+    admin = settings.net.admin
+    token = admin.read_token()
+    async with AsyncExitStack() as owned:
+        parts = assemble(settings, arguments, replica_set=replica_set, now=now)
+        node, listener, feed = await owned.enter_async_context(parts)
         attributes: dict[str, object] = {
             "port": await listener.listen(settings.net.hosts, settings.net.port)
         }
+        if admin.port is not None:
+            server = await owned.enter_async_context(AdminServer(OwnStatus(node), token))
+            attributes["adminPort"] = await server.listen(admin.hosts, admin.port)
         if feed is not None and settings.feed.port is not None:
             hosts = [settings.feed.bind_ip]
             attributes["feedPort"] = await feed.listen(hosts, settings.feed.port)
@@ -183,6 +193,11 @@ async def assemble(
         keep = worker is None or worker.number == 1
         learning = asyncio.create_task(_learn(version, known, keep=keep))
         owned.push_async_callback(_end, learning)
+        if settings.net.admin.port is not None:
+            node.checks, node.lag = ReplicaSetChecks(cluster), LoopLag()
+            owned.push_async_callback(node.checks.close)
+            owned.callback(node.lag.stop)
+            node.lag.start()
         listener = await owned.enter_async_context(Listener(node))
         feed = None
         if settings.feed.port is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -170,6 +170,11 @@ class Cluster:
         It is a different object after the shard has moved to other hosts.
         """
         return self._sets.get(target)
+
+    @property
+    def known_shards(self) -> Set[str]:
+        """The ids of the shards in the latest shard list that was read."""
+        return self._hosts.keys() - {CONFIG}
 
     @property
     def targets(self) -> int:

@@ -13,9 +13,11 @@ from shard_client.wire.compression import AVAILABLE
 
 if TYPE_CHECKING:
     from router.catalog.cluster import Cluster
+    from router.catalog.replica_set_checks import ReplicaSetChecks
     from router.commands.fail_point import FailPoints
     from router.cursors.merged_cursor import MergedCursor
     from router.cursors.registry import CursorRegistry
+    from router.loop_lag import LoopLag
     from router.peers.peers import Peers
     from router.upstream_mongos import UpstreamMongos
     from shard_client.cluster_clock import ClusterClock
@@ -38,6 +40,7 @@ class Counters:
     passed_on: int = 0
     awaiting_hellos: int = 0
     user_asserts: int = 0
+    errors: dict[int, int] = field(default_factory=dict)
     by_kind: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
             ("insert", "query", "update", "delete", "getmore", "command"), 0
@@ -60,6 +63,8 @@ class Node:
         host: this machine's name.
         now: the wall clock.
         peers: the other workers of this router, if there are any.
+        checks: checks of the cluster's replica sets; None without an admin port.
+        lag: the event loop's lag; None without an admin port.
     """
 
     clock: "ClusterClock"
@@ -80,6 +85,8 @@ class Node:
     max_connections: int = 65536
     compressors: tuple[str, ...] = AVAILABLE
     peers: "Peers | None" = None
+    checks: "ReplicaSetChecks | None" = None
+    lag: "LoopLag | None" = None
     api_parameters: "WeakKeyDictionary[MergedCursor, str]" = field(
         default_factory=WeakKeyDictionary
     )

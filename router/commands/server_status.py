@@ -3,7 +3,7 @@
 import asyncio
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,6 +13,7 @@ from router.commands.answer import Answer
 from router.commands.call import Call, Command
 from router.commands.node import Node
 from router.peers.statuses import sum_statuses
+from router.streams.description import StreamDescription
 from shard_client.wire.connection import format_address
 
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
@@ -20,7 +21,10 @@ _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 async def server_status(call: Call) -> Answer:
     """Report connections, traffic, cursors and memory, summed over all workers."""
-    reply = _own_status(call)
+    reply = own_status(call.node)
+    for section, wanted in call.command.items():
+        if section in reply and wanted in (0, False):
+            del reply[section]
     if call.peers is not None:
         others = await call.peers.ask_all(call.database, call.command)
         reply = sum_statuses([reply, *map(_without_times, others)])
@@ -28,9 +32,9 @@ async def server_status(call: Call) -> Answer:
     return Answer(reply)
 
 
-def _own_status(call: Call) -> dict[str, Any]:
-    node = call.node
-    reply: dict[str, Any] = {
+def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
+    """Return the status of this process alone, with or without its streams."""
+    return {
         "host": f"{node.host}:{node.port}",
         "version": node.identity.version,
         "process": "mongos",
@@ -66,21 +70,16 @@ def _own_status(call: Call) -> dict[str, Any]:
             },
             "passedThrough": Int64(node.counters.passed_through),
         },
-        "mergerouter": _mergerouter(node),
+        "mergerouter": _mergerouter(node, node.cursors.describe() if streams else []),
     }
-    for section, wanted in call.command.items():
-        if section in reply and wanted in (0, False):
-            del reply[section]
-    return reply
 
 
 def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name not in _ADDED}
 
 
-def _mergerouter(node: Node) -> dict[str, Any]:
+def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, Any]:
     """Return the router's own section: the state of each merge (docs/design.md, section 5)."""
-    streams = node.cursors.describe()
     whose = {} if node.peers is None else {"worker": node.peers.number}
     nudges = node.cursors.nudges
     return {

@@ -10,6 +10,7 @@ from router.commands import (
     get_parameter,
     hello,
     local_only,
+    process_status,
     server_status,
     sessions,
 )
@@ -29,7 +30,8 @@ async def list_commands(call: Call) -> AnyAnswer:
             "apiVersions": list(command.api_versions),
         }
         for command in sorted(_ALL, key=lambda command: command.names[0])
-        if not command.for_tests or call.node.fail_points is not None
+        if (not command.for_tests or call.node.fail_points is not None)
+        and not command.names[0].startswith("_")  # for the router's own processes
     }
     return Answer({"commands": listed})
 
@@ -38,6 +40,7 @@ _ALL: tuple[Command, ...] = (
     *hello.COMMANDS,
     *diagnostics.COMMANDS,
     *server_status.COMMANDS,
+    *process_status.COMMANDS,
     *aggregate.COMMANDS,
     *cursors.COMMANDS,
     *sessions.COMMANDS,

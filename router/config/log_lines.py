@@ -42,17 +42,28 @@ RECENT_LINES = 1024
 """Number of lines kept for getLog."""
 
 
+_RECENT_FAILURES = 100
+_FAILURES = frozenset("WEF")
+
+
 class RecentLines:
     """The most recent log lines, for getLog; ``total`` counts all lines logged."""
 
     def __init__(self, most: int = RECENT_LINES) -> None:
         self.total = 0
         self.lines: deque[str] = deque(maxlen=most)
+        self._failures: deque[str] = deque(maxlen=_RECENT_FAILURES)
 
-    def add(self, line: str) -> None:
-        """Append ``line``; drop the oldest line if the buffer is full."""
+    def add(self, line: str, severity: str = "I") -> None:
+        """Append ``line`` with its mongos severity; drop the oldest line if the buffer is full."""
         self.total += 1
         self.lines.append(line)
+        if severity in _FAILURES:
+            self._failures.append(line)
+
+    def failures(self, most: int) -> list[str]:
+        """Return up to ``most`` of the latest warnings and errors, oldest first."""
+        return list(self._failures)[-most:]
 
 
 RECENT = RecentLines()
@@ -60,7 +71,7 @@ RECENT = RecentLines()
 
 def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
     line = json.dumps(event, default=str, ensure_ascii=False)
-    RECENT.add(line)
+    RECENT.add(line, event["s"])
     return line
 
 

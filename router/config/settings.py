@@ -1,6 +1,7 @@
 """The router's settings, from flags, environment and a YAML file, with mongos's names."""
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +46,50 @@ class Compression(_Section):
     compressors: str = ",".join(AVAILABLE)
 
 
+class Admin(_Section):
+    """``net.admin``: the HTTP port for operators: metrics, health and status (docs/admin.md)."""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    token_file: Path | None = Field(default=None, alias="tokenFile")
+
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses to listen on."""
+        return [host.strip() for host in self.bind_ip.split(",") if host.strip()]
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        open_to_others = [host for host in self.hosts if not _is_loopback(host)]
+        if self.port is not None and open_to_others and self.token_file is None:
+            raise ValueError(
+                f"bindIp {open_to_others[0]} can be reached from other machines: set tokenFile to "
+                "a file with the token that clients must send, or bind to 127.0.0.1"
+            )
+        return self
+
+    def read_token(self) -> str | None:
+        """Return the token in ``tokenFile``, None if no file is set.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file is empty or holds more than one line.
+        """
+        if self.token_file is None:
+            return None
+        token = self.token_file.read_text().strip()
+        if not token or "\n" in token:
+            raise ValueError(f"{self.token_file} must hold one line: the token")
+        return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Net(_Section):
     """``net``: the addresses and limits of client connections."""
 
@@ -53,6 +98,7 @@ class Net(_Section):
     bind_ip_all: bool = Field(default=False, alias="bindIpAll")
     max_incoming_connections: int = Field(default=65536, alias="maxIncomingConnections", ge=1)
     compression: Compression = Compression()
+    admin: Admin = Admin()
 
     @property
     def hosts(self) -> list[str]:

@@ -58,6 +58,11 @@ class MergedCursor:
         return self._shared
 
     @property
+    def place(self) -> bytes:
+        """The sort key beyond which the client needs all events."""
+        return self._log_reader.needs
+
+    @property
     def finished(self) -> bool:
         """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
         return self._finished or self._killed is not None

@@ -4,16 +4,21 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from heapq import nsmallest
+from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
+from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest
+from router.change_stream.resume_token import cluster_time_of
 from router.cursors.lookup_cursor import LookupCursor
 from router.cursors.merged_cursor import MergedCursor
+from router.cursors.places import CursorDescription, DepartedPlaces
 from router.lookup.completion import Completion
 from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
@@ -24,6 +29,7 @@ from router.streams.admission import Admission, Ticket
 from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
 from router.streams.member_load import MemberLoads
+from router.streams.memory import Memory
 from router.streams.nudger import Nudger
 from router.streams.pool import StreamPool
 from router.streams.runner import StreamRunner
@@ -107,6 +113,7 @@ class CursorRegistry:
             self._reads = UpstreamReads(mongos, cluster.clock, settings)
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, _Entry] = {}
+        self._departed = DepartedPlaces()
         self._reaper: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -135,6 +142,7 @@ class CursorRegistry:
             cursor.close()
             ticket.end()
         else:
+            self._departed.returned(owner.client, request.namespace)
             self._entries[cursor.cursor_id] = _Entry(cursor, owner, ticket, self._loop.time())
             self._schedule_reaping()
         return cursor, first
@@ -180,12 +188,55 @@ class CursorRegistry:
 
     def describe(self) -> list[StreamDescription]:
         """Return descriptions of the open streams, for monitoring."""
+        return [runner.describe(tuple(ids)) for runner, ids in self._readers().items()]
+
+    async def describe_gradually(self) -> AsyncIterator[StreamDescription]:
+        """Yield what ``describe`` returns; give way to other tasks between two streams."""
+        for runner, ids in self._readers().items():
+            yield runner.describe(tuple(ids))
+            await asyncio.sleep(0)
+
+    def _readers(self) -> Mapping[StreamRunner, list[int]]:
         readers: dict[StreamRunner, list[int]] = {}
         for cursor_id, entry in self._entries.items():
             shared = entry.cursor.shared
             if shared is not None:
                 readers.setdefault(shared.runner, []).append(cursor_id)
-        return [runner.describe(tuple(ids)) for runner, ids in readers.items()]
+        return readers
+
+    def describe_cursors(self, most: int) -> list[CursorDescription]:
+        """Return descriptions of up to ``most`` open cursors, those farthest behind first."""
+        places = ((entry.cursor.place, entry) for entry in self._entries.values())
+        farthest = nsmallest(most, places, key=itemgetter(0))
+        now = self._loop.time()
+        return [
+            CursorDescription(
+                cursor_id=entry.cursor.cursor_id,
+                namespace=entry.cursor.namespace,
+                client=entry.owner.client,
+                place=cluster_time_of(place),
+                idle=0.0 if entry.busy else now - entry.last_used,
+                busy=entry.busy,
+            )
+            for place, entry in farthest
+        ]
+
+    @property
+    def earliest_place(self) -> Timestamp | None:
+        """The earliest cluster time from which an open cursor may resume; None without cursors."""
+        places = (entry.cursor.place for entry in self._entries.values())
+        earliest = min(places, default=None)
+        return None if earliest is None else cluster_time_of(earliest)
+
+    @property
+    def earliest_departed_place(self) -> Timestamp | None:
+        """The same for cursors that clients have left within a day without opening them again."""
+        return self._departed.earliest(self._loop.time())
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that the events of all streams take."""
+        return self._streams.memory
 
     @property
     def nudges(self) -> dict[str, int]:
@@ -277,9 +328,18 @@ class CursorRegistry:
     def _remove(self, cursor_id: int, reason: CommandError | None = None) -> None:
         entry = self._entries.pop(cursor_id, None)
         if entry is not None:
+            self._remember_place(entry)
             entry.cursor.kill(reason)
             entry.cursor.close()
             entry.ticket.end()
+
+    def _remember_place(self, entry: _Entry) -> None:
+        try:
+            place = cluster_time_of(entry.cursor.place)
+        except ValueError:
+            return  # a damaged token has no place in the oplog
+        client, namespace = entry.owner.client, entry.cursor.namespace
+        self._departed.left(client, namespace, place, self._loop.time())
 
     def _schedule_reaping(self) -> None:
         if self._reaper is None and self._entries and not self._closed:

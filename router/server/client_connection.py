@@ -267,7 +267,9 @@ class ClientConnection:
         )
 
     async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
-        self._counters.user_asserts += 1
+        counters = self._counters
+        counters.user_asserts += 1
+        counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = error_document(error, self._node.times())
         await self._replies.send_document(request, document, response_to=response_to)
 

@@ -58,6 +58,9 @@ class StreamDescription:
 
     ``events`` is the number of events handed out so far. ``gate_holder`` is the target of the
     remote with the smallest promise; ``waiting`` is whether it keeps buffered events back.
+    ``gate_reason`` says why the gate holder's promise is not greater: "opening", "reconnecting",
+    "paused" (its buffer is full, or no client reads), "idle" (it has no newer events) or "behind"
+    (it still has events to read).
     """
 
     cursor_ids: tuple[int, ...]
@@ -65,6 +68,7 @@ class StreamDescription:
     events: int
     buffered_bytes: int
     gate_holder: str | None
+    gate_reason: str | None
     waiting: bool
     remotes: tuple[RemoteDescription, ...]
 
@@ -76,6 +80,7 @@ class StreamDescription:
             "events": Int64(self.events),
             "bufferedBytes": Int64(self.buffered_bytes),
             "gateHolder": self.gate_holder,
+            "gateReason": self.gate_reason,
             "waiting": self.waiting,
             "remotes": [remote.to_document() for remote in self.remotes],
         }

@@ -1,4 +1,4 @@
-"""Counts of the commands that the router sends to each replica set."""
+"""Counts of what the router sends to each replica set, gets from it, and gives to clients."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from bson.int64 import Int64
 
 @dataclass(slots=True)
 class MemberLoad:
-    """Counts of the commands sent to one replica set since the process started."""
+    """Counts of the commands sent to one replica set, and of its events, since the start."""
 
     openings: int = 0
     """``aggregate`` commands that open cursors."""
@@ -21,6 +21,12 @@ class MemberLoad:
     """Notes that were written; the oplog had already advanced far enough for the others."""
     note_bytes: int = 0
     """Bytes that these notes take in the oplog."""
+    reopenings: int = 0
+    """Failures after which a cursor is opened again."""
+    events: int = 0
+    """Events received."""
+    event_bytes: int = 0
+    """Bytes of these events."""
 
     def to_document(self) -> dict[str, Any]:
         """Return what serverStatus shows."""
@@ -30,13 +36,21 @@ class MemberLoad:
             "nudges": Int64(self.nudges),
             "notes": Int64(self.notes),
             "noteBytes": Int64(self.note_bytes),
+            "reopenings": Int64(self.reopenings),
+            "events": Int64(self.events),
+            "eventBytes": Int64(self.event_bytes),
         }
 
 
 class MemberLoads:
-    """The load of each shard and of the config server, by target."""
+    """The load of each shard and of the config server, by target.
+
+    ``delivered`` and ``delivered_bytes`` count the events that all clients have received.
+    """
 
     def __init__(self) -> None:
+        self.delivered = 0
+        self.delivered_bytes = 0
         self._loads: dict[str, MemberLoad] = {}
 
     def of(self, target: str) -> MemberLoad:

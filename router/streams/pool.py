@@ -90,7 +90,7 @@ class StreamPool:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._cluster_time = ClusterTimeFetcher(cluster, limits)
-        self._memory = Memory(limits.total_buffer_bytes)
+        self.memory = Memory(limits.total_buffer_bytes)
         self._readers = 0
         self._groups: dict[bytes | None, _StreamGroup] = {}
         self._of: dict[SharedStream, _StreamGroup] = {}
@@ -226,7 +226,7 @@ class StreamPool:
             request = replace(request, start=AtTime(start_at))
         prepare = partial(
             prepare_stream, request, self._cluster, self._cluster_time, self._nudger, self._limits,
-            self._memory, spans,
+            self.memory, spans,
         )  # fmt: skip
         shared = SharedStream(
             prepare, self._limits, self._gone, ticket, shareable=self._limits.share

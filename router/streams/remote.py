@@ -150,17 +150,29 @@ class Remote:
             self.rest.cancel()
             self.rest = None
 
+    @property
+    def state(self) -> str:
+        """The state of the cursor, as described in ``RemoteDescription``."""
+        state = self.cursor.state if self.cursor is not None else "closed"
+        # A remote that rests between two getMores is not paused.
+        return "reading" if state == "paused" and self.rest is not None else state
+
+    @property
+    def gate_reason(self) -> str:
+        """Why the promise is not greater, as described in ``StreamDescription``."""
+        state = self.state
+        if state == "reading":
+            return "idle" if self.idle else "behind"
+        return {"failing": "reconnecting"}.get(state, state)
+
     def describe(self, promise: bytes | None, buffered: int) -> RemoteDescription:
         """Return a description of the remote, given its promise and its buffered bytes."""
         cursor = self.cursor
         error = cursor.last_error if cursor is not None else None
-        state = cursor.state if cursor is not None else "closed"
-        if state == "paused" and self.rest is not None:
-            state = "reading"  # it only rests between two getMores
         return RemoteDescription(
             target=self.target,
             address=cursor.address if cursor is not None else None,
-            state=state,
+            state=self.state,
             promise=None if promise is None else cluster_time_of(promise),
             events=self.events,
             buffered_bytes=buffered,

@@ -99,6 +99,9 @@ class StreamRunner:
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
         batch = log_reader.take(max_events, max_bytes, enough)
+        loads = self._nudger.loads
+        loads.delivered += len(batch.events)
+        loads.delivered_bytes += batch.size
         self._taken += len(batch.events)
         self._count()
         self._read_on()
@@ -114,6 +117,7 @@ class StreamRunner:
             events=self._taken,
             buffered_bytes=stream.all_buffered_bytes,
             gate_holder=None if holder is None else holder.target,
+            gate_reason=None if holder is None else holder.gate_reason,
             waiting=stream.waiting_for is not None,
             remotes=tuple(
                 remote.describe(stream.promise(number), stream.buffered_bytes(number))
@@ -259,6 +263,9 @@ class StreamRunner:
             self._remote_failed(number, failure, None)
             return
         if batch.events:
+            load = self._nudger.loads.of(remote.target)
+            load.events += len(batch.events)
+            load.event_bytes += batch.size
             self._pace.event(self._loop.time())
             self._count()
         remote.record(batch)

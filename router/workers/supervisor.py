@@ -3,8 +3,8 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import structlog
 from bson.objectid import ObjectId
 
+from router.admin.server import AdminServer
+from router.admin.sources import WorkersStatus
 from router.config.settings import Settings
 from router.peers.cursor_ids import new_mark
 from router.workers.channel import DRIVER, FEED
@@ -76,20 +78,38 @@ class Supervisor:
         """Run until ``stop`` is set, then drain and stop all workers.
 
         Raises:
-            OSError: a port cannot be opened.
+            OSError: a port cannot be opened, or the admin token's file not be read.
+            ValueError: the admin token's file is invalid.
             WorkerFailedError: a worker ended before all workers were ready.
         """
         net, feed = self._settings.net, self._settings.feed
+        token = net.admin.read_token()
         self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
         try:
             self._ports["port"] = await self._dealer.open(DRIVER, net.hosts, net.port)
             if feed.port is not None:
                 self._ports["feedPort"] = await self._dealer.open(FEED, [feed.bind_ip], feed.port)
-            await self._keep_workers(stop)
+            async with self._admin(token):
+                await self._keep_workers(stop)
         finally:
             self._dealer.close()
             shutil.rmtree(self._folder, ignore_errors=True)
         log.info("Shut down", component="CONTROL")
+
+    @asynccontextmanager
+    async def _admin(self, token: str | None) -> AsyncIterator[None]:
+        """Serve the admin port, if there is one; the workers' statuses are asked for."""
+        admin = self._settings.net.admin
+        if admin.port is None:
+            yield
+            return
+        source = WorkersStatus(self._folder, self._settings.workers, self._ready.keys)
+        try:
+            async with AdminServer(source, token) as server:
+                self._ports["adminPort"] = await server.listen(admin.hosts, admin.port)
+                yield
+        finally:
+            source.close()
 
     async def _keep_workers(self, stop: asyncio.Event) -> None:
         numbers = range(1, self._settings.workers + 1)

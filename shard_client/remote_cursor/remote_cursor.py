@@ -333,6 +333,7 @@ class RemoteCursor:
     def _is_mended(self, lasted: float) -> None:
         log.info("remote cursor goes on", remote=self.name, lasted=lasted)
         self.reopened += 1
+        self._sent.reopenings += 1
         self._warned = False
         self._failing_since = None
         self._backoff.reset()

@@ -44,6 +44,7 @@ class SentCommands(Protocol):
 
     openings: int
     get_mores: int
+    reopenings: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest
+from router.cursors.places import CursorDescription
 from router.cursors.registry import KillResult, Owner
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
 from router.streams.description import StreamDescription
 from router.streams.member_load import MemberLoads
+from router.streams.memory import Memory
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -90,6 +92,10 @@ class FakeCursors:
         self.nudges: dict[str, int] = {}
         self.loads = MemberLoads()
         self.admission = Admission(StreamSettings())
+        self.streams: list[StreamDescription] = []
+        self.memory = Memory(StreamSettings().total_buffer_bytes)
+        self.place = Timestamp(1795163220, 1)
+        self.earliest_departed_place: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
 
     async def open(self, request: StreamRequest, owner: Owner) -> tuple[FakeCursor, Batch]:
@@ -125,7 +131,21 @@ class FakeCursors:
         return len(self.cursors)
 
     def describe(self) -> list[StreamDescription]:
-        return []
+        return self.streams
+
+    async def describe_gradually(self) -> AsyncIterator[StreamDescription]:
+        for stream in self.streams:
+            yield stream
+
+    def describe_cursors(self, most: int) -> list[CursorDescription]:
+        return [
+            CursorDescription(each.cursor_id, each.namespace, None, self.place, 0.0, each.in_use)
+            for each in list(self.cursors.values())[:most]
+        ]
+
+    @property
+    def earliest_place(self) -> Timestamp | None:
+        return self.place if self.cursors else None
 
     def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
         result = KillResult([], [], [], [])

@@ -33,6 +33,11 @@ class RouterProcess(Program):
         return self._attributes.get("feedPort")
 
     @property
+    def admin_port(self) -> int:
+        """Where metrics, health and status are, if the port was asked for."""
+        return int(self._attributes["adminPort"])
+
+    @property
     def uri(self) -> str:
         """The connection string for drivers."""
         return f"mongodb://127.0.0.1:{self.port}/"

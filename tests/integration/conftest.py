@@ -6,7 +6,13 @@ import pytest
 
 from tests.harness.clusters import TestCluster, start_cluster
 
-_SHARING = {"test_facade_cursors", "test_facade_drivers", "test_facade_lifecycle", "test_workers"}
+_SHARING = {
+    "test_admin",
+    "test_facade_cursors",
+    "test_facade_drivers",
+    "test_facade_lifecycle",
+    "test_workers",
+}
 
 
 @pytest.fixture(scope="session")

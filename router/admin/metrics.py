@@ -1,0 +1,354 @@
+"""The router's metrics in the formats of Prometheus and OpenMetrics (docs/metrics.md)."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from math import inf
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from router.admin.sources import RouterStatus
+from router.loop_lag import BOUNDS
+from shard_client.error_codes import ErrorCode
+
+_PREFIX: Final = "mergerouter_"
+_CONFIG: Final = "config"
+REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "closed")
+"""Why a gate holder's promise is not greater (``StreamDescription.gate_reason``)."""
+
+_TARGET_COUNTERS: Final = (
+    ("openings", "openings", "Cursors opened on the replica set."),
+    ("get_mores", "getMores", "getMore commands sent to the replica set."),
+    ("nudges", "nudges", "Commands that made an idle oplog of the replica set advance."),
+    ("notes", "notes", "Oplog entries written by nudges."),
+    ("note_bytes", "noteBytes", "Bytes that these oplog entries take."),
+    ("reopenings", "reopenings", "Failures after which a cursor was opened again."),
+    ("received_events", "events", "Change events received from the replica set."),
+    ("received_event_bytes", "eventBytes", "Bytes of these change events."),
+)
+
+
+def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
+    """Return the metrics of ``status`` and their content type.
+
+    Args:
+        status: the status of all processes; counts are summed over them.
+        accept: the request's Accept header, which selects the format.
+    """
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(status))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class StatusCollector(Collector):
+    """Yields the metrics of one status."""
+
+    def __init__(self, status: RouterStatus) -> None:
+        self._processes = status.processes
+        self._expected = status.expected
+        self._checks = status.checks
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics."""
+        yield from self._process_metrics()
+        if self._processes:
+            yield from self._client_metrics()
+            yield from self._stream_metrics()
+            yield from self._member_metrics()
+        yield from self._history_metrics()
+
+    def _process_metrics(self) -> Iterator[Metric]:
+        build = {"version": version("mergerouter")}
+        if self._processes:
+            build["mongodb_version"] = str(self._processes[0]["status"]["version"])
+        yield InfoMetricFamily(_PREFIX + "build", "The router's version.", build)
+        yield _gauge("workers_expected", "Processes that should serve clients.", self._expected)
+        yield _gauge("workers", "Processes that serve clients.", len(self._processes))
+        starts = [each["started"].timestamp() for each in self._processes]
+        yield _gauge("start_time_seconds", "Time of the start since 1970.", min(starts, default=0))
+        cpu = CounterMetricFamily(
+            _PREFIX + "cpu_seconds", "CPU time used by each process.", labels=["worker"]
+        )
+        memory = GaugeMetricFamily(
+            _PREFIX + "resident_memory_bytes", "RAM used by each process.", labels=["worker"]
+        )
+        lag = HistogramMetricFamily(
+            _PREFIX + "event_loop_lag_seconds",
+            "How late timers of each process ran, measured four times a second.",
+            labels=["worker"],
+        )
+        for each in self._processes:
+            worker = [str(each["worker"])]
+            cpu.add_metric(worker, each["cpuSeconds"])
+            memory.add_metric(worker, each["residentBytes"])
+            if each["loopLag"] is not None:
+                lag.add_metric(
+                    worker, _buckets(each["loopLag"]["counts"]), each["loopLag"]["total"]
+                )
+        yield from (cpu, memory, lag)
+
+    def _client_metrics(self) -> Iterator[Metric]:
+        def total(of: Callable[[Mapping[str, Any]], int]) -> int:
+            return sum(of(each["status"]) for each in self._processes)
+
+        yield _gauge(
+            "client_connections",
+            "Open connections of drivers.",
+            total(lambda each: each["connections"]["current"]),
+        )
+        yield _counter(
+            "client_connections_created",
+            "Connections that drivers have made.",
+            total(lambda each: each["connections"]["totalCreated"]),
+        )
+        yield _counter(
+            "client_received_bytes",
+            "Bytes received from drivers.",
+            total(lambda each: each["network"]["bytesIn"]),
+        )
+        yield _counter(
+            "client_sent_bytes",
+            "Bytes sent to drivers.",
+            total(lambda each: each["network"]["bytesOut"]),
+        )
+        yield _labelled(
+            CounterMetricFamily,
+            "client_requests",
+            "Requests of drivers by kind.",
+            "kind",
+            self._sum(lambda each: each["status"]["opcounters"]),
+        )
+        yield _counter(
+            "passed_through_requests",
+            "Requests passed to the upstream mongos.",
+            total(lambda each: each["metrics"]["passedThrough"]),
+        )
+        named: Counter[str] = Counter()
+        for code, count in self._sum(lambda each: each["errors"]).items():
+            named[_error_name(int(code))] += count
+        yield _labelled(
+            CounterMetricFamily, "errors", "Errors sent to drivers by code.", "code", named
+        )
+        yield _labelled(
+            CounterMetricFamily,
+            "refused",
+            "Cursors and streams refused, by the parameter that limits them.",
+            "parameter",
+            self._sum(lambda each: each["status"]["mergerouter"]["refused"]),
+        )
+
+    def _stream_metrics(self) -> Iterator[Metric]:
+        processes = self._processes
+        yield _gauge(
+            "cursors", "Open cursors of clients.", sum(each["cursors"] for each in processes)
+        )
+        yield _gauge(
+            "streams",
+            "Different open streams; clients with identical requests share one.",
+            sum(each["status"]["mergerouter"]["differentStreams"] for each in processes),
+        )
+        yield _gauge(
+            "streams_waiting",
+            "Streams with events that the gate holds back.",
+            sum(each["waitingStreams"] for each in processes),
+        )
+        yield _gauge(
+            "buffered_bytes",
+            "Memory of the events that streams hold.",
+            sum(each["heldBytes"] for each in processes),
+        )
+        yield _gauge(
+            "buffer_limit_bytes",
+            "Memory beyond which only empty buffers are filled (totalBufferBytes).",
+            sum(each["bufferLimitBytes"] for each in processes),
+        )
+        yield _counter(
+            "delivered_events",
+            "Change events given to clients.",
+            sum(each["delivered"]["events"] for each in processes),
+        )
+        yield _counter(
+            "delivered_event_bytes",
+            "Bytes of these change events.",
+            sum(each["delivered"]["bytes"] for each in processes),
+        )
+
+    def _member_metrics(self) -> Iterator[Metric]:
+        loads: dict[str, Counter[str]] = {}
+        connections: dict[str, Counter[str]] = {}
+        for each in self._processes:
+            section = each["status"]["mergerouter"]
+            for target, load in section["members"].items():
+                loads.setdefault(target, Counter()).update(load)
+            for member, counts in section["memberConnections"].items():
+                connections.setdefault(member, Counter()).update(counts)
+        for name, field, text in _TARGET_COUNTERS:
+            yield _labelled(
+                CounterMetricFamily,
+                name,
+                text,
+                "shard",
+                {target: load[field] for target, load in loads.items()},
+            )
+        pooled = GaugeMetricFamily(
+            _PREFIX + "member_connections",
+            "Connections to each member, without the monitor's.",
+            labels=["member", "state"],
+        )
+        for member, counts in connections.items():
+            pooled.add_metric([member, "in_use"], counts["inUse"])
+            pooled.add_metric([member, "idle"], counts["available"])
+        yield pooled
+        yield _labelled(
+            CounterMetricFamily,
+            "member_connections_created",
+            "Connections made to each member.",
+            "member",
+            {member: counts["created"] for member, counts in connections.items()},
+        )
+        yield from self._watermark_metrics()
+
+    def _watermark_metrics(self) -> Iterator[Metric]:
+        watermark = GaugeMetricFamily(
+            _PREFIX + "watermark_timestamp_seconds",
+            "Cluster time up to which the replica set's events are known, of its last stream.",
+            labels=["shard"],
+        )
+        lag = GaugeMetricFamily(
+            _PREFIX + "watermark_lag_seconds",
+            "Time since that cluster time, by the router's clock, in whole seconds.",
+            labels=["shard"],
+        )
+        held = GaugeMetricFamily(
+            _PREFIX + "streams_held",
+            "Streams whose gate the replica set holds, by reason.",
+            labels=["shard", "reason"],
+        )
+        now = max(each["now"].timestamp() for each in self._processes)
+        cursors, failing, buffered = Counter[str](), Counter[str](), Counter[str]()
+        marks: dict[str, Timestamp] = {}
+        reasons: dict[str, Counter[str]] = {}
+        for process in self._processes:
+            for target, sums in process["targets"].items():
+                cursors[target] += sums["cursors"]
+                failing[target] += sums["failing"]
+                buffered[target] += sums["bufferedBytes"]
+                reasons.setdefault(target, Counter()).update(sums["held"])
+                if sums["watermark"] is not None:
+                    marks[target] = min(marks.get(target, sums["watermark"]), sums["watermark"])
+        for target, mark in marks.items():
+            watermark.add_metric([target], mark.time)
+            lag.add_metric([target], max(0.0, now - mark.time))
+        for target, counts in reasons.items():
+            for reason in REASONS:
+                held.add_metric([target, reason], counts[reason])
+        yield from (watermark, lag, held)
+        gauges = (
+            ("member_cursors", "Open cursors on the replica set.", cursors),
+            ("failing_cursors", "Cursors on the replica set that are being reopened.", failing),
+            ("member_buffered_bytes", "Memory of events not read by clients yet.", buffered),
+        )
+        for name, text, values in gauges:
+            yield _labelled(GaugeMetricFamily, name, text, "shard", values)
+
+    def _history_metrics(self) -> Iterator[Metric]:
+        yield _labelled(
+            GaugeMetricFamily,
+            "replica_set_up",
+            "Whether the primary of the replica set answers: 1 or 0.",
+            "shard",
+            {target: int(check["answers"]) for target, check in self._checks.items()},
+        )
+        shards = {
+            target: check
+            for target, check in self._checks.items()
+            if check["oldest"] is not None and target != _CONFIG
+        }
+        yield _labelled(
+            GaugeMetricFamily,
+            "oplog_oldest_timestamp_seconds",
+            "Cluster time of the oldest entry in the primary's oplog.",
+            "shard",
+            {target: check["oldest"].time for target, check in shards.items()},
+        )
+        left = GaugeMetricFamily(
+            _PREFIX + "history_left_seconds",
+            "Seconds of oplog between its oldest entry and the farthest behind client: those with "
+            "a cursor (place=cursor), or those that left one within a day (place=departed). +Inf "
+            "while the oplog is complete since the replica set was initiated.",
+            labels=["shard", "place"],
+        )
+        for place in ("cursor", "departed"):
+            earliest = earliest_place(self._processes, place)
+            if earliest is not None:
+                for target, check in shards.items():
+                    left.add_metric([target, place], seconds_left(check, earliest))
+        yield left
+
+    def _sum(self, of: Callable[[Mapping[str, Any]], Mapping[str, int]]) -> Counter[str]:
+        summed: Counter[str] = Counter()
+        for each in self._processes:
+            summed.update(of(each))
+        return summed
+
+
+def earliest_place(processes: Iterable[Mapping[str, Any]], place: str) -> Timestamp | None:
+    """Return the earliest place over all processes; ``place`` is "cursor" or "departed"."""
+    places = [each["places"][place] for each in processes]
+    return min((each for each in places if each is not None), default=None)
+
+
+def seconds_left(check: Mapping[str, Any], place: Timestamp) -> float:
+    """Return the seconds of oplog between its oldest entry and ``place``; inf if complete."""
+    return inf if check["complete"] else float(place.time - check["oldest"].time)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(_PREFIX + name, text, value)
+
+
+def _labelled(
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    metric = family(_PREFIX + name, text, labels=[label])
+    for key, value in values.items():
+        metric.add_metric([key], value)
+    return metric
+
+
+def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:
+    """Return the cumulative buckets of a histogram."""
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
+
+def _error_name(code: int) -> str:
+    """Return the name of an error code, or the number where the router knows no name."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)

@@ -1,0 +1,163 @@
+"""The HTTP server of the admin port."""
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+from aiohttp import web
+
+from router.admin.metrics import exposition
+from router.admin.sources import RouterStatus, StatusSource
+
+log = structlog.get_logger()
+
+_OPEN: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that need no token: probes of service managers seldom can send one."""
+
+_MOST_AT_ONCE: Final = 4
+_SHUTDOWN_TIMEOUT = 1.0
+_LARGEST_REQUEST: Final = 16 * 1024
+
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """Serves metrics, health and status; use it as an async context manager.
+
+    Args:
+        source: collects the router's status.
+        token: the token that clients must send, as a bearer token or as the password of HTTP
+            basic authentication; None lets everyone in.
+    """
+
+    def __init__(self, source: StatusSource, token: str | None = None) -> None:
+        self._source = source
+        self._token = token
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_REQUEST)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/readyz", self._ready)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_TIMEOUT
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def listen(self, hosts: Sequence[str], port: int) -> int:
+        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
+
+        Raises:
+            OSError: the port is in use or a host is not an address of this machine.
+        """
+        for host in hosts:
+            await web.TCPSite(self._runner, host, port).start()
+            port = self._runner.addresses[0][1]
+        return port
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Refuse requests without the token, and bound the number that run at a time."""
+        if self._token is not None and request.path not in _OPEN:
+            sent = _token_of(request.headers.get("Authorization", ""))
+            if sent is None or not hmac.compare_digest(sent, self._token.encode()):
+                raise web.HTTPUnauthorized(
+                    headers={"WWW-Authenticate": 'Basic realm="mergerouter", charset="UTF-8"'},
+                    text="This page needs the admin token: send it as a bearer token, or as the "
+                    "password of HTTP basic authentication.\n",
+                )
+        async with self._turns:
+            try:
+                response = await handler(request)
+            except web.HTTPException:
+                raise
+            except Exception as error:  # a page's bug must not reach the client as a traceback
+                log.exception("Unexpected error", component="NETWORK", path=request.path)
+                raise web.HTTPInternalServerError(text="unexpected error; see the log\n") from error
+        response.headers.update(_HEADERS)
+        return response
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        status = await self._source.collect()
+        body, content_type = exposition(status, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        """Answer that the process runs: an event loop that hangs does not answer."""
+        return web.Response(text="ok\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Answer 200 if clients can be served, else 503, with a line for each problem.
+
+        With ``?shards=optional``, shards that do not answer are reported but do not make it 503.
+        """
+        status = await self._source.collect()
+        problems = router_problems(status)
+        shards = shard_problems(status)
+        ready = not problems and (not shards or request.query.get("shards") == "optional")
+        lines = [*problems, *shards] or ["ready"]
+        return web.Response(status=200 if ready else 503, text="\n".join(lines) + "\n")
+
+
+def router_problems(status: RouterStatus) -> list[str]:
+    """Return what keeps the router from serving clients, apart from single shards."""
+    problems = []
+    if len(status.processes) < status.expected:
+        problems.append(f"{len(status.processes)} of {status.expected} workers answer")
+    if any(each["quiescing"] for each in status.processes):
+        problems.append("the router is shutting down")
+    config = status.checks.get("config")
+    if config is None:
+        problems.append("the config server has not been checked yet")
+    elif not config["answers"]:
+        problems.append(f"the config server does not answer: {config['error']}")
+    return problems
+
+
+def shard_problems(status: RouterStatus) -> list[str]:
+    """Return a line for each shard that does not answer."""
+    return [
+        f"shard {target} does not answer: {check['error']}"
+        for target, check in status.checks.items()
+        if target != "config" and not check["answers"]
+    ]
+
+
+def _token_of(authorization: str) -> bytes | None:
+    """Return the token in an Authorization header, None if there is none."""
+    scheme, _space, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode(errors="surrogateescape")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        decoded = base64.b64decode(value, validate=True)
+    except binascii.Error:
+        return None
+    _user, colon, password = decoded.partition(b":")
+    return password if colon else None

@@ -1,0 +1,67 @@
+"""The places in the oplogs from which clients read or may resume."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+
+_MOST_DEPARTED: Final = 1000
+_REMEMBERED_FOR: Final = 24 * 60 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CursorDescription:
+    """One client's cursor: its place is the cluster time of its latest resume token."""
+
+    cursor_id: int
+    namespace: str
+    client: str | None
+    place: Timestamp
+    idle: float
+    busy: bool
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the description as a document."""
+        return {
+            "cursorId": self.cursor_id,
+            "namespace": self.namespace,
+            "client": self.client,
+            "place": self.place,
+            "idleSeconds": self.idle,
+            "busy": self.busy,
+        }
+
+
+class DepartedPlaces:
+    """The last places of clients that have left and may come back with a resume token.
+
+    A client is known by its address and the namespace it watched; its entry goes when it opens a
+    cursor again, after a day, or when more than a thousand others have left since.
+    """
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[tuple[str | None, str], tuple[float, Timestamp]] = OrderedDict()
+
+    def left(self, client: str | None, namespace: str, place: Timestamp, now: float) -> None:
+        """Record that a cursor has been closed; ``now`` is the loop's time in seconds."""
+        key = (client, namespace)
+        earlier = self._places.pop(key, None)
+        if earlier is not None and now - earlier[0] < _REMEMBERED_FOR:
+            place = min(place, earlier[1])
+        self._places[key] = (now, place)
+        if len(self._places) > _MOST_DEPARTED:
+            self._places.popitem(last=False)
+
+    def returned(self, client: str | None, namespace: str) -> None:
+        """Record that a client has opened a cursor."""
+        self._places.pop((client, namespace), None)
+
+    def earliest(self, now: float) -> Timestamp | None:
+        """Return the earliest place at the loop's time ``now``; None if there is none."""
+        while self._places:
+            left, _place = next(iter(self._places.values()))
+            if now - left < _REMEMBERED_FOR:
+                break
+            self._places.popitem(last=False)
+        return min((place for _left, place in self._places.values()), default=None)

@@ -1,0 +1,105 @@
+"""A router's status before fake cursors, and requests to admin ports."""
+
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from bson.timestamp import Timestamp
+
+from router.admin.server import AdminServer
+from router.admin.sources import OwnStatus
+from router.catalog.replica_set_checks import ReplicaSetCheck
+from router.loop_lag import LoopLag
+from router.streams.description import RemoteDescription, StreamDescription
+from shard_client.wire.connection_pool import PoolCounts
+from tests.harness.facade import Facade, facade
+
+NOW = 1795163230
+
+
+class Response(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+def get(port: int, path: str, **headers: str) -> Response:
+    """Ask an admin port of this machine; underscores in the headers' names stand for hyphens."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=named)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return Response(reply.status, dict(reply.headers), reply.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Response(error.code, dict(error.headers), error.read().decode())
+
+
+class FixedChecks:
+    """Stands for ReplicaSetChecks: ``found`` are the results."""
+
+    def __init__(self) -> None:
+        good = ReplicaSetCheck(answers=True, oldest=Timestamp(NOW - 3600, 1))
+        self.found: dict[str, ReplicaSetCheck] = {"config": good, "north": good, "south": good}
+
+    async def results(self) -> Mapping[str, ReplicaSetCheck]:
+        return self.found
+
+
+def remote(target: str, *, behind: int, **fields: Any) -> RemoteDescription:
+    values: dict[str, Any] = {
+        "address": f"{target}.example:27018",
+        "state": "reading",
+        "promise": Timestamp(NOW - behind, 1),
+        "events": 10,
+        "buffered_bytes": 100,
+        "reopened": 0,
+        "nudges": 2,
+        **fields,
+    }
+    return RemoteDescription(target, **values)
+
+
+def stream(*remotes: RemoteDescription, holder: str, reason: str) -> StreamDescription:
+    return StreamDescription(
+        cursor_ids=(7,),
+        namespace="shop.orders",
+        events=20,
+        buffered_bytes=200,
+        gate_holder=holder,
+        gate_reason=reason,
+        waiting=True,
+        remotes=remotes,
+    )
+
+
+@asynccontextmanager
+async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
+    """A facade with one stream over two shards, of which north is behind."""
+    checks: Any = FixedChecks()
+    async with facade(checks=checks, lag=LoopLag(), **fields) as made:
+        made.cursors.streams = [
+            stream(
+                remote("config", behind=1, topology=True),
+                remote("north", behind=40, failing_for=2.5, error="connection refused"),
+                remote("south", behind=3),
+                holder="north",
+                reason="reconnecting",
+            )
+        ]
+        for target in ("config", "north", "south"):
+            load = made.cursors.loads.of(target)
+            load.openings, load.get_mores, load.nudges = 2, 50, 2
+        made.cursors.connections = {("north.example", 27018): PoolCounts(2, 1, 5)}
+        made.cursors.admission.refused["maxStreams"] += 1
+        made.node.counters.errors = {43: 2, 99999: 1}
+        yield made
+
+
+@asynccontextmanager
+async def admin_port(made: Facade, token: str | None = None) -> AsyncIterator[int]:
+    """Serve a facade's admin port in the test's own loop; yields the port."""
+    async with AdminServer(OwnStatus(made.node), token) as server:
+        yield await server.listen(["127.0.0.1"], 0)

@@ -1,0 +1,172 @@
+"""The admin port: formats of the metrics, health, readiness, the token."""
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from router.catalog.replica_set_checks import ReplicaSetCheck
+from tests.harness.admin import NOW, Response, admin_port, get, watched_facade
+from tests.harness.facade import Facade, facade
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+_now = partial(datetime.fromtimestamp, NOW, UTC)
+
+
+async def ask(port: int, path: str, **headers: str) -> Response:
+    return await asyncio.to_thread(get, port, path, **headers)
+
+
+def samples(text: str) -> Samples:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found[f"mergerouter_{name}", tuple(sorted(labels.items()))]
+
+
+async def scrape(made: Facade) -> Samples:
+    async with admin_port(made) as port:
+        return samples((await ask(port, "/metrics")).text)
+
+
+async def test_the_metrics_show_what_holds_the_merge_back() -> None:
+    async with watched_facade(now=_now) as made:
+        found = await scrape(made)
+    assert value(found, "watermark_lag_seconds", shard="north") == 40
+    assert value(found, "watermark_timestamp_seconds", shard="south") == NOW - 3
+    assert value(found, "streams_held", shard="north", reason="reconnecting") == 1
+    assert value(found, "streams_held", shard="north", reason="idle") == 0
+    assert value(found, "failing_cursors", shard="north") == 1
+    assert value(found, "streams_waiting") == 1
+    assert value(found, "nudges_total", shard="south") == 2
+    assert value(found, "errors_total", code="CursorNotFound") == 2
+    assert value(found, "errors_total", code="99999") == 1
+    assert value(found, "refused_total", parameter="maxStreams") == 1
+    member = "north.example:27018"
+    assert value(found, "member_connections", member=member, state="in_use") == 2
+    assert value(found, "member_connections_created_total", member=member) == 5
+
+
+async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
+    async with watched_facade(now=_now) as made:
+        checks: Any = made.node.checks
+        checks.found["south"] = ReplicaSetCheck(True, Timestamp(NOW - 60, 1), complete=True)
+        before = await scrape(made)
+        client = await made.client()
+        await client.command(
+            "shop", {"aggregate": "orders", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+        )
+        made.cursors.place = Timestamp(NOW - 3000, 1)
+        made.cursors.earliest_departed_place = Timestamp(NOW - 4000, 1)
+        found = await scrape(made)
+    assert not [name for name, _labels in before if name.endswith("history_left_seconds")]
+    assert value(found, "history_left_seconds", shard="north", place="cursor") == 600
+    assert value(found, "history_left_seconds", shard="north", place="departed") == -400
+    assert value(found, "history_left_seconds", shard="south", place="cursor") == float("inf")
+    assert ("mergerouter_history_left_seconds", (("place", "cursor"), ("shard", "config"))) not in (
+        found
+    )
+
+
+async def test_errors_sent_to_clients_are_counted_by_code() -> None:
+    async with facade() as made:
+        client = await made.client()
+        await client.command("admin", {"getMore": 1, "collection": "c"})
+        found = await scrape(made)
+    assert sum(v for (name, _), v in found.items() if name == "mergerouter_errors_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type", "reading"),
+    [
+        ("*/*", "text/plain", parse),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text",
+         parse_openmetrics),
+    ],
+    ids=["prometheus", "openmetrics"],
+)  # fmt: skip
+async def test_both_formats_can_be_parsed_and_every_metric_has_help(
+    accept: str, content_type: str, reading: Any
+) -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        reply = await ask(port, "/metrics", Accept=accept)
+    assert reply.status == 200
+    assert reply.headers["Content-Type"].startswith(content_type)
+    families = list(reading(reply.text))
+    assert len(families) > 30
+    for family in families:
+        assert family.name.startswith("mergerouter_")
+        assert family.documentation, family.name
+
+
+async def test_a_process_is_healthy_and_ready_when_all_replica_sets_answer() -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        assert (await ask(port, "/healthz"))[0] == 200
+        ready = await ask(port, "/readyz")
+    assert (ready.status, ready.text) == (200, "ready\n")
+
+
+@pytest.mark.parametrize(
+    ("down", "path", "status"),
+    [("north", "/readyz", 503), ("north", "/readyz?shards=optional", 200),
+     ("config", "/readyz?shards=optional", 503)],
+)  # fmt: skip
+async def test_readiness_names_what_does_not_answer(down: str, path: str, status: int) -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        checks: Any = made.node.checks
+        checks.found[down] = ReplicaSetCheck(answers=False, error="no answer within 3 s")
+        ready = await ask(port, path)
+        assert (await ask(port, "/healthz")).status == 200
+    assert ready.status == status
+    assert down in ready.text
+    assert "no answer within 3 s" in ready.text
+
+
+async def test_a_router_that_shuts_down_is_not_ready() -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        made.node.topology.quiesce(asyncio.get_running_loop().time() + 10)
+        ready = await ask(port, "/readyz")
+    assert (ready.status, ready.text) == (503, "the router is shutting down\n")
+
+
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"anyone:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer secret"}, 200),
+        ({"Authorization": basic("secret")}, 200),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": basic("wrong")}, 401),
+        ({"Authorization": "Basic ???"}, 401),
+        ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": "Bearer \u00e4"}, 401),
+    ],
+    ids=["none", "bearer", "basic", "wrong", "wrong-basic", "damaged", "empty", "not-ascii"],
+)
+async def test_the_token_protects_all_but_the_probes(
+    headers: Mapping[str, str], status: int
+) -> None:
+    async with watched_facade() as made, admin_port(made, "secret") as port:
+        assert (await ask(port, "/metrics", **headers)).status == status
+        assert (await ask(port, "/no-such-page")).status == 401
+        for probe in ("/healthz", "/readyz"):
+            assert (await ask(port, probe)).status == 200
