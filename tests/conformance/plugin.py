@@ -23,7 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "rule(section, rule): what of docs/protocol.md a test holds")
+    config.addinivalue_line(
+        "markers", "rule(section, rule): a rule of docs/protocol.md that a test verifies"
+    )
     config.stash[COLLECTED] = Outcomes()
 
 
@@ -85,7 +87,7 @@ def pytest_terminal_summary(
         REPORT.write_text(_report(outcomes))
         terminalreporter.write_line(f"written: {REPORT}")
     elif _of_all_rules(outcomes) and _report(outcomes) != REPORT.read_text():
-        terminalreporter.section("docs/conformance.md is not of this run: make conformance")
+        terminalreporter.section("docs/conformance.md differs from this run: make conformance")
         for mine, there in zip(_report(outcomes).splitlines(), _lines(REPORT), strict=False):
             if mine != there:
                 terminalreporter.write_line(f"- {there}")

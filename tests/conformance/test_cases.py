@@ -63,12 +63,16 @@ def test_every_case_is_covered() -> None:
     assert len(cases()) == 133 + len(IN_PART)
 
 
-def test_the_embedded_cluster_drops_as_recorded(cluster: TestCluster, workload: Workload) -> None:
+def test_the_embedded_shards_drop_at_the_recorded_times(
+    cluster: TestCluster, workload: Workload
+) -> None:
     assert cluster.real or workload.drops_at_one_time
 
 
 @pytest.mark.parametrize("name", marked(SINGLE))
-async def test_answer(raw: RawClient, workload: Workload, name: str) -> None:
+async def test_a_single_command_gets_the_recorded_answer(
+    raw: RawClient, workload: Workload, name: str
+) -> None:
     case = cases()[name]
     [step] = case["steps"]
     reply = await raw.command(case["db"], workload.here(step["command"]))
@@ -76,7 +80,7 @@ async def test_answer(raw: RawClient, workload: Workload, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", marked(CONVERSATIONS, conversation=True))
-async def test_conversation(
+async def test_a_conversation_gets_the_recorded_answers(
     raw: RawClient, cluster: TestCluster, workload: Workload, name: str
 ) -> None:
     if name in ON_A_DROPPED_COLLECTION and cluster.real and not workload.drops_at_one_time:
@@ -154,7 +158,9 @@ def assert_opened(reply: Document, recorded: Document, command: Document) -> Non
 @rule("2", "a wrong collection on getMore is not minded")
 @rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
 @rule("2", "an unknown cursor: CursorNotFound 43")
-async def test_conversation_on_an_open_cursor(raw: RawClient, workload: Workload) -> None:
+async def test_a_conversation_on_an_open_cursor_gets_the_recorded_answers(
+    raw: RawClient, workload: Workload
+) -> None:
     opening = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}], "cursor": {}}
     cursor_id = (await raw.command("rec", opening))["cursor"]["id"]
     recorded_id = cases()["getMore-wrong-collection"]["steps"][0]["command"]["getMore"]
@@ -182,7 +188,9 @@ def _swap(value: Any, old: int, new: int) -> Any:
 
 @rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_resuming_after_a_fragment(client: Client, workload: Workload, name: str) -> None:
+def test_resuming_after_a_fragment_gives_the_remaining_fragments(
+    client: Client, workload: Workload, name: str
+) -> None:
     case = cases()[name]
     images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
     start = {"resumeAfter": workload.here(case["after"]["_id"])}
@@ -203,7 +211,7 @@ def test_resuming_after_a_fragment(client: Client, workload: Workload, name: str
 
 
 @rule("2", "explain shows shardsPart, mergerPart and each shard's stages")
-async def test_explain(raw: RawClient, workload: Workload) -> None:
+async def test_explain_option_shows_the_recorded_stages(raw: RawClient, workload: Workload) -> None:
     [step] = cases()["explain"]["steps"]
     recorded = step["reply"]
     reply = await raw.command("rec", step["command"])
@@ -234,7 +242,7 @@ def _stages(stages: list[Document]) -> list[str]:
 
 
 @rule("2", "explain shows shardsPart, mergerPart and each shard's stages")
-async def test_explain_command(raw: RawClient) -> None:
+async def test_explain_command_shows_each_shard_s_stages(raw: RawClient) -> None:
     command = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}
     reply = await raw.command("rec", {"explain": command, "verbosity": "queryPlanner"})
     assert reply["ok"], reply
@@ -244,7 +252,7 @@ async def test_explain_command(raw: RawClient) -> None:
     assert {tuple(each) for each in reply["shards"].values()} == {("host", "stages")}
 
 
-async def test_server_status(raw: RawClient) -> None:
+async def test_server_status_has_the_recorded_fields(raw: RawClient) -> None:
     recorded = cases()["serverStatus"]["steps"][0]["reply"]
     reply = await raw.command("admin", {"serverStatus": 1})
     shared = [name for name in recorded if name in reply]

@@ -24,7 +24,7 @@ OPEN: dict[str, Any] = {"aggregate": "a", "pipeline": [{"$changeStream": {}}], "
 @rule("2", "ns is db.coll, db.$cmd.aggregate or admin.$cmd.aggregate")
 @rule("2", "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}")
 @rule("2", "getMore: {cursor: {id, ns, nextBatch, postBatchResumeToken}, ok, times}")
-def test_replies_have_their_form(client: Client, db: Data) -> None:
+def test_replies_have_the_documented_fields(client: Client, db: Data) -> None:
     for database, target, options, ns in (
         (db.name, "a", {}, f"{db.name}.a"),
         (db.name, 1, {}, f"{db.name}.$cmd.aggregate"),
@@ -47,7 +47,7 @@ def test_replies_have_their_form(client: Client, db: Data) -> None:
 
 @rule("2", "the first reply does not wait and holds no events")
 @rule("2", "an empty first batch comes with the starting point as PBRT, also in the future")
-def test_first_batch_is_the_starting_point(client: Client, db: Data) -> None:
+def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Data) -> None:
     start = next_tick(now(client))
     db.a.insert_one({})
     began = time.monotonic()
@@ -70,7 +70,7 @@ def test_first_batch_is_the_starting_point(client: Client, db: Data) -> None:
 
 @rule("2", "getMore returns at most batchSize events; absent or 0: as many as fit")
 @pytest.mark.parametrize("first", [None, 0, 1, 1000])
-def test_batch_sizes(client: Client, sharded: Documents, first: int | None) -> None:
+def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: int | None) -> None:
     cursor = {} if first is None else {"batchSize": first}
     with Stream(client, sharded.database.name, 1, cursor=cursor) as stream:
         sharded.insert_many([{"k": k} for k in range(30)])
@@ -86,7 +86,7 @@ def test_batch_sizes(client: Client, sharded: Documents, first: int | None) -> N
 
 
 @rule("2", "getMore ends a batch before it would pass 16 MiB")
-def test_sixteen_mib(client: Client, db: Data) -> None:
+def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         for number in range(4):
             db.a.insert_one({"_id": number, "x": "x" * (6 << 20)})
@@ -114,7 +114,9 @@ def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
 @rule("2", "getMore without events waits up to maxTimeMS, then gives an empty batch with a PBRT")
 @rule("2", "maxTimeMS absent: 1000 ms; 0: no wait")
 @pytest.mark.parametrize(("max_time", "least", "most"), [(0, 0, 0.9), (300, 0.3, 3), (None, 1, 5)])
-def test_waiting(client: Client, db: Data, max_time: int | None, least: float, most: float) -> None:
+def test_a_get_more_waits_up_to_max_time(
+    client: Client, db: Data, max_time: int | None, least: float, most: float
+) -> None:
     with Stream(client, db.name, "a") as stream:
         began = time.monotonic()
         stream.more(max_time)
@@ -126,7 +128,9 @@ def test_waiting(client: Client, db: Data, max_time: int | None, least: float, m
 
 @rule("2", "PBRT: the last event's token while more is ready, else the high water mark")
 @rule("2", "tokens never go backwards over a cursor's life")
-def test_tokens_of_batches(client: Client, sharded: Documents) -> None:
+def test_a_batch_ends_with_the_last_event_s_token_or_a_mark(
+    client: Client, sharded: Documents
+) -> None:
     with Stream(client, sharded.database.name, 1) as stream:
         sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21, 2, 12, 22)])
         end = now(client)
@@ -144,7 +148,7 @@ def test_tokens_of_batches(client: Client, sharded: Documents) -> None:
 
 @rule("6", "the PBRT advances without events, idle shards and config server included")
 @rule("4", "a $match that filters nearly everything still advances the PBRT")
-def test_token_advances_without_events(client: Client, db: Data) -> None:
+def test_the_token_advances_without_events(client: Client, db: Data) -> None:
     nothing = [{"$match": {"operationType": "nothing"}}]
     with Stream(client, db.name, "a", {}, nothing) as stream:
         start = stream.pbrt
@@ -160,7 +164,7 @@ def test_token_advances_without_events(client: Client, db: Data) -> None:
 
 
 @rule("2", "another session's cursor is an error")
-def test_sessions_keep_their_cursors_apart(client: Client, db: Data) -> None:
+def test_a_session_cannot_use_another_session_s_cursor(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream, client.start_session() as other:
         more = {"getMore": stream.id, "collection": "a"}
         with pytest.raises(OperationFailure) as caught:
@@ -169,7 +173,7 @@ def test_sessions_keep_their_cursors_apart(client: Client, db: Data) -> None:
 
 
 @rule("2", "another session's cursor is an error")
-async def test_cursors_inside_and_outside_of_sessions(router: RouterProcess) -> None:
+async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterProcess) -> None:
     lsid = {"id": Binary(b"s" * 16, 4)}
     async with await RawClient.connect(router.port) as raw:
         free = (await raw.command("test", OPEN))["cursor"]["id"]
@@ -187,7 +191,7 @@ async def test_cursors_inside_and_outside_of_sessions(router: RouterProcess) -> 
 @rule("2", "a getMore in flight ends with 237 when its cursor is killed")
 @rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
 @rule("2", "an unknown cursor: CursorNotFound 43")
-async def test_two_get_mores_and_a_kill(router: RouterProcess) -> None:
+async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: RouterProcess) -> None:
     async with (
         await RawClient.connect(router.port) as first,
         await RawClient.connect(router.port) as second,
@@ -231,7 +235,7 @@ async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
 
 
 @rule("2", "a session's cursors die with the session")
-async def test_cursors_die_with_their_session(router: RouterProcess) -> None:
+async def test_ending_a_session_kills_its_cursors(router: RouterProcess) -> None:
     lsids = [{"id": Binary(bytes([number]) * 16, 4)} for number in (1, 2)]
     async with await RawClient.connect(router.port) as raw:
         ids = [
@@ -257,7 +261,7 @@ def open_on_shards(cluster: TestCluster) -> int:
 
 
 @rule("2", "a closed stream leaves no cursor open on the shards")
-async def test_no_cursor_stays_on_the_shards() -> None:
+async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
     """Use a separate cluster, since other tests' streams may still be closing."""
     client: Client
     with (
@@ -277,7 +281,9 @@ async def test_no_cursor_stays_on_the_shards() -> None:
 
 
 @rule("2", "$_passthroughToShard gives one shard's events alone")
-def test_passthrough_to_a_shard(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+def test_passthrough_to_a_shard_gives_that_shard_s_events(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
     shards = list(cluster.shards)[:3]
     streams = [
         Stream(client, sharded.database.name, 1, **{"$_passthroughToShard": {"shard": shard}})

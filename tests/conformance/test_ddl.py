@@ -25,7 +25,7 @@ def about(event: Event) -> tuple[Any, ...]:
 
 @rule("5", VIEWS)
 @rule("3, resuming", RESUMING)
-def test_views_on_database_and_collection_streams(client: Client, db: Data) -> None:
+def test_views_are_shown_on_database_and_collection_streams(client: Client, db: Data) -> None:
     db.create_collection("a")
     with (
         Stream(client, db.name, 1, EXPANDED) as everything,
@@ -55,7 +55,7 @@ def test_views_on_database_and_collection_streams(client: Client, db: Data) -> N
 
 
 @rule("5", "a view's pipeline has no change stream: 167")
-def test_no_change_stream_in_a_view(client: Client, db: Data) -> None:
+def test_a_view_s_pipeline_cannot_have_a_change_stream(client: Client, db: Data) -> None:
     db.create_collection("v", viewOn="a", pipeline=[])
     pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
     for command in (
@@ -68,7 +68,7 @@ def test_no_change_stream_in_a_view(client: Client, db: Data) -> None:
 
 
 @rule("5", TIME_SERIES)
-def test_time_series(client: Client, db: Data) -> None:
+def test_time_series_ddl_is_shown_as_that_of_a_view(client: Client, db: Data) -> None:
     with (
         Stream(client, db.name, 1, EXPANDED) as everything,
         Stream(client, db.name, "t", EXPANDED) as same_name,
@@ -95,7 +95,7 @@ def test_time_series(client: Client, db: Data) -> None:
 
 
 @rule("5", "nsType of an expanded create: collection, view, timeseries (8.1+)")
-def test_kinds_of_namespaces(newer: Client) -> None:
+def test_a_create_event_shows_the_kind_of_namespace(newer: Client) -> None:
     db = newer["kinds"]
     with Stream(newer, db.name, 1, EXPANDED) as stream, Stream(newer, db.name) as classic:
         db.create_collection("c")
@@ -111,7 +111,9 @@ def test_kinds_of_namespaces(newer: Client) -> None:
 
 
 @rule("5", "nsType of an expanded create: collection, view, timeseries (8.1+)")
-def test_older_servers_do_not_tell_kinds(client: Client, cluster: TestCluster, db: Data) -> None:
+def test_older_servers_do_not_show_the_kind_of_namespace(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
     if cluster.real and client.server_info()["versionArray"][:2] >= [8, 1]:
         pytest.skip("these servers tell them")
     with Stream(client, db.name, 1, EXPANDED) as stream:
@@ -121,7 +123,7 @@ def test_older_servers_do_not_tell_kinds(client: Client, cluster: TestCluster, d
 
 
 @rule("5", "modify tells the options as they were (stateBeforeChange)")
-def test_options_before_the_change(client: Client, db: Data) -> None:
+def test_a_modify_event_shows_the_former_options(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "x": 1})
     db.a.create_index("x", name="x1", expireAfterSeconds=100)
     with Stream(client, db.name, "a", EXPANDED) as stream:
@@ -152,7 +154,7 @@ def test_options_before_the_change(client: Client, db: Data) -> None:
 
 
 @rule("5", "create (showExpandedEvents)")
-def test_options_of_collections(client: Client, db: Data) -> None:
+def test_a_create_event_shows_the_collection_s_options(client: Client, db: Data) -> None:
     with Stream(client, db.name, 1, EXPANDED) as stream:
         db.create_collection("validated", validator={"x": 1}, validationLevel="moderate")
         db.create_collection("clustered", clusteredIndex={"key": {"_id": 1}, "unique": True})
@@ -170,7 +172,7 @@ def test_options_of_collections(client: Client, db: Data) -> None:
 
 
 @rule("5", "createIndexes (showExpandedEvents)")
-def test_indexes_of_all_kinds(client: Client, db: Data) -> None:
+def test_index_events_show_indexes_of_all_kinds(client: Client, db: Data) -> None:
     db.create_collection("a")
     wanted: list[tuple[Any, dict[str, Any]]] = [
         ({"h": "hashed"}, {}),
@@ -195,7 +197,7 @@ def test_indexes_of_all_kinds(client: Client, db: Data) -> None:
 
 
 @rule("5", "createIndexes (showExpandedEvents)")
-def test_an_index_that_cannot_be_built_is_no_event(client: Client, db: Data) -> None:
+def test_a_failed_index_build_makes_no_event(client: Client, db: Data) -> None:
     db.a.insert_many([{"x": 1}, {"x": 1}])
     with Stream(client, db.name, "a", EXPANDED) as stream:
         with pytest.raises(OperationFailure):
@@ -205,7 +207,9 @@ def test_an_index_that_cannot_be_built_is_no_event(client: Client, db: Data) -> 
 
 @rule("5", "internal events with showSystemEvents")
 @rule("5", "chunk migration writes are not events")
-def test_collections_made_by_migrations(client: Client, cluster: TestCluster, db: Data) -> None:
+def test_collections_created_by_migrations_are_system_events(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
     first, second = list(cluster.shards)[:2]
     client.admin.command("enableSharding", db.name, primaryShard=first)
     client.admin.command("shardCollection", f"{db.name}.a", key={"_id": 1})

@@ -99,7 +99,7 @@ def test_replace_and_delete(client: Client, db: Data) -> None:
 @rule("5", "dropDatabase")
 @rule("5", "invalidate")
 @rule("5", "invalidate: its cause's token, with fromInvalidate")
-def test_ddl_without_expanded_events(client: Client, db: Data) -> None:
+def test_drops_and_renames_are_shown_without_expanded_events(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1})
     with watched(client, db) as stream:
         db.a.rename("b")
@@ -134,7 +134,7 @@ def test_ddl_without_expanded_events(client: Client, db: Data) -> None:
 @rule("5", "dropIndexes (showExpandedEvents)")
 @rule("5", "modify (showExpandedEvents)")
 @rule("5", "collectionUUID and operationDescription (expanded)")
-def test_expanded_events(client: Client, db: Data) -> None:
+def test_expanded_events_show_ddl(client: Client, db: Data) -> None:
     with watched(client, db, EXPANDED) as stream:
         db.create_collection("a")
         db.a.create_indexes([IndexModel([("x", 1)], name="x1"), IndexModel([("y", 1)], name="y1")])
@@ -169,7 +169,7 @@ def test_expanded_events(client: Client, db: Data) -> None:
 
 
 @rule("5", "expanded events and their fields stay away unless asked for")
-def test_classic_streams_show_no_expanded_events(client: Client, db: Data) -> None:
+def test_streams_show_no_expanded_events_by_default(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.create_collection("a")
         db.a.create_index("x")
@@ -183,7 +183,7 @@ def test_classic_streams_show_no_expanded_events(client: Client, db: Data) -> No
 
 
 @rule("5", "views are created, modified and dropped as events (showExpandedEvents)")
-def test_views(client: Client, db: Data) -> None:
+def test_view_ddl_is_shown_as_expanded_events(client: Client, db: Data) -> None:
     db.create_collection("a")
     with watched(client, db, EXPANDED) as stream:
         db.create_collection("v", viewOn="a", pipeline=[{"$match": {"x": 1}}])
@@ -197,7 +197,7 @@ def test_views(client: Client, db: Data) -> None:
 
 
 @rule("5", "shardCollection (showExpandedEvents)")
-def test_shard_collection(client: Client, db: Data) -> None:
+def test_shard_collection_is_an_expanded_event(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "k": 1})
     db.a.create_index("k")
     client.admin.command("enableSharding", db.name)
@@ -211,7 +211,7 @@ def test_shard_collection(client: Client, db: Data) -> None:
 
 
 @rule("5", "refineCollectionShardKey (showExpandedEvents)")
-def test_refined_shard_keys(client: Client, sharded: Documents) -> None:
+def test_a_refined_shard_key_shows_in_the_document_keys(client: Client, sharded: Documents) -> None:
     sharded.insert_many([{"_id": k, "k": k, "z": k} for k in (1, 11, 21)])
     sharded.create_index([("k", 1), ("_id", 1), ("z", 1)])
     key = {"k": 1, "_id": 1, "z": 1}
@@ -230,7 +230,7 @@ def test_refined_shard_keys(client: Client, sharded: Documents) -> None:
 
 
 @rule("5", "refineCollectionShardKey (showExpandedEvents)")
-def test_refined_shard_keys_are_events_of_newer_servers(newer: Client) -> None:
+def test_newer_servers_show_refined_shard_keys(newer: Client) -> None:
     collection, key = newer.refined.a, {"k": 1, "z": 1}
     newer.admin.command("shardCollection", collection.full_name, key={"k": 1})
     collection.create_index(list(key.items()))
@@ -243,7 +243,9 @@ def test_refined_shard_keys_are_events_of_newer_servers(newer: Client) -> None:
 
 
 @rule("5", "reshardCollection (showExpandedEvents)")
-def test_resharded_collections(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+def test_resharding_is_an_expanded_event(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
     if cluster.real:  # resharding takes at least five minutes by default
         with cluster.direct("config") as config:
             config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
@@ -268,7 +270,7 @@ def test_resharded_collections(client: Client, cluster: TestCluster, sharded: Do
 
 @rule("5", "documentKey has the shard key first")
 @rule("5", "a shard key change is a delete and an insert")
-def test_shard_keys(client: Client, sharded: Documents) -> None:
+def test_a_changed_shard_key_is_a_delete_and_an_insert(client: Client, sharded: Documents) -> None:
     with watched(client, sharded.database) as stream:
         sharded.insert_one({"_id": 1, "k": 1, "v": 1})
         sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
@@ -286,7 +288,7 @@ def test_shard_keys(client: Client, sharded: Documents) -> None:
 
 
 @rule("5", "rawUpdateDescription with showRawUpdateDescription")
-def test_raw_update_description(client: Client, db: Data) -> None:
+def test_raw_update_descriptions_are_shown_on_request(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "a": 1, "b": 1})
     with watched(client, db, {"showRawUpdateDescription": True}) as stream:
         db.a.update_one({"_id": 1}, {"$set": {"a": 2}, "$unset": {"b": 1}})
@@ -298,7 +300,7 @@ def test_raw_update_description(client: Client, db: Data) -> None:
 
 
 @rule("5", "internal events with showSystemEvents")
-def test_system_events(client: Client, db: Data) -> None:
+def test_internal_events_are_shown_as_system_events(client: Client, db: Data) -> None:
     shown = {"showSystemEvents": True, **EXPANDED}
     db.create_collection("t", timeseries={"timeField": "at"})
     with watched(client, db, shown) as with_system, watched(client, db) as without:
@@ -310,7 +312,7 @@ def test_system_events(client: Client, db: Data) -> None:
 
 
 @rule("5", "a time-series collection's writes are not events")
-def test_time_series(client: Client, db: Data) -> None:
+def test_time_series_writes_make_no_events(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.create_collection("t", timeseries={"timeField": "at"})
         db.t.insert_one({"at": datetime.now(UTC), "v": 1})
@@ -321,7 +323,9 @@ def test_time_series(client: Client, db: Data) -> None:
 
 
 @rule("5", "a sharded collection's DDL comes once per shard that has it")
-def test_ddl_of_sharded_collections(client: Client, sharded: Documents) -> None:
+def test_ddl_is_shown_once_per_shard_with_the_collection(
+    client: Client, sharded: Documents
+) -> None:
     sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
     with watched(client, sharded.database, EXPANDED) as stream:
         sharded.create_index("v", name="v1")
@@ -333,7 +337,9 @@ def test_ddl_of_sharded_collections(client: Client, sharded: Documents) -> None:
 
 
 @rule("5", "chunk migration writes are not events")
-def test_migrations(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+def test_chunk_migrations_make_no_events(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
     sharded.insert_many([{"_id": k, "k": k} for k in range(9)])
     with watched(client, sharded.database) as stream:
         client.admin.command(
@@ -348,7 +354,7 @@ def test_migrations(client: Client, cluster: TestCluster, sharded: Documents) ->
 
 
 @rule("5", "fullDocument: updateLookup")
-def test_update_lookup(client: Client, sharded: Documents) -> None:
+def test_update_lookup_gives_the_current_document(client: Client, sharded: Documents) -> None:
     with watched(client, sharded.database, {"fullDocument": "updateLookup"}) as stream:
         for k in (1, 11, 21):
             sharded.insert_one({"_id": k, "k": k})
@@ -377,7 +383,7 @@ IMAGES = {"changeStreamPreAndPostImages": {"enabled": True}}
 @rule("5", "fullDocument: required")
 @rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
 @pytest.mark.parametrize("mode", ["whenAvailable", "required"])
-def test_images(client: Client, db: Data, mode: str) -> None:
+def test_pre_and_post_images_are_shown(client: Client, db: Data, mode: str) -> None:
     db.create_collection("a", **IMAGES)
     db.create_collection("plain")
     options = {"fullDocument": mode, "fullDocumentBeforeChange": mode}
@@ -406,7 +412,7 @@ def test_images(client: Client, db: Data, mode: str) -> None:
 
 
 @rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
-def test_images_that_are_not_asked_for(client: Client, db: Data) -> None:
+def test_images_are_hidden_unless_requested(client: Client, db: Data) -> None:
     db.create_collection("a", **IMAGES)
     with Stream(client, db.name, "a", {"fullDocumentBeforeChange": "off"}) as stream:
         db.a.insert_one({"_id": 1})
@@ -416,7 +422,7 @@ def test_images_that_are_not_asked_for(client: Client, db: Data) -> None:
 
 
 @rule("5", "matchCollectionUUIDForUpdateLookup")
-def test_lookup_in_a_collection_of_the_same_name(newer: Client) -> None:
+def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
     """The option is new in 8.0; the embedded cluster's version 2 shards support it."""
     db = newer["lookups"]
     db.a.insert_one({"_id": 1})
@@ -439,7 +445,7 @@ def test_lookup_in_a_collection_of_the_same_name(newer: Client) -> None:
 
 
 @rule("5", "matchCollectionUUIDForUpdateLookup")
-def test_an_option_that_older_shards_do_not_know(client: Client) -> None:
+def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
     if client.server_info()["versionArray"][0] >= 8:
         pytest.skip("these servers know it")
     from tests.conformance.streams import refused
@@ -450,7 +456,7 @@ def test_an_option_that_older_shards_do_not_know(client: Client) -> None:
 
 
 @rule("5", "disambiguatedPaths (expanded, version 2)")
-def test_disambiguated_paths(newer: Client) -> None:
+def test_newer_servers_show_disambiguated_paths(newer: Client) -> None:
     db = newer["paths"]
     db.a.insert_one({"_id": 1, "a.b": 1, "list": [{"0": 1}], "o": {"0": 1}})
     with Stream(newer, db.name, "a", EXPANDED) as stream:
@@ -462,7 +468,7 @@ def test_disambiguated_paths(newer: Client) -> None:
 
 
 @rule("5", "cluster streams never end")
-def test_cluster_streams_go_on(client: Client, db: Data) -> None:
+def test_cluster_streams_do_not_end(client: Client, db: Data) -> None:
     with Stream(client, "admin", 1, CLUSTER) as stream:
         db.a.insert_one({"_id": 1})
         db.a.rename("b")
@@ -477,7 +483,7 @@ def test_cluster_streams_go_on(client: Client, db: Data) -> None:
 
 
 @rule("5", "upserts, findAndModify, bulk and retryable writes are as the writes that they make")
-def test_other_ways_to_write(client: Client, db: Data) -> None:
+def test_every_kind_of_write_makes_the_same_events(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, upsert=True)
         db.a.replace_one({"_id": 2}, {"v": 2}, upsert=True)
@@ -496,7 +502,7 @@ def test_other_ways_to_write(client: Client, db: Data) -> None:
 
 
 @rule("5", "a write that changes nothing is no event")
-def test_writes_that_change_nothing(client: Client, db: Data) -> None:
+def test_writes_without_effect_make_no_events(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "v": 1})
     with watched(client, db) as stream:
         db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
@@ -507,7 +513,7 @@ def test_writes_that_change_nothing(client: Client, db: Data) -> None:
 
 @rule("5", "names are matched as they are: no pattern, no part, no other case")
 @pytest.mark.parametrize("name", ["a", "a.b", "a+", "a|b", "[a]", "A", "ä-ß", "a b", "(a)*"])
-def test_names(client: Client, db: Data, name: str) -> None:
+def test_namespaces_match_exactly(client: Client, db: Data, name: str) -> None:
     names = ["a", "a.b", "aa", "a+", "a|b", "[a]", "A", "b", "axb", "ä-ß", "a b", "(a)*"]
     with watched(client, db, target=name) as stream:
         for each in names:
@@ -518,7 +524,7 @@ def test_names(client: Client, db: Data, name: str) -> None:
 
 
 @rule("5", "cluster streams leave out admin, config and local; all leave out system. collections")
-def test_internal_namespaces(client: Client, cluster: TestCluster, db: Data) -> None:
+def test_internal_namespaces_are_hidden(client: Client, cluster: TestCluster, db: Data) -> None:
     with Stream(client, "admin", 1, CLUSTER) as everything, watched(client, db) as one:
         client.config.settings.update_one(
             {"_id": "conformance"}, {"$inc": {"runs": 1}}, upsert=True
@@ -549,7 +555,7 @@ def test_internal_namespaces(client: Client, cluster: TestCluster, db: Data) -> 
     ],
     ids=str,
 )
-def test_matches_on_events(
+def test_a_match_sees_the_event_s_fields(
     client: Client, db: Data, match: dict[str, Any], expected: list[str]
 ) -> None:
     with Stream(client, db.name, 1, {}, [{"$match": match}]) as stream:

@@ -26,7 +26,7 @@ def to_the_end(stream: Stream) -> list[Event]:
     "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
 )
 @pytest.mark.parametrize("how", ["drop", "rename", "rename onto", "dropDatabase"])
-def test_collection_streams(client: Client, db: Data, how: str) -> None:
+def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data, how: str) -> None:
     db.a.insert_one({"_id": 1})
     db.other.insert_one({"_id": 1})
     with Stream(client, db.name, "a") as stream:
@@ -56,7 +56,7 @@ def test_collection_streams(client: Client, db: Data, how: str) -> None:
 
 @rule("5", ENDS)
 @rule("2", "a closed stream leaves no cursor open on the shards")
-def test_an_ended_cursor_is_gone(client: Client, db: Data) -> None:
+def test_an_ended_cursor_is_closed(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         number = stream.id
         db.a.insert_one({})
@@ -67,7 +67,7 @@ def test_an_ended_cursor_is_gone(client: Client, db: Data) -> None:
 
 
 @rule("5", "database streams end with dropDatabase, not with a collection's drop or rename")
-def test_database_streams(client: Client, db: Data) -> None:
+def test_a_database_stream_ends_with_drop_database_only(client: Client, db: Data) -> None:
     with Stream(client, db.name) as stream:
         db.a.insert_one({"_id": 1})
         db.a.rename("b")
@@ -90,7 +90,9 @@ def test_database_streams(client: Client, db: Data) -> None:
     "5",
     "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
 )
-def test_sharded_collections(client: Client, sharded: Documents) -> None:
+def test_a_sharded_collection_s_stream_ends_at_the_first_drop(
+    client: Client, sharded: Documents
+) -> None:
     with Stream(client, sharded.database.name, sharded.name) as stream:
         sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
         sharded.drop()
@@ -107,7 +109,7 @@ def test_sharded_collections(client: Client, sharded: Documents) -> None:
 
 
 @rule("3, resuming", SWALLOWED)
-def test_start_after_an_invalidate(client: Client, sharded: Documents) -> None:
+def test_start_after_an_invalidate_skips_it(client: Client, sharded: Documents) -> None:
     db = sharded.database
     with Stream(client, db.name, sharded.name) as stream:
         sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
@@ -127,7 +129,9 @@ def test_start_after_an_invalidate(client: Client, sharded: Documents) -> None:
 
 @rule("3, resuming", SWALLOWED)
 @pytest.mark.parametrize("how", ["drop", "rename"])
-def test_start_after_an_unsharded_one(client: Client, db: Data, how: str) -> None:
+def test_start_after_an_unsharded_collection_s_invalidate_skips_it(
+    client: Client, db: Data, how: str
+) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({"_id": 1})
         if how == "drop":
@@ -142,7 +146,7 @@ def test_start_after_an_unsharded_one(client: Client, db: Data, how: str) -> Non
 
 
 @rule("3, resuming", SWALLOWED)
-def test_start_after_a_dropped_database(client: Client, db: Data) -> None:
+def test_start_after_a_dropped_database_continues(client: Client, db: Data) -> None:
     with Stream(client, db.name) as stream:
         db.a.insert_one({"_id": 1})
         client.drop_database(db.name)
@@ -155,7 +159,7 @@ def test_start_after_a_dropped_database(client: Client, db: Data) -> None:
 
 
 @rule("5", "invalidate")
-def test_a_pipeline_may_hide_the_invalidate_but_not_the_end(client: Client, db: Data) -> None:
+def test_a_filtered_invalidate_still_ends_the_stream(client: Client, db: Data) -> None:
     only_inserts = [{"$match": {"operationType": "insert"}}]
     with Stream(client, db.name, "a", {}, only_inserts) as stream:
         db.a.insert_one({"_id": 1})
@@ -170,7 +174,7 @@ def test_a_pipeline_may_hide_the_invalidate_but_not_the_end(client: Client, db: 
 
 @rule("5", ENDS)
 @rule("3, resuming", SWALLOWED)
-def test_one_end_after_the_other(client: Client, db: Data) -> None:
+def test_start_after_each_invalidate_ends_at_the_next_one(client: Client, db: Data) -> None:
     """startAfter each invalidate reads on to the next one, also when both are in the past."""
     start = now(client)
     for number in range(3):
@@ -192,7 +196,7 @@ def test_one_end_after_the_other(client: Client, db: Data) -> None:
 
 @rule("5", ENDS)
 @pytest.mark.parametrize("collation", [None, {"locale": "simple"}])
-def test_resuming_on_what_is_dropped(
+def test_a_dropped_collection_s_stream_can_be_resumed(
     client: Client, db: Data, collation: dict[str, Any] | None
 ) -> None:
     """Resuming gives the remaining events and the invalidate, even if the collection is gone."""
@@ -210,7 +214,9 @@ def test_resuming_on_what_is_dropped(
 
 @rule("5", "a sharded collection's DDL comes once per shard that has it")
 @rule("5", "cluster streams never end")
-def test_cluster_stream_of_a_sharded_database(client: Client, sharded: Documents) -> None:
+def test_a_cluster_stream_shows_each_shard_s_drop_of_a_database(
+    client: Client, sharded: Documents
+) -> None:
     name = sharded.database.name
     with Stream(client, "admin", 1, CLUSTER) as stream:
         sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])

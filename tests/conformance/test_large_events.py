@@ -30,7 +30,9 @@ def write(big: Collection[dict[str, Any]]) -> None:
 
 
 @rule("4", "an event of more than 16 MiB without splitting: 10334")
-def test_too_large(client: Client, big: Collection[dict[str, Any]]) -> None:
+def test_an_event_over_16_mib_fails_without_splitting(
+    client: Client, big: Collection[dict[str, Any]]
+) -> None:
     with Stream(client, big.database.name, "big", IMAGES) as stream:
         write(big)
         error = stream.failure()
@@ -42,7 +44,9 @@ def test_too_large(client: Client, big: Collection[dict[str, Any]]) -> None:
 
 @rule("5", FRAGMENTS)
 @rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
-def test_fragments(client: Client, big: Collection[dict[str, Any]]) -> None:
+def test_large_events_are_split_into_resumable_fragments(
+    client: Client, big: Collection[dict[str, Any]]
+) -> None:
     name = big.database.name
     with Stream(client, name, "big", IMAGES, SPLIT) as stream:
         write(big)
@@ -81,7 +85,9 @@ def test_small_events_stay_whole(client: Client, db: Data) -> None:
 
 
 @rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
-def test_a_fragment_without_splitting(client: Client, big: Collection[dict[str, Any]]) -> None:
+def test_a_fragment_of_an_event_that_is_no_longer_large_is_not_found(
+    client: Client, big: Collection[dict[str, Any]]
+) -> None:
     """Without the images the event fits into one document, so the fragment is not found."""
     name = big.database.name
     with Stream(client, name, "big", IMAGES, SPLIT) as stream:

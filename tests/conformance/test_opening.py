@@ -66,7 +66,9 @@ WRONG_TYPE = "an option of the wrong type: 14 TypeMismatch"
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_options_of_wrong_types(client: Client, options: dict[str, Any], message: str) -> None:
+def test_options_of_wrong_types_are_refused(
+    client: Client, options: dict[str, Any], message: str
+) -> None:
     error = refused(client, "test", opening(options))
     assert (error["code"], error["codeName"], error["errmsg"]) == (14, "TypeMismatch", message)
     assert "errorLabels" not in error
@@ -76,7 +78,7 @@ def test_options_of_wrong_types(client: Client, options: dict[str, Any], message
 @pytest.mark.parametrize(
     "flag", ["allChangesForCluster", "showExpandedEvents", "showMigrationEvents"]
 )
-def test_flags_of_wrong_types(client: Client, flag: str) -> None:
+def test_flags_of_wrong_types_are_refused(client: Client, flag: str) -> None:
     error = refused(client, "test", opening({flag: "yes"}))
     assert (error["code"], error["codeName"]) == (14, "TypeMismatch")
     assert flag in error["errmsg"]
@@ -94,7 +96,7 @@ def test_flags_of_wrong_types(client: Client, flag: str) -> None:
         ("config", "shards", {"showExpandedEvents": True}),
     ],
 )
-def test_internal_databases(
+def test_internal_databases_cannot_be_watched(
     client: Client, database: str, target: str | int, options: dict[str, Any]
 ) -> None:
     error = refused(client, database, opening(options, aggregate=target))
@@ -104,14 +106,14 @@ def test_internal_databases(
 
 @rule("4", "allChangesForCluster elsewhere than {aggregate: 1} on admin: 72")
 @pytest.mark.parametrize(("database", "target"), [("test", 1), ("test", "a"), ("admin", "a")])
-def test_cluster_streams_are_for_admin(client: Client, database: str, target: str | int) -> None:
+def test_cluster_streams_must_be_on_admin(client: Client, database: str, target: str | int) -> None:
     error = refused(client, database, opening(CLUSTER, aggregate=target))
     assert (error["code"], error["codeName"]) == (72, "InvalidOptions")
 
 
 @rule("4", "fromMongos from a client: 51089; needsMerge alone: 9")
 @pytest.mark.parametrize("flags", [{"fromMongos": True}, {"fromMongos": True, "needsMerge": True}])
-def test_internal_flags(client: Client, flags: dict[str, Any]) -> None:
+def test_internal_flags_are_refused(client: Client, flags: dict[str, Any]) -> None:
     assert refused(client, "test", opening({}, **flags))["code"] == 51089
 
 
@@ -119,7 +121,7 @@ def test_internal_flags(client: Client, flags: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "stage", ["$_internalChangeStreamTransform", "$_internalChangeStreamUnwindTransaction"]
 )
-def test_internal_stages(client: Client, stage: str) -> None:
+def test_internal_stages_are_refused(client: Client, stage: str) -> None:
     for pipeline in ([{stage: {}}], [{"$changeStream": {}}, {stage: {}}]):
         command = {"aggregate": "a", "pipeline": pipeline, "cursor": {}}
         error = refused(client, "test", command)
@@ -149,7 +151,9 @@ def test_internal_stages(client: Client, stage: str) -> None:
     ],
     ids=lambda stage: next(iter(stage)),
 )
-def test_stages_that_are_not_allowed(client: Client, db: Data, stage: dict[str, Any]) -> None:
+def test_stages_not_allowed_in_change_streams_are_refused(
+    client: Client, db: Data, stage: dict[str, Any]
+) -> None:
     db.create_collection("a")  # stages that name another collection require the database
     name = next(iter(stage))
     if name in ("$graphLookup", "$bucketAuto", "$sortByCount", "$count"):
@@ -162,7 +166,7 @@ def test_stages_that_are_not_allowed(client: Client, db: Data, stage: dict[str, 
 
 
 @rule("4", "in a transaction: 263")
-def test_in_a_transaction(client: Client, db: Data) -> None:
+def test_a_stream_in_a_transaction_is_refused(client: Client, db: Data) -> None:
     with client.start_session() as session:
         session.start_transaction()
         with pytest.raises(OperationFailure) as caught:
@@ -173,14 +177,14 @@ def test_in_a_transaction(client: Client, db: Data) -> None:
 
 @rule("4", "read concern other than majority: 72")
 @pytest.mark.parametrize("level", ["local", "available", "snapshot", "linearizable"])
-def test_read_concerns(client: Client, level: str) -> None:
+def test_read_concerns_other_than_majority_are_refused(client: Client, level: str) -> None:
     error = refused(client, "test", opening({}, readConcern={"level": level}))
     assert (error["code"], error["codeName"]) == (72, "InvalidOptions")
     assert f"Current readConcern: {level}" in error["errmsg"]
 
 
 @rule("4", "on a view: 166")
-def test_on_a_view(client: Client, db: Data) -> None:
+def test_a_stream_on_a_view_is_refused(client: Client, db: Data) -> None:
     db.create_collection("a")
     db.create_collection("v", viewOn="a", pipeline=[])
     error = refused(client, db.name, opening({}, aggregate="v"))
@@ -189,7 +193,7 @@ def test_on_a_view(client: Client, db: Data) -> None:
 
 
 @rule("4", "on a time-series collection: 166")
-def test_on_a_time_series_collection(client: Client, db: Data) -> None:
+def test_a_stream_on_a_time_series_collection_is_refused(client: Client, db: Data) -> None:
     db.create_collection("t", timeseries={"timeField": "at"})
     error = refused(client, db.name, opening({}, aggregate="t"))
     assert (error["code"], error["codeName"]) == (166, "CommandNotSupportedOnView")
@@ -198,13 +202,13 @@ def test_on_a_time_series_collection(client: Client, db: Data) -> None:
 
 @rule("4", "on a system. collection: 73")
 @pytest.mark.parametrize("name", ["system.profile", "system.buckets.t", "system.js"])
-def test_on_system_collections(client: Client, name: str) -> None:
+def test_streams_on_system_collections_are_refused(client: Client, name: str) -> None:
     error = refused(client, "test", opening({}, aggregate=name))
     assert (error["code"], error["codeName"]) == (73, "InvalidNamespace")
 
 
 @rule("4", "collections and databases that do not exist can be watched, and do not exist by that")
-def test_what_does_not_exist_yet(client: Client, db: Data) -> None:
+def test_missing_collections_and_databases_can_be_watched(client: Client, db: Data) -> None:
     with Stream(client, db.name, "later") as one, Stream(client, db.name) as all_of_it:
         assert db.name not in client.list_database_names()
         db.later.insert_one({"_id": 1})
@@ -225,7 +229,9 @@ def test_what_does_not_exist_yet(client: Client, db: Data) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_fields_that_are_taken(client: Client, db: Data, fields: dict[str, Any]) -> None:
+def test_fields_of_the_aggregate_are_accepted(
+    client: Client, db: Data, fields: dict[str, Any]
+) -> None:
     db.create_collection("a")
     with Stream(client, db.name, "a", **fields) as stream:
         db.a.insert_one({"_id": 1})
@@ -234,7 +240,7 @@ def test_fields_that_are_taken(client: Client, db: Data, fields: dict[str, Any])
 
 @rule("4", "readPreference chooses the members that shards are read from")
 @pytest.mark.parametrize("mode", ["secondaryPreferred", "nearest", "primaryPreferred"])
-def test_read_preferences(router: RouterProcess, db: Data, mode: str) -> None:
+def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: str) -> None:
     client: Client
     with (
         pymongo.MongoClient(router.uri, readPreference=mode) as client,
@@ -256,7 +262,7 @@ def test_read_preferences(router: RouterProcess, db: Data, mode: str) -> None:
     ],
     ids=str,
 )
-async def test_impossible_read_preferences(
+async def test_invalid_read_preferences_are_refused(
     router: RouterProcess, preference: object, code: int
 ) -> None:
     async with await RawClient.connect(router.port) as raw:
@@ -266,7 +272,9 @@ async def test_impossible_read_preferences(
 
 @rule("4", "readPreference chooses the members that shards are read from")
 @rule("4", "ResumableChangeStreamError on codes that clients may resume after")
-def test_a_read_preference_that_no_member_satisfies(cluster: TestCluster, db: Data) -> None:
+def test_a_read_preference_without_a_matching_member_is_retriable(
+    cluster: TestCluster, db: Data
+) -> None:
     """One-member shards have no secondaries, so the opening fails with a retriable error."""
     parameters = {"openTimeoutMs": 700}
     client: Client
@@ -319,7 +327,7 @@ NOT_A_STRING = "40647: _data missing or not a string"
         ),
     ],
 )
-def test_bad_tokens(client: Client, options: dict[str, Any], code: int) -> None:
+def test_bad_tokens_are_refused(client: Client, options: dict[str, Any], code: int) -> None:
     error = refused(client, "test", opening(options, aggregate=1))
     assert error["code"] == code, error
 
@@ -349,7 +357,7 @@ ALLOWED = (
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_allowed_stages(
+def test_allowed_stages_run(
     client: Client, db: Data, stage: dict[str, Any], expected: list[int]
 ) -> None:
     with Stream(client, db.name, "a", {}, [stage]) as stream:
@@ -394,7 +402,7 @@ def check_stage(stage: dict[str, Any], event: dict[str, Any]) -> None:
     ],
     ids=repr,
 )
-def test_modified_ids(client: Client, db: Data, stage: dict[str, Any]) -> None:
+def test_a_modified_event_id_is_fatal(client: Client, db: Data, stage: dict[str, Any]) -> None:
     with Stream(client, db.name, "a", {}, [stage]) as stream:
         db.a.insert_one({"_id": 1, "a": 1})
         error = stream.failure()
@@ -407,7 +415,7 @@ def test_modified_ids(client: Client, db: Data, stage: dict[str, Any]) -> None:
 
 
 @rule("4", "collation applies to the user's stages")
-def test_collation(client: Client, db: Data) -> None:
+def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"fullDocument.a": "x"}}]
     insensitive = {"locale": "en", "strength": 2}
     with (
@@ -421,7 +429,7 @@ def test_collation(client: Client, db: Data) -> None:
 
 
 @rule("4", "let's variables are known to the user's stages")
-def test_let(client: Client, db: Data) -> None:
+def test_let_variables_work_in_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"$expr": {"$eq": ["$fullDocument.a", "$$wanted"]}}}]
     with Stream(client, db.name, "a", {}, match, let={"wanted": 2}) as stream:
         db.a.insert_many([{"_id": 1, "a": 1}, {"_id": 2, "a": 2}])
@@ -430,14 +438,14 @@ def test_let(client: Client, db: Data) -> None:
 
 @rule("4", "API version 1, strict: 323 for options that are not in it")
 @pytest.mark.parametrize("option", ["showExpandedEvents", "showSystemEvents"])
-def test_strict_api(client: Client, option: str) -> None:
+def test_the_strict_api_refuses_newer_options(client: Client, option: str) -> None:
     strict = {"apiVersion": "1", "apiStrict": True}
     error = refused(client, "test", opening({option: True}, **strict))
     assert (error["code"], error["codeName"]) == (323, "APIStrictError")
 
 
 @rule("6", "events that look like those of config.shards are harmless")
-def test_forged_topology_events(client: Client, db: Data) -> None:
+def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
     forged = {
         "operationType": "insert",
         "ns": {"db": "config", "coll": "shards"},
@@ -460,7 +468,7 @@ def test_forged_topology_events(client: Client, db: Data) -> None:
 
 @rule("4", "required image missing: 47")
 @pytest.mark.parametrize("option", ["fullDocument", "fullDocumentBeforeChange"])
-def test_required_images(client: Client, db: Data, option: str) -> None:
+def test_a_missing_required_image_is_an_error(client: Client, db: Data, option: str) -> None:
     db.create_collection("a")
     with Stream(client, db.name, "a", {option: "required"}) as stream:
         db.a.insert_one({"_id": 1})
@@ -472,7 +480,7 @@ def test_required_images(client: Client, db: Data, option: str) -> None:
 
 
 @rule("4", "startAtOperationTime and a token: 40674")
-def test_time_and_token(client: Client) -> None:
+def test_a_start_time_and_a_token_together_are_refused(client: Client) -> None:
     options = {**token("2B0229296E04"), "startAtOperationTime": next_tick(Timestamp(1, 1))}
     assert refused(client, "test", opening(options))["code"] == 40674
 
@@ -499,7 +507,9 @@ INSIDE = "what is wrong inside a stage fails the opening; what fails on an event
     ],
     ids=repr,
 )
-def test_what_is_wrong_inside_a_stage(client: Client, db: Data, stage: dict[str, Any]) -> None:
+def test_an_invalid_stage_fails_the_opening(
+    client: Client, db: Data, stage: dict[str, Any]
+) -> None:
     error = refused(client, db.name, opening({}, stage))
     assert error["code"] > 1
     assert "errorLabels" not in error
@@ -507,7 +517,7 @@ def test_what_is_wrong_inside_a_stage(client: Client, db: Data, stage: dict[str,
 
 @rule("4", INSIDE)
 @rule("4", "a cursor that failed is gone")
-def test_what_fails_on_an_event(client: Client, db: Data) -> None:
+def test_an_error_on_an_event_fails_the_get_more(client: Client, db: Data) -> None:
     divide = [{"$addFields": {"a": {"$divide": [1, "$fullDocument.zero"]}}}]
     with Stream(client, db.name, "a", {}, divide) as stream:
         db.a.insert_one({"_id": 1, "zero": 1})
@@ -527,7 +537,7 @@ STATE_CHANGES = [91, 189, 10107, 11600, 11602, 13435, 13436]
 @rule("4", "ResumableChangeStreamError on codes that clients may resume after")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
 @rule("4", "a shard's change of state is told as 6 HostUnreachable")
-async def test_labels_by_code(router: RouterProcess, db: Data) -> None:
+async def test_errors_have_the_labels_of_their_codes(router: RouterProcess, db: Data) -> None:
     async with await RawClient.connect(router.port) as raw:
         for code in [*RESUMABLE, 280, 286, 43, 11601]:
             cursor_id = (await raw.command(db.name, opening({})))["cursor"]["id"]
@@ -569,14 +579,16 @@ async def test_labels_by_code(router: RouterProcess, db: Data) -> None:
     ],
     ids=["$lookup", "$facet", "$unionWith", "$lookup in $lookup"],
 )
-def test_inside_other_stages(client: Client, db: Data, stage: dict[str, Any], code: int) -> None:
+def test_a_change_stream_inside_another_stage_is_refused(
+    client: Client, db: Data, stage: dict[str, Any], code: int
+) -> None:
     db.a.insert_one({"_id": 1})
     error = refused(client, db.name, {"aggregate": "a", "pipeline": [stage], "cursor": {}})
     assert error["code"] == code
 
 
 @rule("4", "on a system. collection: 73")
-def test_names_that_look_internal(client: Client, db: Data) -> None:
+def test_names_similar_to_system_collections_can_be_watched(client: Client, db: Data) -> None:
     """Only names that begin with ``system.`` are reserved."""
     for name in ("systemindexes", "system_users", "a.system"):
         with Stream(client, db.name, name) as stream:

@@ -61,7 +61,7 @@ def history(client: Client, sharded: Documents) -> tuple[list[Event], list[dict[
 @rule(RESUMING, "resuming after any PBRT gives the rest of the history")
 @rule(RESUMING, "resuming after equal tokens of several shards skips them all")
 @rule(RESUMING, "startAfter takes any token that resumeAfter takes")
-def test_every_token(client: Client, sharded: Documents) -> None:
+def test_resuming_after_every_token_gives_the_rest(client: Client, sharded: Documents) -> None:
     events, pbrts = history(client, sharded)
     assert kinds(events).count("drop") == 3
     tokens = [event["_id"]["_data"] for event in events]
@@ -103,7 +103,7 @@ def apply(client: Client, documents: Documents, operation: Operation) -> None:
 
 
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
-def test_any_history_and_any_cut(client: Client, sharded: Documents) -> None:
+def test_any_history_can_be_cut_and_resumed(client: Client, sharded: Documents) -> None:
     name = sharded.database.name
 
     @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -127,7 +127,7 @@ def test_any_history_and_any_cut(client: Client, sharded: Documents) -> None:
 
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
 @rule("6", "the recorded workload gives the recorded events")
-def test_any_cut_of_the_recorded_workload(client: Client, workload: Workload) -> None:
+def test_the_recorded_workload_can_be_cut_and_resumed(client: Client, workload: Workload) -> None:
     # The two events of 9 MiB lie between the 609th and the 612th.
     events = workload.events["db"]
     assert len(events) == 618
@@ -146,7 +146,9 @@ def test_any_cut_of_the_recorded_workload(client: Client, workload: Workload) ->
 @rule(
     RESUMING, "startAtOperationTime in the past gives all events from then on, that time included"
 )
-def test_a_time_in_the_past(client: Client, sharded: Documents) -> None:
+def test_a_start_time_in_the_past_gives_all_events_from_then(
+    client: Client, sharded: Documents
+) -> None:
     before = now(client)
     events, _ = history(client, sharded)
     name = sharded.database.name
@@ -159,7 +161,7 @@ def test_a_time_in_the_past(client: Client, sharded: Documents) -> None:
 
 
 @rule(RESUMING, "startAtOperationTime in the future gives no event before it")
-def test_a_time_in_the_future(client: Client, db: Data) -> None:
+def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: Data) -> None:
     soon = Timestamp(now(client).time + 2, 1)
     with Stream(client, db.name, 1, {"startAtOperationTime": soon}) as stream:
         db.a.insert_one({"_id": "too early"})
@@ -173,7 +175,9 @@ def test_a_time_in_the_future(client: Client, db: Data) -> None:
 
 
 @rule("3", "a token resumes on any router or mongos")
-def test_another_router(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+def test_a_token_resumes_on_another_router_and_on_mongos(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
     events, pbrts = history(client, sharded)
     name = sharded.database.name
     other: Client
@@ -193,7 +197,7 @@ def test_another_router(client: Client, cluster: TestCluster, sharded: Documents
 @rule(RESUMING, "a changed pipeline that drops the token's event: 280 once the stream surpasses it")
 @rule("4", "token not found on resuming: 280")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
-def test_a_changed_pipeline(client: Client, sharded: Documents) -> None:
+def test_a_pipeline_without_the_token_s_event_is_fatal(client: Client, sharded: Documents) -> None:
     name = sharded.database.name
     with Stream(client, name) as stream:
         sharded.insert_many([{"_id": number, "k": number * 10} for number in range(3)])
@@ -211,7 +215,7 @@ def test_a_changed_pipeline(client: Client, sharded: Documents) -> None:
 
 
 @rule(RESUMING, "a token of another collection: 280")
-def test_a_token_of_another_collection(client: Client, db: Data) -> None:
+def test_a_token_of_another_collection_is_fatal(client: Client, db: Data) -> None:
     with Stream(client, db.name) as stream:
         db.a.insert_one({"_id": 1})
         token = stream.read(1)[0]["_id"]
@@ -223,7 +227,9 @@ def test_a_token_of_another_collection(client: Client, db: Data) -> None:
 @rule("3", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them")
 @rule("3", "the high water mark's token names the time alone")
 @rule("3", "tokens are answered in the version that the shards use")
-def test_version_1(client: Client, cluster: TestCluster, db: Data) -> None:
+def test_tokens_have_version_1_on_older_servers(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
     if cluster.real and client.server_info()["versionArray"][0] > 6:
         pytest.skip("these servers make version 2")
     with Stream(client, db.name, "a") as stream:
@@ -242,7 +248,7 @@ def test_version_1(client: Client, cluster: TestCluster, db: Data) -> None:
 
 @rule("3", "tokens of version 2, as 7.0 makes them")
 @rule("3", "tokens are answered in the version that the shards use")
-def test_version_2(newer: Client) -> None:
+def test_tokens_have_version_2_on_newer_servers(newer: Client) -> None:
     db = newer["versions"]
     with Stream(newer, db.name, "a") as stream:
         assert stream.pbrt["_data"][18:] == "2B0429296E1404"
@@ -257,7 +263,7 @@ def test_version_2(newer: Client) -> None:
 
 
 @rule("3", "a version 1 token resumes on shards that make version 2")
-def test_a_version_1_token_on_newer_shards(newer: Client) -> None:
+def test_a_version_1_token_resumes_on_newer_shards(newer: Client) -> None:
     db = newer["upgraded"]
     with Stream(newer, db.name, "a") as stream:
         start = stream.pbrt["_data"]
@@ -275,7 +281,7 @@ def test_a_version_1_token_on_newer_shards(newer: Client) -> None:
 @rule(RESUMING, "an oplog that has rolled over: 286")
 @rule("4", "resume point no longer in an oplog: 286")
 @rule("4", "NonResumableChangeStreamError on 280 and 286")
-def test_a_rolled_over_oplog() -> None:
+def test_a_rolled_over_oplog_is_fatal() -> None:
     """Real servers keep at least 990 MB of oplog; the embedded cluster's size is configurable."""
     if real_servers_named():
         pytest.skip("takes more than 990 MB of writes")
@@ -305,7 +311,7 @@ def test_a_rolled_over_oplog() -> None:
 
 
 @rule("4", "resumeAfter with an invalidate token: 260")
-def test_resume_after_an_invalidate(client: Client, db: Data) -> None:
+def test_resume_after_an_invalidate_is_refused(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({})
         db.a.drop()
@@ -316,7 +322,7 @@ def test_resume_after_an_invalidate(client: Client, db: Data) -> None:
 
 
 @rule("3", "a token resumes on any router or mongos")
-def test_a_token_of_a_wider_stream(client: Client, db: Data) -> None:
+def test_a_token_of_a_wider_stream_resumes_a_collection_stream(client: Client, db: Data) -> None:
     """A token of a cluster or database stream resumes a stream on the event's collection."""
     with Stream(client, "admin", 1, CLUSTER) as stream:
         db.a.insert_many([{"_id": 1}, {"_id": 2}])
@@ -326,7 +332,7 @@ def test_a_token_of_a_wider_stream(client: Client, db: Data) -> None:
 
 
 @rule(RESUMING, "resuming after any PBRT gives the rest of the history")
-def test_marks_of_other_streams(client: Client, db: Data) -> None:
+def test_a_high_water_mark_resumes_any_stream(client: Client, db: Data) -> None:
     """A high water mark holds only a cluster time, so every stream accepts it."""
     marks = []
     for database, target, options in (
@@ -347,7 +353,7 @@ def test_marks_of_other_streams(client: Client, db: Data) -> None:
 
 
 @rule(RESUMING, "a changed pipeline that drops the token's event: 280 once the stream surpasses it")
-def test_a_changed_pipeline_without_ids(client: Client, db: Data) -> None:
+def test_a_pipeline_that_removes_ids_is_fatal_on_resuming(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_many([{"_id": 1}, {"_id": 2}])
         first = stream.read(1)[0]
@@ -358,7 +364,7 @@ def test_a_changed_pipeline_without_ids(client: Client, db: Data) -> None:
 
 
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
-def test_ids_of_all_types(client: Client, db: Data) -> None:
+def test_tokens_of_ids_of_all_types_resume(client: Client, db: Data) -> None:
     """A token identifies its document by an ``_id`` of any type."""
     ids: list[Any] = [
         *(1, 2.5, Int64(2**40), Decimal128("3.25"), -7, 1e300, "a\0b", "ü", "", None, True),
@@ -374,11 +380,11 @@ def test_ids_of_all_types(client: Client, db: Data) -> None:
             assert stream.read(1, batchSize=1) == [events[number + 1]]
 
 
-def test_router_is_used(router: RouterProcess, client: Client) -> None:
+def test_the_client_is_connected_to_the_router(router: RouterProcess, client: Client) -> None:
     assert client.address == ("127.0.0.1", router.port)
 
 
-def test_three_shards(db: Data, cluster: TestCluster) -> None:
+def test_the_sharded_collection_is_on_three_shards(db: Data, cluster: TestCluster) -> None:
     """The collection that these tests use has documents on all three shards."""
     spread = shard_over_three(db, "spread", list(cluster.shards)[:3])
     spread.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])

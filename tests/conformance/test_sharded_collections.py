@@ -36,7 +36,7 @@ def updates(events: list[Event]) -> list[Event]:
     ],
     ids=str,
 )
-def test_shard_keys_of_all_kinds(
+def test_lookups_and_keys_work_with_shard_keys_of_all_kinds(
     client: Client, db: Data, key: dict[str, Any], document_key: list[str]
 ) -> None:
     client.admin.command("enableSharding", db.name)
@@ -54,7 +54,9 @@ def test_shard_keys_of_all_kinds(
 
 
 @rule("5", LOOKUPS)
-def test_equal_ids_on_several_shards(client: Client, sharded: Documents) -> None:
+def test_lookups_distinguish_equal_ids_on_several_shards(
+    client: Client, sharded: Documents
+) -> None:
     with Stream(client, sharded.database.name, sharded.name, LOOKUP) as stream:
         for k in (1, 11, 21):
             sharded.insert_one({"_id": 5, "k": k})
@@ -66,7 +68,9 @@ def test_equal_ids_on_several_shards(client: Client, sharded: Documents) -> None
 
 @rule("5", LOOKUPS)
 @rule("4", "collation applies to the user's stages")
-def test_a_collection_with_a_collation(client: Client, cluster: TestCluster, db: Data) -> None:
+def test_a_collection_s_collation_does_not_apply(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
     """Streams do not inherit it, and lookups distinguish ids that it considers equal."""
     simple = {"locale": "simple"}
     db.create_collection("a", collation={"locale": "en_US", "strength": 2})
@@ -94,7 +98,9 @@ def test_a_collection_with_a_collation(client: Client, cluster: TestCluster, db:
 
 
 @rule("5", LOOKUPS)
-def test_lookups_after_migrations(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+def test_lookups_find_migrated_documents(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
     shards = list(cluster.shards)[:3]
     start = next_tick(now(client))
     for k in (1, 11, 21):
@@ -111,7 +117,7 @@ def test_lookups_after_migrations(client: Client, cluster: TestCluster, sharded:
 
 
 @rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
-def test_images_stay_where_they_were_made(
+def test_images_are_found_after_migrations(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
     db, shards = sharded.database, list(cluster.shards)[:3]
@@ -130,7 +136,7 @@ def test_images_stay_where_they_were_made(
 
 
 @rule("6", MOVES)
-def test_an_unsharded_collection_becomes_sharded(
+def test_a_stream_continues_when_its_collection_is_sharded(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
     first, second = list(cluster.shards)[:2]
@@ -155,7 +161,7 @@ def test_an_unsharded_collection_becomes_sharded(
 
 
 @rule("6", MOVES)
-def test_documents_of_before_the_key(client: Client, db: Data) -> None:
+def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> None:
     """Each event has the shard key of its time, and resuming finds it by that key."""
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({"_id": 0, "k": 0, "l": 0})
@@ -176,7 +182,7 @@ def test_documents_of_before_the_key(client: Client, db: Data) -> None:
 
 
 @rule("6", MOVES)
-def test_a_database_gets_another_primary_shard(
+def test_a_moved_primary_copies_and_drops_collections(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
     """6.0 to 8.0 copy the collections under new UUIDs and drop the old ones, as visible events."""
@@ -210,7 +216,9 @@ def test_a_database_gets_another_primary_shard(
 
 
 @rule("6", MOVES)
-def test_some_shards_without_the_collection(client: Client, cluster: TestCluster, db: Data) -> None:
+def test_shards_without_the_collection_do_not_matter(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
     spread = shard_over_three(db, "spread", list(cluster.shards)[:3])
     third = list(cluster.shards)[2]
     client.admin.command("moveChunk", spread.full_name, find={"k": 11, "_id": 1}, to=third)

@@ -35,7 +35,7 @@ def write(spread: Documents, numbers: range) -> None:
 
 @rule("6", "a shard added at time t is part of the stream from t plus one tick")
 @rule("6", "a removed shard's events are all delivered and the stream goes on")
-def test_a_shard_comes_and_goes(growing: tuple[Client, TestCluster]) -> None:
+def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     spread = shard_over_three(client.topology, "spread", list(cluster.shards)[:3])
     namespace = spread.full_name
@@ -60,7 +60,9 @@ def test_a_shard_comes_and_goes(growing: tuple[Client, TestCluster]) -> None:
 
 
 @rule("6", "a shard added at time t is part of the stream from t plus one tick")
-def test_resuming_from_before_a_shard_was_added(growing: tuple[Client, TestCluster]) -> None:
+def test_a_stream_resumes_from_before_a_shard_was_added(
+    growing: tuple[Client, TestCluster],
+) -> None:
     client, cluster = growing
     db: Any = client.later
     with Stream(client, db.name) as stream:
@@ -76,7 +78,7 @@ def test_resuming_from_before_a_shard_was_added(growing: tuple[Client, TestClust
 
 @rule("6", "a shard added at time t is part of the stream from t plus one tick")
 @rule("3, resuming", "startAtOperationTime in the future gives no event before it")
-def test_a_shard_joins_before_the_start(growing: tuple[Client, TestCluster]) -> None:
+def test_a_shard_added_before_the_start_is_included(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     in_time, seconds = False, 4
     while not in_time:  # on a busy machine, adding a shard may take longer than the limit
@@ -97,7 +99,7 @@ def test_a_shard_joins_before_the_start(growing: tuple[Client, TestCluster]) -> 
 
 
 @rule("6", "idle members do not hold events back")
-def test_members_that_write_a_no_op_each_ten_seconds() -> None:
+def test_rare_no_ops_do_not_delay_events() -> None:
     with (
         start_cluster(3) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
@@ -115,7 +117,7 @@ def test_members_that_write_a_no_op_each_ten_seconds() -> None:
 
 
 @rule("4", "a cluster without shards: an empty batch and cursor id 0")
-def test_no_shards() -> None:
+def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
     with (
         start_cluster(0) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,

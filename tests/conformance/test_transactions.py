@@ -31,7 +31,7 @@ def by_shard(events: list[Event]) -> dict[int, list[Event]]:
 
 
 @rule("5", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
-def test_one_shard(client: Client, db: Data) -> None:
+def test_a_transaction_s_events_have_its_session_and_number(client: Client, db: Data) -> None:
     db.create_collection("a")
     with Stream(client, db.name, "a") as stream:
         with client.start_session() as session:
@@ -56,7 +56,7 @@ def test_one_shard(client: Client, db: Data) -> None:
     "a transaction's events on several shards interleave by token",
 )
 @rule("3", "hex strings compare as plain strings in stream order")
-def test_several_shards(client: Client, sharded: Documents) -> None:
+def test_a_transaction_s_events_interleave_by_token(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name) as stream:
         write_all_over(client, sharded)
         events = stream.read(11)
@@ -74,7 +74,7 @@ def test_several_shards(client: Client, sharded: Documents) -> None:
 
 
 @rule("5", "an aborted transaction has no events")
-def test_aborted(client: Client, sharded: Documents) -> None:
+def test_an_aborted_transaction_makes_no_events(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name) as stream:
         with client.start_session() as session:
             session.start_transaction()
@@ -91,7 +91,7 @@ def test_aborted(client: Client, sharded: Documents) -> None:
     "3, resuming",
     "resuming after one of several events at one cluster time on different shards",
 )
-def test_resuming_inside(client: Client, sharded: Documents) -> None:
+def test_a_stream_resumes_inside_a_transaction(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name) as stream:
         write_all_over(client, sharded)
         sharded.insert_one({"_id": "after", "k": 1})
@@ -103,7 +103,9 @@ def test_resuming_inside(client: Client, sharded: Documents) -> None:
 
 
 @rule("6", "sorted by token, the shards' events are byte for byte the merged stream")
-def test_shards_own_streams(client: Client, cluster: TestCluster, sharded: Documents) -> None:
+def test_the_shards_events_make_up_the_merged_stream(
+    client: Client, cluster: TestCluster, sharded: Documents
+) -> None:
     name = sharded.database.name
     with Stream(client, name) as stream:
         start = stream.pbrt
@@ -124,7 +126,7 @@ def test_shards_own_streams(client: Client, cluster: TestCluster, sharded: Docum
 
 
 @rule("5", "a transaction of more than 16 MiB is one transaction")
-def test_a_large_transaction(client: Client, sharded: Documents) -> None:
+def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documents) -> None:
     def insert(session: ClientSession) -> None:
         for number in range(4):
             document = {"_id": number, "k": 1, "x": "x" * (6 << 20)}
@@ -148,7 +150,7 @@ def test_a_large_transaction(client: Client, sharded: Documents) -> None:
 
 @rule("5", "a write that changes nothing is no event")
 @rule("5", "a transaction's events on several shards interleave by token")
-def test_a_shard_on_which_nothing_changed(client: Client, sharded: Documents) -> None:
+def test_a_shard_without_changes_adds_no_events(client: Client, sharded: Documents) -> None:
     """The shard takes part in the commit without an operation of its own."""
     sharded.insert_many([{"_id": k, "k": k} for k in (1, 11)])
     with Stream(client, sharded.database.name, sharded.name) as stream:
@@ -160,7 +162,7 @@ def test_a_shard_on_which_nothing_changed(client: Client, sharded: Documents) ->
 
 
 @rule("5", "documentKey has the shard key first")
-def test_deletes_have_the_whole_key(client: Client, sharded: Documents) -> None:
+def test_deletes_show_the_whole_document_key(client: Client, sharded: Documents) -> None:
     sharded.insert_many([{"_id": k, "k": k} for k in (1, 2, 11)])
     with Stream(client, sharded.database.name, sharded.name) as stream:
         with client.start_session() as session, session.start_transaction():
@@ -175,7 +177,7 @@ def test_deletes_have_the_whole_key(client: Client, sharded: Documents) -> None:
 
 
 @rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
-def test_images(client: Client, db: Data) -> None:
+def test_each_operation_has_its_own_images(client: Client, db: Data) -> None:
     """Each operation has its own images, even if several change one document."""
     db.create_collection("a", changeStreamPreAndPostImages={"enabled": True})
     db.a.insert_one({"_id": 1, "v": 0})
@@ -192,7 +194,7 @@ def test_images(client: Client, db: Data) -> None:
 
 
 @rule("5", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
-def test_only_what_is_watched(client: Client, db: Data) -> None:
+def test_only_operations_in_the_watched_collection_are_shown(client: Client, db: Data) -> None:
     """Other operations keep their txnOpIndex, so a wider stream resumes from the same token."""
     for name in ("a", "b"):
         db.create_collection(name)
@@ -216,7 +218,9 @@ def test_only_what_is_watched(client: Client, db: Data) -> None:
 
 
 @rule("5", "a transaction's events on several shards interleave by token")
-def test_streams_that_begin_inside(client: Client, sharded: Documents) -> None:
+def test_a_stream_shows_transactions_committed_after_its_start(
+    client: Client, sharded: Documents
+) -> None:
     """Operations committed after the start are in the stream, whenever they were written."""
     with client.start_session() as session:
         session.start_transaction()
