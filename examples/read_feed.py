@@ -1,4 +1,4 @@
-"""Read the feed: ask with one line of JSON, read one line for each change.
+"""Read the feed: send a request as one line of JSON, receive one line for each change.
 
 Usage: read_feed.py [HOST PORT]
 """

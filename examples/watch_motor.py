@@ -14,7 +14,7 @@ async def main(uri: str = "mongodb://127.0.0.1:27020") -> None:
     """Print each change of shop.orders."""
     client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(uri)
     async with client.shop.orders.watch() as changes:
-        # The first try_next opens the stream: it sees every later write.
+        # The first try_next opens the stream, which delivers every write from then on.
         await changes.try_next()
         print("watching", flush=True)
         async for change in changes:

@@ -1,4 +1,4 @@
-"""Watch a collection with PyMongo; after a restart, go on where the last run ended.
+"""Watch a collection with PyMongo; after a restart, resume where the last run ended.
 
 Usage: watch_pymongo.py [URI [STATE_FILE]]
 """
@@ -12,7 +12,7 @@ from bson import json_util
 
 
 def main(uri: str = "mongodb://127.0.0.1:27020", state: str = "resume-token.json") -> None:
-    """Print each change of shop.orders, and store its resume token after it."""
+    """Print each change of shop.orders, and then store its resume token."""
     place = Path(state)
     token = json_util.loads(place.read_text()) if place.exists() else None
     client: pymongo.MongoClient[dict[str, Any]]
