@@ -225,6 +225,16 @@ class MergedStream:
             return None
         return next(iter(self._waits([holder])), None)
 
+    def needed_from(self, number: int) -> Timestamp | None:
+        """Return the time that the remote's promise must pass so that others go on, or None.
+
+        A removed shard also holds the gate, until its promise has passed its removal.
+        """
+        waiting, promise = self.waiting_for, self.promise(number)
+        if waiting is not None and (promise is None or promise < waiting.latest_key):
+            return waiting.latest
+        return next((each.latest for each in self.leaving if each.remote == number), None)
+
     @property
     def lagging(self) -> Sequence[Waiting]:
         """All remotes that hold back any of the buffered events, the gate holder first.

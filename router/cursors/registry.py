@@ -28,8 +28,8 @@ from router.stream_settings import StreamSettings
 from router.streams.admission import Admission, Ticket
 from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
+from router.streams.flow_control import Memory
 from router.streams.member_load import MemberLoads
-from router.streams.memory import Memory
 from router.streams.nudger import Nudger
 from router.streams.pool import StreamPool
 from router.streams.runner import StreamRunner

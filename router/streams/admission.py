@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Final
 
 from router.stream_settings import StreamSettings
-from router.streams.memory import LEAST_BATCH, NEEDS
+from router.streams.flow_control import LEAST_BATCH, NEEDS
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

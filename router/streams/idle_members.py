@@ -5,16 +5,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 
+import structlog
 from bson.timestamp import Timestamp
 
 from router.change_stream.actions import Waiting
 from router.change_stream.merged_stream import MergedStream
+from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
 from router.streams.nudger import Nudger, NudgeResult
 from router.streams.remote import Remote
 from shard_client.cluster_clock import next_tick
 
-_ON_ITS_WAY = 0.0003
+log = structlog.get_logger()
+
+_TRANSIT = 0.0003
 """Seconds by which a getMore's reply arrives after the end of its wait."""
 _LONG = 0.1
 """Seconds: if a getMore waits longer than this, its member is probed regardless of the cost."""
@@ -70,6 +74,20 @@ class IdleMembers:
             remote.end_rest()
             remote.cursor.pause()
             remote.rest = self._loop.call_later(seconds, self._rested, remote)
+
+    def check_progress(self, number: int, remote: Remote, now: float) -> None:
+        """Leave a member whose promise does not advance although its replica set has."""
+        promise = self._stream.promise(number)
+        if remote.cursor is None or promise is None or not remote.overdue.waiting:
+            return
+        remote.overdue.promised(cluster_time_of(promise))
+        if remote.idle and remote.overdue.give_up(now):
+            log.warning(
+                "member is left: it does not show what its replica set has written",
+                target=remote.target,
+                address=remote.cursor.address,
+            )
+            remote.cursor.leave_member()
 
     def close(self) -> None:
         """Stop nudging."""
@@ -144,7 +162,7 @@ class IdleMembers:
         """Ask for the member's promise, so that it answers just after the nudge."""
         remote.nudge.begun = True
         remote.policy.reset()
-        self._ask(remote, min(takes - _ON_ITS_WAY, self._limits.await_gate_max))
+        self._ask(remote, min(takes - _TRANSIT, self._limits.await_gate_max))
 
     def _nudge_done(self, remote: Remote, result: NudgeResult) -> None:
         now, past = self._loop.time(), remote.nudge.past

@@ -18,7 +18,7 @@ from router.change_stream.starting_point import starting_point
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
 from router.streams.cluster_time import ClusterTimeFetcher
-from router.streams.memory import Memory
+from router.streams.flow_control import Memory
 from router.streams.nudger import Nudger
 from router.streams.preparation import prepare_stream
 from router.streams.shared_stream import SharedStream

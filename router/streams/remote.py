@@ -7,8 +7,8 @@ from bson.timestamp import Timestamp
 from router.change_stream.actions import OpenRemote
 from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
-from router.streams.await_policy import AwaitPolicy, ProbeBudget
 from router.streams.description import RemoteDescription
+from router.streams.flow_control import AwaitPolicy, ProbeBudget
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 

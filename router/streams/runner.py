@@ -14,16 +14,14 @@ from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.progress_command import progress_command
 from router.change_stream.request import StreamRequest
+from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
 from router.streams.departures import Departures
 from router.streams.description import StreamDescription
+from router.streams.flow_control import FlowControl, Memory
 from router.streams.idle_members import IdleMembers
-from router.streams.memory import Memory
 from router.streams.nudger import Nudger
-from router.streams.pace import Pace
-from router.streams.prefetch import Prefetch
 from router.streams.remote import Remote
-from router.streams.waits import Waits
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
@@ -56,16 +54,13 @@ class StreamRunner:
         self._cluster = cluster
         self._limits = limits
         self._nudger = nudger
-        self._prefetch = Prefetch(limits)
+        self._flow = FlowControl(limits, memory)
         self._loop = asyncio.get_running_loop()
         self._remotes: dict[int, Remote] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._opening: asyncio.Future[None] | None = None
-        self._read_until = 0.0
-        self._pace = Pace(limits)
         self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
-        self._waits = Waits(stream, nudger, limits, self._pace, self._idle)
         self._departures = Departures(stream, cluster, self._left, limits.departure_interval)
         self._closed = False
         self._taken = 0
@@ -206,7 +201,7 @@ class StreamRunner:
 
     def _start(self, number: int, remote: Remote, opening: Opening) -> None:
         preference = PRIMARY if remote.topology else self._preference
-        batch_bytes = self._prefetch.batch_bytes(len(self._remotes))
+        batch_bytes = self._flow.batch_bytes(len(self._remotes))
         settings = self._limits.remote_settings(batch_bytes)
         if remote.topology:
             # No event is lost while the gate stands still, but an opening to resume would fail.
@@ -266,7 +261,7 @@ class StreamRunner:
             load = self._nudger.loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
-            self._pace.event(self._loop.time())
+            self._flow.pace.event(self._loop.time())
             self._count()
         remote.record(batch)
         if actions:
@@ -329,22 +324,45 @@ class StreamRunner:
             return
         cursor.aim_at(self._memory.batch_bytes)
         now = self._loop.time()
-        latest = self._waits.keeps_back(number)
-        if events or latest is not None:
+        stream = self.stream
+        needed = stream.needed_from(number) is not None
+        if events or needed:
             self._nudge_laggards(now, arriving=True)
-        self._waits.decide(number, remote, latest, now)
-        if now > self._read_until and not self._waiters and self._opening is None:
+        self._idle.check_progress(number, remote, now)
+        if not needed:
+            remote.policy.reset()
+            remote.nudge.shown()
+        promise = stream.promise(number)
+        wait = self._flow.wait(
+            remote.policy,
+            needed=needed,
+            due=remote.nudge.begun or promise is None or remote.reached > cluster_time_of(promise),
+            idle=remote.idle,
+            topology=remote.topology,
+            next_note=self._next_note(remote, now),
+        )
+        if wait.rest:
+            self._idle.rest(remote, wait.rest)
+        cursor.set_await(wait.seconds)
+        if self._flow.is_unread(now) and not self._waiters and self._opening is None:
             self._idle.lingering = True
             cursor.pause()
         elif not self._may_read(number):
             cursor.pause()
 
+    def _next_note(self, remote: Remote, now: float) -> float | None:
+        """Return the seconds to the member's next note if no budget allows a promise before it."""
+        if not remote.idle or remote.topology or not self._flow.pace.lively(now):
+            return None
+        nudger, target, host = self._nudger, remote.target, remote.host
+        noted = self._limits.nudges and nudger.ready_at(target, host, now) > now
+        if not noted and remote.probes.affords(now):
+            return None
+        return nudger.next_tick(target, host, now) - now
+
     def _nudge_laggards(self, now: float, *, arriving: bool = False) -> None:
         """Schedule nudges of the members that keep events back."""
-        limits = self._limits
-        # If events arrive quickly, most members get past them by themselves.
-        least = limits.await_gate if self._pace.active(now) else 0.0
-        self._idle.schedule(max(limits.nudge_delay, least), arriving=arriving)
+        self._idle.schedule(self._flow.nudge_delay(now), arriving=arriving)
 
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
@@ -357,13 +375,11 @@ class StreamRunner:
         """Return whether the byte budgets allow another batch."""
         stream = self.stream
         buffered = stream.buffered_bytes(number)
-        if buffered and self._memory.short:
-            return False
-        return self._prefetch.allows(buffered, stream.all_buffered_bytes, len(self._remotes))
+        return self._flow.may_read(buffered, stream.all_buffered_bytes, len(self._remotes))
 
     def _touch(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
-        self._read_until = self._loop.time() + self._limits.linger
+        self._flow.client_read(self._loop.time())
         if self._idle.lingering:
             self._idle.lingering = False
             self._read_on()

@@ -15,8 +15,8 @@ from router.cursors.registry import KillResult, Owner
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
 from router.streams.description import StreamDescription
+from router.streams.flow_control import Memory
 from router.streams.member_load import MemberLoads
-from router.streams.memory import Memory
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

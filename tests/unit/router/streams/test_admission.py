@@ -9,7 +9,7 @@ from bson import Timestamp
 from router.cursors.registry import CursorRegistry, Owner
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission, Ticket
-from router.streams.memory import LEAST_BATCH, Memory
+from router.streams.flow_control import LEAST_BATCH, Memory
 from shard_client.errors import CommandError
 from tests.unit.router.conftest import OWNER, ScriptedCluster, stream, until
 from tests.unit.router.streams.test_pool import BIG, REMOTES, write
