@@ -36,12 +36,12 @@ class Elections:
         return ObjectId(f"7fffffff{self.term:016x}")
 
     def step_down(self) -> None:
-        """Become secondary; awaitable hellos return."""
+        """Become secondary; pending awaitable hellos return."""
         self.is_primary = False
         self._tell()
 
     def step_up(self) -> None:
-        """Win an election; awaitable hellos return."""
+        """Win an election; pending awaitable hellos return."""
         self.is_primary = True
         self.term += 1
         self._tell()
