@@ -1,0 +1,1 @@
+"""Filters of change streams that the router evaluates itself, on the events' bytes (pure)."""

@@ -1,0 +1,242 @@
+"""Conditions on an event: what a ``$match`` of the supported class becomes.
+
+Source: the query operators' documentation; docs/protocol.md, section 12. The semantics are held
+against a real mongod by tests/filters.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from router.filters.paths import Element, Path
+from router.filters.values import (
+    DATE,
+    MISSING,
+    NAN_KEY,
+    NUMBERS,
+    REGEX,
+    STRINGS,
+    TIMESTAMP,
+    key,
+    number,
+    signed,
+    unsigned,
+)
+
+Required = frozenset[tuple[Path, Hashable]]
+"""Pairs of path and key: an event that meets a condition has one of the keys at its path."""
+
+
+class Fields(Protocol):
+    """The fields of one event."""
+
+    @property
+    def data(self) -> bytes:
+        """The event's bytes."""
+
+    def at(self, path: Path) -> Sequence[Element]:
+        """Return the elements at one of the paths of the condition."""
+
+
+class Condition(Protocol):
+    """A condition that an event meets or not."""
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+
+    def required(self) -> Required | None:
+        """Return pairs of which an event must have one to meet the condition; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``."""
+
+    path: Path
+    keys: frozenset[Hashable]
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+        data, keys = event.data, self.keys
+        return any(key(data, *element) in keys for element in event.at(self.path))
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+        yield self.path
+
+    def required(self) -> Required | None:
+        """Return pairs of which an event must have one to meet the condition."""
+        return frozenset((self.path, each) for each in self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """A test that some element at ``path`` passes: ``$gt``, ``$exists``, ``$type`` and others."""
+
+    path: Path
+    test: Callable[[bytes, int, int, int], bool]
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+        data, test = event.data, self.test
+        return any(test(data, *element) for element in event.at(self.path))
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+        yield self.path
+
+    def required(self) -> Required | None:
+        """Return None: any value may pass the test."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """``$and``: all ``parts`` hold; without parts, every event meets it."""
+
+    parts: Sequence[Condition]
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+        return all(part.meets(event) for part in self.parts)
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+        for part in self.parts:
+            yield from part.paths()
+
+    def required(self) -> Required | None:
+        """Return the pairs of the part that is likely to let the fewest events through."""
+        known = [pairs for part in self.parts if (pairs := part.required()) is not None]
+        return min(known, key=_width, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """``$or``: at least one of the ``parts`` holds."""
+
+    parts: Sequence[Condition]
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+        return any(part.meets(event) for part in self.parts)
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+        for part in self.parts:
+            yield from part.paths()
+
+    def required(self) -> Required | None:
+        """Return the pairs of all parts, if each part has some."""
+        pairs: set[tuple[Path, Hashable]] = set()
+        for part in self.parts:
+            of_part = part.required()
+            if of_part is None:
+                return None
+            pairs |= of_part
+        return frozenset(pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """``$not``, ``$nor``, ``$ne``, ``$nin``: ``part`` does not hold."""
+
+    part: Condition
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+        return not self.part.meets(event)
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+        return self.part.paths()
+
+    def required(self) -> Required | None:
+        """Return None: any other value may be there."""
+        return None
+
+
+_COARSE: Final = frozenset({b"operationType", b"ns"})
+
+
+def _width(pairs: Required) -> tuple[bool, int]:
+    """Order pairs by how much they let through; many events have one operation or namespace."""
+    return any(path[0] in _COARSE for path, _ in pairs), len(pairs)
+
+
+def exists(data: bytes, kind: int, start: int, end: int) -> bool:
+    """Return whether the element is there."""
+    return kind != MISSING
+
+
+def of_types(kinds: frozenset[int]) -> Callable[[bytes, int, int, int], bool]:
+    """Return the test for elements of the BSON types ``kinds``."""
+
+    def test(data: bytes, kind: int, start: int, end: int) -> bool:
+        return kind in kinds
+
+    return test
+
+
+def starts_with(prefix: bytes, pattern: bytes) -> Callable[[bytes, int, int, int], bool]:
+    """Return the test for strings that start with ``prefix``, or regular expressions ``pattern``.
+
+    ``pattern`` is the BSON value of the expression itself. A string that is not valid UTF-8 matches
+    no expression.
+    """
+
+    def test(data: bytes, kind: int, start: int, end: int) -> bool:
+        if kind in STRINGS:
+            return data.startswith(prefix, start + 4, end - 1) and _is_utf8(
+                data[start + 4 : end - 1]
+            )
+        return kind == REGEX and data[start:end] == pattern
+
+    return test
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def ordered(
+    compare: Callable[[Any, Any], bool], operand_kind: int, operand: Any
+) -> Callable[[bytes, int, int, int], bool]:
+    """Return the test for elements of the operand's type that compare with ``operand``.
+
+    ``operand`` is what ``comparable`` returns for the operand's value.
+    """
+    kinds = NUMBERS if operand_kind in NUMBERS else frozenset({operand_kind})
+    if operand_kind in STRINGS:
+        kinds = STRINGS
+
+    def test(data: bytes, kind: int, start: int, end: int) -> bool:
+        if kind not in kinds:
+            return False
+        value = comparable(data, kind, start, end)
+        return value is not NAN_KEY and compare(value, operand)
+
+    return test
+
+
+def comparable(data: bytes, kind: int, start: int, end: int) -> Any:
+    """Return a value that orders among the values of its type as MongoDB orders them.
+
+    For numbers, strings, symbols, ObjectIds, booleans, dates and timestamps. NaN gives NAN_KEY.
+    """
+    if kind in NUMBERS:
+        return number(data, kind, start)
+    if kind in STRINGS:
+        return data[start + 4 : end - 1]
+    if kind == DATE:
+        return signed(data, start)
+    if kind == TIMESTAMP:
+        return unsigned(data, start)
+    return data[start:end]

@@ -1,0 +1,148 @@
+"""An index over filters: an event meets only the filters that its fields may satisfy."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
+from typing import Final, Generic, TypeVar
+
+from router.filters.conditions import OneOf
+from router.filters.paths import Element, Path, PathReader
+from router.filters.stream_filter import StreamFilter
+from router.filters.values import STRING, key
+
+T = TypeVar("T", bound=Hashable)
+
+_MOST_PAIRS: Final = 1000
+"""Maximum of hashed values per filter; a filter that names more is tried on every event."""
+
+
+class _Entry(Generic[T]):
+    """One filter and the owner to which its events belong.
+
+    ``certain``: an event with one of the hashed values meets the condition. ``events`` are the
+    events of the current batch that meet it.
+    """
+
+    __slots__ = ("certain", "events", "filter", "owner")
+
+    def __init__(self, stream_filter: StreamFilter, owner: T, *, certain: bool) -> None:
+        self.filter = stream_filter
+        self.owner = owner
+        self.certain = certain
+        self.events: list[bytes] = []
+
+
+class _Event:
+    """The fields of one event, read when the first condition asks for one."""
+
+    __slots__ = ("_found", "_reader", "data")
+
+    def __init__(self, data: bytes, reader: PathReader) -> None:
+        self.data = data
+        self._reader = reader
+        self._found: dict[Path, list[Element]] | None = None
+
+    def at(self, path: Path) -> Sequence[Element]:
+        """Return the elements at ``path``."""
+        if self._found is None:
+            self._found = dict(zip(self._reader.paths, self._reader.read(self.data), strict=True))
+        return self._found[path]
+
+
+class FilterIndex(Generic[T]):
+    """Filters by owner.
+
+    Values that a filter requires are hashed by path and value: the cost of an event grows with the
+    filters that it meets, not with their number. Filters that require none (a range, a negation)
+    are tried on every event.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[T, _Entry[T]] = {}
+        self._tables: dict[Path, dict[Hashable, list[_Entry[T]]]] = {}
+        self._always: list[_Entry[T]] = []
+        self._hashed = PathReader(())
+        self._others = PathReader(())
+        self._stale = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, owner: T, stream_filter: StreamFilter) -> None:
+        """Add a filter; ``owner`` must not have one yet."""
+        condition = stream_filter.condition
+        required = condition.required()
+        entry = _Entry(stream_filter, owner, certain=isinstance(condition, OneOf))
+        self._entries[owner] = entry
+        if required is None or len(required) > _MOST_PAIRS:
+            entry.certain = False
+            self._always.append(entry)
+        else:
+            for path, value in required:
+                self._tables.setdefault(path, {}).setdefault(value, []).append(entry)
+        self._stale = True
+
+    def remove(self, owner: T) -> None:
+        """Remove the owner's filter, if it has one."""
+        entry = self._entries.pop(owner, None)
+        if entry is None:
+            return
+        required = entry.filter.condition.required()
+        if required is None or len(required) > _MOST_PAIRS:
+            self._always.remove(entry)
+        else:
+            for path, value in required:
+                table = self._tables[path]
+                table[value].remove(entry)
+                if not table[value]:
+                    del table[value]
+                if not table:
+                    del self._tables[path]
+        self._stale = True
+
+    def route(self, events: Iterable[bytes]) -> list[tuple[T, list[bytes]]]:
+        """Return the owners whose filters some of the events meet, with these events, in order.
+
+        The events are not projected yet. Raises ValueError, IndexError or struct.error if an event
+        is malformed.
+        """
+        if self._stale:
+            self._prepare()
+        met: list[_Entry[T]] = []
+        always, others, candidates = self._always, self._others, self._candidates
+        for data in events:
+            entries = candidates(data)
+            if not (entries or always):
+                continue
+            event = _Event(data, others)
+            for entry in chain(entries, always):
+                # A filter may be found by several values of one event.
+                if entry.events and entry.events[-1] is data:
+                    continue
+                if entry.certain or entry.filter.condition.meets(event):
+                    if not entry.events:
+                        met.append(entry)
+                    entry.events.append(data)
+        routed = [(entry.owner, entry.events) for entry in met]
+        for entry in met:
+            entry.events = []
+        return routed
+
+    def _candidates(self, data: bytes) -> list[_Entry[T]]:
+        """Return the filters that require a value which the event ``data`` has."""
+        found: list[_Entry[T]] = []
+        for table, elements in zip(self._tables.values(), self._hashed.read(data), strict=True):
+            for kind, start, end in elements:
+                value = data[start + 4 : end - 1] if kind == STRING else key(data, kind, start, end)
+                if value in table:
+                    found += table[value]
+        return found
+
+    def _prepare(self) -> None:
+        """Decide which paths are read."""
+        self._hashed = PathReader(self._tables)
+        paths: dict[Path, None] = {}
+        for entry in self._entries.values():
+            if not entry.certain:
+                paths.update(dict.fromkeys(entry.filter.condition.paths()))
+        self._others = PathReader(paths)
+        self._stale = False

@@ -1,0 +1,306 @@
+"""Compiling a ``$match`` into a condition, for the class of filters that the router evaluates.
+
+The class: comparisons, ``$in``, ``$exists``, ``$type``, prefixes by ``$regex``, and the logical
+operators, on certain fields of an event. What is outside, or might be invalid, is declined: then
+the shards evaluate it, and report its errors.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from router.filters.conditions import (
+    All,
+    AnyOf,
+    Condition,
+    Not,
+    OneOf,
+    Some,
+    comparable,
+    exists,
+    of_types,
+    ordered,
+    starts_with,
+)
+from router.filters.paths import Path
+from router.filters.values import (
+    ARRAY,
+    BINARY,
+    BOOLEAN,
+    DATE,
+    DECIMAL,
+    DOCUMENT,
+    DOUBLE,
+    INT32,
+    INT64,
+    NAN_KEY,
+    NULL,
+    NUMBERS,
+    OBJECT_ID,
+    REGEX,
+    STRING,
+    TIMESTAMP,
+    key,
+    number,
+)
+from shard_client.wire.bson_slices import Element, iter_elements
+
+_MOST_CONDITIONS: Final = 1000
+_MOST_VALUES: Final = 10_000
+_MOST_DEPTH: Final = 20
+
+_WHOLE: Final = frozenset({b"operationType"})
+_ROOTS: Final = (
+    (b"ns",),
+    (b"documentKey",),
+    (b"fullDocument",),
+    (b"fullDocumentBeforeChange",),
+    (b"updateDescription", b"updatedFields"),
+)
+"""Fields of an event that conditions may name, with all that is inside them."""
+
+_EQUAL: Final = frozenset(
+    {
+        DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, OBJECT_ID, BOOLEAN, DATE, NULL, INT32, TIMESTAMP,
+        INT64, DECIMAL,
+    }
+)  # fmt: skip
+"""Types of operands of equality."""
+
+_ORDERED: Final = frozenset(
+    {DOUBLE, STRING, OBJECT_ID, BOOLEAN, DATE, INT32, TIMESTAMP, INT64, DECIMAL}
+)
+"""Types of operands of ``$gt`` and its like."""
+
+_ORDERINGS: Final[Mapping[bytes, Callable[[Any, Any], bool]]] = {
+    b"$gt": operator.gt,
+    b"$gte": operator.ge,
+    b"$lt": operator.lt,
+    b"$lte": operator.le,
+}
+
+_NAMES: Final[Mapping[bytes, frozenset[int]]] = {
+    b"double": frozenset({0x01}),
+    b"string": frozenset({0x02}),
+    b"object": frozenset({0x03}),
+    b"array": frozenset({0x04}),
+    b"binData": frozenset({0x05}),
+    b"undefined": frozenset({0x06}),
+    b"objectId": frozenset({0x07}),
+    b"bool": frozenset({0x08}),
+    b"date": frozenset({0x09}),
+    b"null": frozenset({0x0A}),
+    b"regex": frozenset({0x0B}),
+    b"dbPointer": frozenset({0x0C}),
+    b"javascript": frozenset({0x0D}),
+    b"symbol": frozenset({0x0E}),
+    b"javascriptWithScope": frozenset({0x0F}),
+    b"int": frozenset({0x10}),
+    b"timestamp": frozenset({0x11}),
+    b"long": frozenset({0x12}),
+    b"decimal": frozenset({0x13}),
+    b"minKey": frozenset({0xFF}),
+    b"maxKey": frozenset({0x7F}),
+    b"number": NUMBERS,
+}
+
+_PLAIN: Final = frozenset(
+    b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-/:;,=@#%&!<>~'\"`"
+)
+"""Characters that stand for themselves in a regular expression, outside brackets."""
+
+
+class Declined(Exception):  # noqa: N818
+    """The filter is outside the class that the router evaluates; the message says why."""
+
+
+class MatchCompiler:
+    """Compiles ``$match`` stages; one instance bounds the conditions of one pipeline."""
+
+    def __init__(self) -> None:
+        self._conditions = 0
+        self._values = 0
+
+    def compile(self, match: bytes) -> Condition:
+        """Return the condition of a ``$match``, given as BSON. Raises Declined."""
+        return self._document(match, 0, len(match), 0)
+
+    def _document(self, raw: bytes, start: int, end: int, depth: int) -> Condition:
+        if depth > _MOST_DEPTH:
+            raise Declined("its conditions nest deeply")
+        parts: list[Condition] = []
+        for each in iter_elements(raw, start, end):
+            if each.name in (b"$and", b"$or", b"$nor"):
+                parts.append(self._logical(raw, each, depth))
+            elif each.name == b"$comment" and each.type == STRING:
+                continue
+            elif each.name.startswith(b"$"):
+                raise Declined(f"it has {each.name.decode(errors='replace')}")
+            else:
+                parts.append(self._field(_path(each.name), raw, each, depth))
+        return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+    def _logical(self, raw: bytes, element: Element, depth: int) -> Condition:
+        if element.type != ARRAY:
+            raise Declined("a logical operator has no array")
+        parts: list[Condition] = []
+        for each in iter_elements(raw, element.start, element.end):
+            if each.type != DOCUMENT:
+                raise Declined("a logical operator's array has something else than conditions")
+            parts.append(self._document(raw, each.start, each.end, depth + 1))
+        if not parts:
+            raise Declined("a logical operator's array is empty")
+        if element.name == b"$and":
+            return All(tuple(parts))
+        either = AnyOf(tuple(parts))
+        return either if element.name == b"$or" else Not(either)
+
+    def _field(self, path: Path, raw: bytes, element: Element, depth: int) -> Condition:
+        """Compile ``path: value`` or ``path: {$operator: value, …}``."""
+        if element.type == REGEX:
+            return self._regex(path, raw, element)
+        if element.type == DOCUMENT:
+            first = next(iter_elements(raw, element.start, element.end), None)
+            if first is not None and first.name.startswith(b"$"):
+                return self._operators(path, raw, element, depth)
+        return self._equal(path, raw, [element])
+
+    def _operators(self, path: Path, raw: bytes, element: Element, depth: int) -> Condition:
+        if depth > _MOST_DEPTH:
+            raise Declined("its conditions nest deeply")
+        elements = list(iter_elements(raw, element.start, element.end))
+        names = [each.name for each in elements]
+        parts: list[Condition] = []
+        for each in elements:
+            if each.name == b"$options":
+                if b"$regex" not in names or each.type != STRING or each.end - each.start != 5:
+                    raise Declined("a regular expression has options")
+                continue
+            parts.append(self._operator(path, raw, each, depth))
+        if not parts or len(set(names)) != len(names):
+            raise Declined("an operator is repeated or missing")
+        return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+    def _operator(self, path: Path, raw: bytes, element: Element, depth: int) -> Condition:
+        name = element.name
+        if name in (b"$eq", b"$ne"):
+            equal = self._equal(path, raw, [element])
+            return equal if name == b"$eq" else Not(equal)
+        if name in (b"$in", b"$nin"):
+            if element.type != ARRAY:
+                raise Declined("$in has no array")
+            one_of = self._equal(path, raw, list(iter_elements(raw, element.start, element.end)))
+            return one_of if name == b"$in" else Not(one_of)
+        if name in _ORDERINGS:
+            return self._ordering(path, raw, element)
+        if name == b"$exists":
+            return self._exists(path, raw, element)
+        if name == b"$type":
+            return self._some(path, of_types(_kinds(raw, element)))
+        if name == b"$regex":
+            return self._regex(path, raw, element)
+        if name == b"$not" and element.type == DOCUMENT:
+            return Not(self._operators(path, raw, element, depth + 1))
+        raise Declined(f"it has {name.decode(errors='replace')}")
+
+    def _equal(self, path: Path, raw: bytes, operands: list[Element]) -> Condition:
+        self._count(len(operands))
+        for each in operands:
+            _check_operand(raw, each)
+        return OneOf(path, frozenset(key(raw, e.type, e.start, e.end) for e in operands))
+
+    def _ordering(self, path: Path, raw: bytes, element: Element) -> Condition:
+        kind = element.type
+        if kind not in _ORDERED:
+            raise Declined("an operand of a comparison is of a type without simple order")
+        operand = comparable(raw, kind, element.start, element.end)
+        if operand is NAN_KEY:
+            raise Declined("an operand of a comparison is NaN")
+        return self._some(path, ordered(_ORDERINGS[element.name], kind, operand))
+
+    def _exists(self, path: Path, raw: bytes, element: Element) -> Condition:
+        if element.type == BOOLEAN:
+            wanted = bool(raw[element.start])
+        elif element.type in (INT32, INT64):
+            wanted = number(raw, element.type, element.start) != 0
+        else:
+            raise Declined("$exists is neither a boolean nor an integer")
+        there = self._some(path, exists)
+        return there if wanted else Not(there)
+
+    def _regex(self, path: Path, raw: bytes, element: Element) -> Condition:
+        if element.type == REGEX:
+            stop = raw.index(0, element.start)
+            pattern, options = raw[element.start : stop], raw[stop + 1 : element.end - 1]
+        elif element.type == STRING:
+            pattern, options = raw[element.start + 4 : element.end - 1], b""
+        else:
+            raise Declined("$regex is no expression")
+        if options or not pattern.startswith(b"^") or not _PLAIN.issuperset(pattern[1:]):
+            raise Declined("a regular expression is not a fixed prefix")
+        return self._some(path, starts_with(pattern[1:], pattern + b"\0\0"))
+
+    def _some(self, path: Path, test: Callable[[bytes, int, int, int], bool]) -> Condition:
+        self._count(1)
+        return Some(path, test)
+
+    def _count(self, values: int) -> None:
+        self._conditions += 1
+        self._values += values
+        if self._conditions > _MOST_CONDITIONS or self._values > _MOST_VALUES:
+            raise Declined("it is very large")
+
+
+def _path(name: bytes) -> Path:
+    """Return the path ``name``; raises Declined unless conditions on it are exact."""
+    path = tuple(name.split(b"."))
+    if name in _WHOLE:
+        return path
+    if not any(path[: len(root)] == root for root in _ROOTS):
+        raise Declined(f"the field {name.decode(errors='replace')} is left to the shards")
+    for part in path:
+        # A number in a path is an array's index or a field's name.
+        if not part or part.isdigit() or part.startswith(b"$"):
+            raise Declined(f"the path {name.decode(errors='replace')} is left to the shards")
+    return path
+
+
+def _check_operand(raw: bytes, element: Element) -> None:
+    if element.type not in _EQUAL:
+        raise Declined(f"a value has the type 0x{element.type:02x}")
+    if element.type in (DOCUMENT, ARRAY):
+        for each in _all_inside(raw, element, 0):
+            if each.type not in _EQUAL or each.name.startswith(b"$"):
+                raise Declined("a document or array has values that are left to the shards")
+
+
+def _all_inside(raw: bytes, element: Element, depth: int) -> Iterator[Element]:
+    if depth > _MOST_DEPTH:
+        raise Declined("a value nests deeply")
+    for each in iter_elements(raw, element.start, element.end):
+        yield each
+        if each.type in (DOCUMENT, ARRAY):
+            yield from _all_inside(raw, each, depth + 1)
+
+
+def _kinds(raw: bytes, element: Element) -> frozenset[int]:
+    """Return the BSON types that a ``$type`` names."""
+    if element.type != ARRAY:
+        return _kind(raw, element)
+    each = [_kind(raw, one) for one in iter_elements(raw, element.start, element.end)]
+    if not each:
+        raise Declined("$type has an empty array")
+    return frozenset().union(*each)
+
+
+def _kind(raw: bytes, element: Element) -> frozenset[int]:
+    if element.type == STRING:
+        kinds = _NAMES.get(raw[element.start + 4 : element.end - 1])
+        if kinds is not None:
+            return kinds
+    elif element.type in (INT32, INT64, DOUBLE):
+        code = number(raw, element.type, element.start)
+        known = {*range(1, 0x14), 0x7F, -1}
+        if isinstance(code, (int, float)) and code in known:
+            return frozenset({int(code) & 0xFF})
+    raise Declined("$type names an unknown type")

@@ -1,0 +1,171 @@
+"""``$project`` and ``$unset`` on raw BSON, in the forms that name whole fields.
+
+An inclusion keeps the named fields in the document's own order, an exclusion drops them; both enter
+arrays, element by element. Source: the documentation of ``$project``; tests/filters holds the
+results against a real mongod.
+"""
+
+from struct import Struct
+from typing import Final
+
+from router.filters.match import Declined
+from router.filters.values import (
+    ARRAY,
+    BOOLEAN,
+    DOCUMENT,
+    INT32,
+    INT64,
+    STRING,
+    number,
+    value_end,
+)
+from shard_client.wire.bson_slices import Element, iter_elements
+
+_length: Final = Struct("<I").pack
+_MOST_DEPTH: Final = 20
+_MOST_FIELDS: Final = 1000
+
+Tree = dict[bytes, "Tree | None"]
+"""The named fields of a document: None for a whole field, else the fields inside it."""
+
+
+class Projection:
+    """An inclusion (``keeps``) or exclusion of the fields ``named``."""
+
+    __slots__ = ("_keeps", "_named")
+
+    def __init__(self, named: Tree, *, keeps: bool) -> None:
+        self._named = named
+        self._keeps = keeps
+
+    def apply(self, event: bytes) -> bytes:
+        """Return the event with its projected fields. Raises ValueError if it is malformed."""
+        return self._document(event, 0, self._named)
+
+    def _document(self, data: bytes, start: int, named: Tree) -> bytes:
+        parts: list[bytes] = []
+        position = start + 4
+        while (kind := data[position]) != 0:
+            stop = data.index(0, position + 1)
+            name = data[position + 1 : stop]
+            end = value_end(data, kind, stop + 1)
+            if name not in named:
+                if not self._keeps:
+                    parts.append(data[position:end])
+            else:
+                inner = named[name]
+                if inner is None:
+                    if self._keeps:
+                        parts.append(data[position:end])
+                elif kind in (DOCUMENT, ARRAY):
+                    parts.append(data[position : stop + 1])
+                    parts.append(self._value(data, kind, stop + 1, inner))
+                elif not self._keeps:
+                    parts.append(data[position:end])
+            position = end
+        return _framed(parts)
+
+    def _value(self, data: bytes, kind: int, start: int, named: Tree) -> bytes:
+        if kind == DOCUMENT:
+            return self._document(data, start, named)
+        parts: list[bytes] = []
+        count = 0
+        position = start + 4
+        while (inner := data[position]) != 0:
+            stop = data.index(0, position + 1)
+            end = value_end(data, inner, stop + 1)
+            if inner in (DOCUMENT, ARRAY):
+                parts.append(b"%c%d\0" % (inner, count))
+                parts.append(self._value(data, inner, stop + 1, named))
+                count += 1
+            elif not self._keeps:
+                parts.append(b"%c%d\0" % (inner, count))
+                parts.append(data[stop + 1 : end])
+                count += 1
+            position = end
+        return _framed(parts)
+
+
+def _framed(parts: list[bytes]) -> bytes:
+    body = b"".join(parts)
+    return _length(len(body) + 5) + body + b"\0"
+
+
+def compile_project(raw: bytes) -> Projection:
+    """Return the projection of a ``$project``, given as BSON. Raises Declined."""
+    named: list[tuple[bytes, bool]] = []
+    _collect(raw, 0, len(raw), b"", named, 0)
+    kept = {wanted for name, wanted in named if name != b"_id"}
+    if len(named) > _MOST_FIELDS or not named:
+        raise Declined("a projection is empty or very large")
+    if (b"_id", False) in named:
+        raise Declined("a projection drops the resume token")
+    if len(kept) > 1 or not kept:
+        raise Declined("a projection includes and excludes, or names the resume token alone")
+    keeps = kept == {True}
+    if not keeps and (b"_id", True) in named:
+        raise Declined("an exclusion includes the resume token")
+    names = [name for name, _ in named]
+    if keeps and b"_id" not in names:
+        names.append(b"_id")
+    return Projection(_tree(names), keeps=keeps)
+
+
+def compile_unset(raw: bytes, element: Element) -> Projection:
+    """Return the projection of an ``$unset``'s operand in ``raw``. Raises Declined."""
+    operands = [element]
+    if element.type == ARRAY:
+        operands = list(iter_elements(raw, element.start, element.end))
+    if not operands or any(each.type != STRING for each in operands):
+        raise Declined("$unset names no fields")
+    if len(operands) > _MOST_FIELDS:
+        raise Declined("$unset names very many fields")
+    return Projection(
+        _tree([raw[e.start + 4 : e.end - 1] for e in operands], drops=True), keeps=False
+    )
+
+
+def _collect(
+    raw: bytes, start: int, end: int, prefix: bytes, named: list[tuple[bytes, bool]], depth: int
+) -> None:
+    if depth > _MOST_DEPTH:
+        raise Declined("a projection nests deeply")
+    count = 0
+    for each in iter_elements(raw, start, end):
+        count += 1
+        if each.name.startswith(b"$"):
+            raise Declined("a projection has an expression")
+        name = prefix + each.name
+        if each.type == DOCUMENT:
+            _collect(raw, each.start, each.end, name + b".", named, depth + 1)
+        elif each.type == BOOLEAN:
+            named.append((name, bool(raw[each.start])))
+        elif each.type in (INT32, INT64):
+            named.append((name, number(raw, each.type, each.start) != 0))
+        else:
+            raise Declined("a projection computes a field")
+    if not count:
+        raise Declined("a projection has an empty document")
+
+
+def _tree(names: list[bytes], *, drops: bool = False) -> Tree:
+    """Return the named fields as a tree. Raises Declined if paths collide or are unusual."""
+    root: Tree = {}
+    for name in names:
+        *outer, last = parts = name.split(b".")
+        if any(not part or part.startswith(b"$") or part.isdigit() for part in parts):
+            raise Declined("a projection has an unusual path")
+        if parts[0] == b"_id" and (outer or drops):
+            raise Declined("a projection changes the resume token")
+        if len(parts) > _MOST_DEPTH:
+            raise Declined("a projection nests deeply")
+        tree = root
+        for part in outer:
+            inner = tree.setdefault(part, {})
+            if inner is None:
+                raise Declined("paths of a projection collide")
+            tree = inner
+        if last in tree:
+            raise Declined("paths of a projection collide")
+        tree[last] = None
+    return root

@@ -1,0 +1,79 @@
+"""A stream's filter: the stages of a pipeline that the router evaluates itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import bson
+from bson.errors import InvalidBSON, InvalidDocument
+
+from router.filters.conditions import All, Condition
+from router.filters.match import Declined, MatchCompiler
+from router.filters.projection import Projection, compile_project, compile_unset
+from shard_client.errors import ProtocolError
+from shard_client.wire.bson_slices import DOCUMENT, find
+
+_MOST_BYTES: Final = 64 * 1024
+_MOST_STAGES: Final = 100
+
+
+class StreamFilter:
+    """What the stages of a stream let through: a condition, and then projections.
+
+    ``identity`` is equal for filters of equal stages.
+    """
+
+    __slots__ = ("condition", "identity", "projections")
+
+    def __init__(
+        self, identity: bytes, condition: Condition, projections: Sequence[Projection]
+    ) -> None:
+        self.identity = identity
+        self.condition = condition
+        self.projections = projections
+
+    def project(self, event: bytes) -> bytes:
+        """Return an event that meets the condition as the stream shows it."""
+        for projection in self.projections:
+            event = projection.apply(event)
+        return event
+
+
+def compile_filter(stages: Sequence[Mapping[str, Any]]) -> StreamFilter:
+    """Return the filter of a change stream's stages, which have been checked for their names.
+
+    Raises Declined, with the reason, if the shards must evaluate them.
+    """
+    if not stages:
+        raise Declined("it has no filter")
+    if len(stages) > _MOST_STAGES:
+        raise Declined("it has many stages")
+    try:
+        raw = [bson.encode(dict(stage)) for stage in stages]
+    except (InvalidDocument, OverflowError, ValueError) as error:
+        raise Declined("its stages cannot be encoded") from error
+    identity = b"".join(raw)
+    if len(identity) > _MOST_BYTES:
+        raise Declined("its stages are very large")
+    compiler = MatchCompiler()
+    conditions: list[Condition] = []
+    projections: list[Projection] = []
+    try:
+        for stage, encoded in zip(stages, raw, strict=True):
+            name = next(iter(stage))
+            operand = find(encoded, name.encode())
+            if operand is None:
+                raise Declined("a stage is empty")
+            if name == "$match" and operand.type == DOCUMENT:
+                if projections:
+                    raise Declined("a $match follows a projection")
+                conditions.append(compiler.compile(encoded[operand.start : operand.end]))
+            elif name == "$project" and operand.type == DOCUMENT:
+                projections.append(compile_project(encoded[operand.start : operand.end]))
+            elif name == "$unset":
+                projections.append(compile_unset(encoded, operand))
+            else:
+                raise Declined(f"it has {name}")
+    except (ProtocolError, InvalidBSON, ValueError) as error:
+        raise Declined("its stages are malformed") from error
+    condition = conditions[0] if len(conditions) == 1 else All(tuple(conditions))
+    return StreamFilter(identity, condition, tuple(projections))

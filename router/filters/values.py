@@ -1,0 +1,128 @@
+"""BSON values on raw bytes: their ends, and keys that are equal where MongoDB compares as equal.
+
+Source: bsonspec.org; MongoDB's comparison order and equality (docs/protocol.md, section 12).
+"""
+
+from collections.abc import Hashable
+from struct import Struct
+from typing import Final
+
+from bson.decimal128 import Decimal128
+
+MISSING: Final = 0x00
+DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, UNDEFINED = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
+OBJECT_ID, BOOLEAN, DATE, NULL, REGEX = 0x07, 0x08, 0x09, 0x0A, 0x0B
+SYMBOL, INT32, TIMESTAMP, INT64, DECIMAL = 0x0E, 0x10, 0x11, 0x12, 0x13
+_DB_POINTER, _CODE, _CODE_WITH_SCOPE = 0x0C, 0x0D, 0x0F
+
+NUMBERS: Final = frozenset({DOUBLE, INT32, INT64, DECIMAL})
+STRINGS: Final = frozenset({STRING, SYMBOL})
+
+NULL_KEY: Final = (NULL,)
+"""The key of null, and of missing and undefined fields, which equal null in a query."""
+
+NAN_KEY: Final = (DOUBLE, b"NaN")
+"""The key of every NaN: in a query they are equal."""
+
+_MOST_DEPTH: Final = 200
+
+unpack_length = Struct("<I").unpack_from
+_double = Struct("<d").unpack_from
+_int32 = Struct("<i").unpack_from
+_int64 = Struct("<q").unpack_from
+_uint64 = Struct("<Q").unpack_from
+
+_VARIES: Final = -1
+
+SIZES: Final[list[int]] = [_VARIES] * 256
+"""The size of a value by its type; negative if the value begins with its length."""
+
+HEADS: Final[list[int]] = [0] * 256
+"""For types that begin with a length: the bytes that this length does not count."""
+
+for _kind, _size in {
+    DOUBLE: 8, UNDEFINED: 0, OBJECT_ID: 12, BOOLEAN: 1, DATE: 8, NULL: 0, INT32: 4, TIMESTAMP: 8,
+    INT64: 8, DECIMAL: 16, 0x7F: 0, 0xFF: 0,
+}.items():  # fmt: skip
+    SIZES[_kind] = _size
+for _kind, _size in {STRING: 4, _CODE: 4, SYMBOL: 4, BINARY: 5, _DB_POINTER: 16}.items():
+    HEADS[_kind] = _size
+
+
+class MalformedValueError(ValueError):
+    """A value's type is unknown, or documents nest too deeply."""
+
+
+def value_end(data: bytes, kind: int, start: int) -> int:
+    """Return the offset just past the value of type ``kind`` at ``start``.
+
+    Lengths are trusted: a value that does not fit ends past the buffer.
+    """
+    size = SIZES[kind]
+    if size >= 0:
+        return start + size
+    if kind == REGEX:
+        return data.index(0, data.index(0, start) + 1) + 1
+    return start + HEADS[kind] + int(unpack_length(data, start)[0])
+
+
+def number(data: bytes, kind: int, start: int) -> Hashable:
+    """Return the number at ``start`` as one of Python's, or NAN_KEY.
+
+    Python compares its numbers exactly across their types, as MongoDB does.
+    """
+    if kind == INT32:
+        return int(_int32(data, start)[0])
+    if kind == INT64:
+        return int(_int64(data, start)[0])
+    if kind == DOUBLE:
+        value: float = _double(data, start)[0]
+        return value if value == value else NAN_KEY
+    decimal = Decimal128.from_bid(data[start : start + 16]).to_decimal()
+    return NAN_KEY if decimal.is_nan() else decimal
+
+
+def signed(data: bytes, start: int) -> int:
+    """Return the signed 64-bit integer at ``start``: a date's milliseconds."""
+    return int(_int64(data, start)[0])
+
+
+def unsigned(data: bytes, start: int) -> int:
+    """Return the unsigned 64-bit integer at ``start``: a timestamp."""
+    return int(_uint64(data, start)[0])
+
+
+def key(data: bytes, kind: int, start: int, end: int) -> Hashable:
+    """Return the key of a value: two keys are equal if a query's equality holds for the values.
+
+    Numbers are equal by value whatever their types, a symbol equals a string, and inside documents
+    and arrays null, undefined and missing differ.
+    """
+    if kind == STRING:
+        return data[start + 4 : end - 1]
+    if kind in NUMBERS:
+        return number(data, kind, start)
+    if kind in (NULL, MISSING, UNDEFINED):
+        return NULL_KEY
+    return _inner_key(data, kind, start, end, 0)
+
+
+def _inner_key(data: bytes, kind: int, start: int, end: int, depth: int) -> Hashable:
+    if kind in NUMBERS:
+        return number(data, kind, start)
+    if kind in STRINGS:
+        return data[start + 4 : end - 1]
+    if kind not in (DOCUMENT, ARRAY):
+        return (kind, data[start:end]) if end > start else (kind,)
+    if depth == _MOST_DEPTH:
+        raise MalformedValueError("documents nest too deeply")
+    parts: list[Hashable] = [kind]
+    position = start + 4
+    while (inner := data[position]) != 0:
+        stop = data.index(0, position + 1)
+        inner_end = value_end(data, inner, stop + 1)
+        if kind == DOCUMENT:
+            parts.append(data[position + 1 : stop])
+        parts.append(_inner_key(data, inner, stop + 1, inner_end, depth + 1))
+        position = inner_end
+    return tuple(parts)

@@ -1,0 +1,1 @@
+"""The router's own evaluation of filters, held against a real mongod."""

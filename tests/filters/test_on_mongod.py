@@ -1,0 +1,88 @@
+"""The same filters on a real mongod and in the router let through the same documents."""
+
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+
+from router.filters.index import FilterIndex
+from router.filters.match import Declined
+from router.filters.stream_filter import compile_filter
+from tests.filters.chance import Chance, Document
+from tests.harness.clusters import start_real_cluster
+
+ROUNDS = int(os.environ.get("FILTER_ROUNDS", "10"))
+DOCUMENTS, FILTERS = 60, 40
+"""A round compares so many filters on so many documents."""
+
+
+@pytest.fixture(scope="module")
+def collection() -> Iterator[Any]:
+    cluster = start_real_cluster(1)
+    try:
+        with cluster.direct("shard0") as client:
+            yield client.get_database("filters").get_collection("events")
+    finally:
+        cluster.stop()
+
+
+def _stored(collection: Any, documents: list[Document]) -> list[bytes]:
+    """Store documents under numbers and return them as the server has them."""
+    collection.delete_many({})
+    collection.insert_many([{**each, "_id": n} for n, each in enumerate(documents)])
+    raw = collection.with_options(CodecOptions(document_class=RawBSONDocument))
+    return [bytes(each.raw) for each in raw.find({}).sort("_id", 1)]
+
+
+def _through_router(stages: list[Document], stored: list[bytes]) -> list[bytes] | None:
+    try:
+        stream_filter = compile_filter(stages)
+    except Declined:
+        return None
+    index: FilterIndex[int] = FilterIndex()
+    index.add(0, stream_filter)
+    routed = dict(index.route(stored)).get(0, [])
+    return [stream_filter.project(each) for each in routed]
+
+
+def _through_mongod(collection: Any, stages: list[Document]) -> list[bytes]:
+    raw = collection.with_options(CodecOptions(document_class=RawBSONDocument))
+    return [bytes(each.raw) for each in raw.aggregate([{"$sort": {"_id": 1}}, *stages])]
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_filters(collection: Any, seed: int) -> None:
+    chance = Chance(Random(seed))
+    stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
+    index: FilterIndex[int] = FilterIndex()
+    expected: dict[int, list[bytes]] = {}
+    for number in range(FILTERS):
+        match = {"$match": chance.filter()}
+        ours = _through_router([match], stored)
+        if ours is None:
+            continue
+        theirs = _through_mongod(collection, [match])
+        assert ours == theirs, match
+        index.add(number, compile_filter([match]))
+        if theirs:
+            expected[number] = theirs
+    assert len(index) > FILTERS / 4, "most filters were declined"
+    assert dict(index.route(stored)) == expected, "together they let through the same as alone"
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_projections(collection: Any, seed: int) -> None:
+    chance = Chance(Random(seed))
+    stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
+    compared = 0
+    for _ in range(FILTERS):
+        stage = chance.projection()
+        ours = _through_router([stage], stored)
+        if ours is not None:
+            assert ours == _through_mongod(collection, [stage]), stage
+            compared += 1
+    assert compared > FILTERS / 4, "most projections were declined"

@@ -1,0 +1,189 @@
+"""Filters by example: what they let through, what is declined, what they show."""
+
+from typing import Any
+
+import bson
+import pytest
+from bson import Int64, ObjectId, Regex
+from bson.decimal128 import Decimal128
+
+from router.filters.index import FilterIndex
+from router.filters.match import Declined
+from router.filters.stream_filter import compile_filter
+from tests.recordings.workload import STREAMS
+
+Document = dict[str, Any]
+
+
+def passes(match: Document, event: Document) -> bool:
+    index: FilterIndex[str] = FilterIndex()
+    index.add("only", compile_filter([{"$match": match}]))
+    return bool(index.route([bson.encode(event)]))
+
+
+def full(**fields: Any) -> Document:
+    return {"_id": {"_data": "82"}, "operationType": "insert", "fullDocument": fields}
+
+
+@pytest.mark.parametrize(
+    ("match", "event"),
+    [
+        ({"operationType": "insert"}, full()),
+        ({"fullDocument.a": 1}, full(a=1.0)),
+        ({"fullDocument.a": Int64(1)}, full(a=Decimal128("1.00"))),
+        ({"fullDocument.a": float("nan")}, full(a=Decimal128("NaN"))),
+        ({"fullDocument.a": None}, full()),
+        ({"fullDocument.a": {"$in": [None, 3]}}, full(a=None)),
+        ({"fullDocument.a.b": None}, full(a=[{}])),
+        ({"fullDocument.a": 2}, full(a=[1, 2])),
+        ({"fullDocument.a": [1, 2]}, full(a=[1, 2])),
+        ({"fullDocument.a.b": {"$gt": 1}}, full(a=[{"b": 0}, {"b": [5]}])),
+        ({"fullDocument.a": {"b": 1}}, full(a={"b": 1.0})),
+        ({"fullDocument.a": {"$ne": 2}}, full(a=[1])),
+        ({"fullDocument.a": {"$not": {"$gt": 2}}}, full(a="3")),
+        ({"fullDocument.a": {"$exists": False}}, full(b=1)),
+        ({"fullDocument.a": {"$type": "array"}}, full(a=[])),
+        ({"fullDocument.a": {"$type": ["int", "string"]}}, full(a="")),
+        ({"fullDocument.a": Regex("^ten")}, full(a="tenant")),
+        ({"fullDocument.a": {"$regex": "^ten"}}, full(a=["x", "tenant"])),
+        ({"$or": [{"fullDocument.a": 1}, {"fullDocument.b": 2}]}, full(b=2)),
+        ({"$nor": [{"fullDocument.a": 1}]}, full(a=2)),
+        ({}, full()),
+    ],
+)
+def test_lets_through(match: Document, event: Document) -> None:
+    assert passes(match, event)
+    if match:
+        assert not passes({"$nor": [match]}, event)
+
+
+@pytest.mark.parametrize(
+    ("match", "event"),
+    [
+        ({"operationType": "update"}, full()),
+        ({"fullDocument.a": True}, full(a=1)),
+        ({"fullDocument.a": 0.1}, full(a=Decimal128("0.1"))),
+        ({"fullDocument.a": {"$lt": 5}}, full(a="4")),
+        ({"fullDocument.a": {"$lt": 5}}, full(a=float("nan"))),
+        ({"fullDocument.a.b": None}, full(a=[1])),
+        ({"fullDocument.a": 1}, full(a=[[1]])),
+        ({"fullDocument.a": {"b": 1, "c": 2}}, full(a={"c": 2, "b": 1})),
+        ({"fullDocument.a": Regex("^ten")}, full(a="a tenant")),
+    ],
+)
+def test_keeps_back(match: Document, event: Document) -> None:
+    assert not passes(match, event)
+    assert passes({"$nor": [match]}, event)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [],
+        [{"$match": {"$expr": {"$eq": ["$a", 1]}}}],
+        [{"$match": {"fullDocument.a": {"$mod": [2, 1]}}}],
+        [{"$match": {"fullDocument.a": {"$elemMatch": {"b": 1}}}}],
+        [{"$match": {"fullDocument.a.0": 1}}],
+        [{"$match": {"fullDocument..a": 1}}],
+        [{"$match": {"_id": 1}}],
+        [{"$match": {"fullDocument.a": {"$gt": float("nan")}}}],
+        [{"$match": {"fullDocument.a": {"$gt": {"b": 1}}}}],
+        [{"$match": {"fullDocument.a": Regex("b")}}],
+        [{"$match": {"fullDocument.a": Regex("^b", "i")}}],
+        [{"$match": {"fullDocument.a": {"$in": [Regex("^b")]}}}],
+        [{"$match": {"fullDocument.a": {"$in": 1}}}],
+        [{"$match": {"fullDocument.a": {"$eq": 1, "b": 2}}}],
+        [{"$match": {"$and": []}}],
+        [{"$match": {"$or": [1]}}],
+        [{"$match": {"fullDocument.a": {"$type": 0}}}],
+        [{"$redact": "$$KEEP"}],
+        [{"$addFields": {"a": 1}}],
+        [{"$project": {"_id": 0}}],
+        [{"$project": {"a": 1, "b": 0}}],
+        [{"$project": {"a": "$b"}}],
+        [{"$project": {"a": 1, "a.b": 1}}],
+        [{"$project": {}}],
+        [{"$unset": "_id"}],
+        [{"$unset": []}],
+        [{"$project": {"operationType": 1}}, {"$match": {"operationType": "insert"}}],
+    ],
+)
+def test_is_declined(stages: list[Document]) -> None:
+    with pytest.raises(Declined):
+        compile_filter(stages)
+
+
+def test_a_filter_that_nests_without_end_is_declined() -> None:
+    match: Document = {"fullDocument.a": 1}
+    for _ in range(60):
+        match = {"$and": [match]}
+    with pytest.raises(Declined):
+        compile_filter([{"$match": match}])
+
+
+@pytest.mark.parametrize(
+    ("stage", "fields"),
+    [
+        ({"$project": {"fullDocument.a": 1}}, {"fullDocument": {"a": [{"b": 1}, 2]}}),
+        ({"$project": {"fullDocument.a.b": 1}}, {"fullDocument": {"a": [{"b": 1}]}}),
+        (
+            {"$project": {"fullDocument": 0}},
+            {"operationType": "insert", "ns": {"db": "d", "coll": "c"}},
+        ),
+        (
+            {"$unset": ["fullDocument.a.b", "ns.db"]},
+            {"operationType": "insert", "ns": {"coll": "c"}, "fullDocument": {"a": [{}, 2]}},
+        ),
+        ({"$project": {"ns": {"coll": True}}}, {"ns": {"coll": "c"}}),
+    ],
+)
+def test_projections(stage: Document, fields: Document) -> None:
+    event = {
+        "_id": {"_data": "82"},
+        "operationType": "insert",
+        "ns": {"db": "d", "coll": "c"},
+        "fullDocument": {"a": [{"b": 1}, 2]},
+    }
+    shown = compile_filter([stage]).project(bson.encode(event))
+    assert shown == bson.encode({"_id": {"_data": "82"}, **fields})
+
+
+def test_the_recorded_filters_are_evaluated_here() -> None:
+    """Of the recorded streams those with a $match alone are in the class."""
+    plain = [
+        stages
+        for _, _, _, stages, *_ in (tuple(stream) for stream in STREAMS.values())
+        if stages and all("$match" in stage for stage in stages)
+    ]
+    assert plain
+    for stages in plain:
+        compile_filter(stages)
+
+
+def test_an_event_meets_only_filters_with_its_values() -> None:
+    index: FilterIndex[int] = FilterIndex()
+    for tenant in range(1000):
+        index.add(tenant, compile_filter([{"$match": {"fullDocument.tenant": tenant}}]))
+    both = {"$or": [{"fullDocument.tenant": 7}, {"fullDocument.b": {"$in": [1, 2]}}]}
+    index.add(-1, compile_filter([{"$match": both}]))
+    index.add(-2, compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 999}}}]))
+    events = [bson.encode(full(tenant=t, b=b)) for t, b in ((7, 1), (999, 0), (2000, 2), (7, 0))]
+    routed = dict(index.route(events))
+    assert routed == {
+        7: [events[0], events[3]],
+        999: [events[1]],
+        -1: [events[0], events[2], events[3]],
+        -2: [events[1], events[2]],
+    }
+    index.remove(7)
+    index.remove(-2)
+    index.remove(-3)
+    assert dict(index.route(events)) == {999: [events[1]], -1: [events[0], events[2], events[3]]}
+
+
+def test_a_malformed_event_is_an_error() -> None:
+    index: FilterIndex[int] = FilterIndex()
+    index.add(0, compile_filter([{"$match": {"fullDocument.a": 1}}]))
+    event = bson.encode(full(a=1, b=ObjectId()))
+    with pytest.raises((ValueError, IndexError)):
+        index.route([event[:30]])
