@@ -55,17 +55,26 @@ _UNUSUAL = (
     b"\x02a\0" + _string(b"a\xff"),  # not UTF-8
     b"\x04a\0" + _raw(b"\x060\0", b"\x0e1\0" + _string(b"a")),  # an array of such values
     b"\x04a\0" + _raw(b"\x03" b"0\0" + _raw(b"\x06b\0")),
-    b"\x10a\0\1\0\0\0\x10a\0\2\0\0\0",  # a name twice
-    b"\x02a\0" + _string(b"a") + b"\x03a\0" + _raw(b"\x10b\0\1\0\0\0"),
+    b"\x10b\0\1\0\0\0",
 )  # fmt: skip
 """Elements that drivers do not write."""
 
+_REPEATED = (
+    b"\x10a\0\1\0\0\0\x10a\0\2\0\0\0",
+    b"\x02a\0" + _string(b"a") + b"\x03a\0" + _raw(b"\x10b\0\1\0\0\0"),
+)
+"""Elements with one name; what a projection does with them is undefined."""
+
 
 class Chance:
-    """Draws documents and filters; ``random`` decides everything."""
+    """Draws documents and filters; ``random`` decides everything.
 
-    def __init__(self, random: Random) -> None:
+    With ``repeated``, documents may have two fields of one name.
+    """
+
+    def __init__(self, random: Random, *, repeated: bool) -> None:
         self._random = random
+        self._unusual = _UNUSUAL + _REPEATED if repeated else _UNUSUAL
 
     def event(self) -> Document:
         """Return a document shaped like a change event, without the token."""
@@ -97,7 +106,7 @@ class Chance:
         if depth < 3 and kind < 0.45:
             return self._contents(depth + 1)
         if kind < 0.5:
-            return RawBSONDocument(_raw(chance.choice(_UNUSUAL)))
+            return RawBSONDocument(_raw(chance.choice(self._unusual)))
         domain = chance.choices((NUMBERS, STRINGS, OTHERS), (4, 3, 3))[0]
         return chance.choice(domain)
 

@@ -56,7 +56,7 @@ def _through_mongod(collection: Any, stages: list[Document]) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_filters(collection: Any, seed: int) -> None:
-    chance = Chance(Random(seed))
+    chance = Chance(Random(seed), repeated=True)
     stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
     index: FilterIndex[int] = FilterIndex()
     expected: dict[int, list[bytes]] = {}
@@ -76,7 +76,7 @@ def test_filters(collection: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_projections(collection: Any, seed: int) -> None:
-    chance = Chance(Random(seed))
+    chance = Chance(Random(seed), repeated=False)
     stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
     compared = 0
     for _ in range(FILTERS):
