@@ -39,6 +39,10 @@ class StreamError(SourceError):
     """The stream cannot go on; the message says why, and what can be done."""
 
 
+class HistoryLostError(StreamError):
+    """The shards' oplogs no longer reach back to where the stream should go on."""
+
+
 @contextmanager
 def told_briefly() -> Iterator[None]:
     """Keep the traceback of a SourceError out of Spark's report; other exceptions keep theirs."""

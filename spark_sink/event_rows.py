@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     DataType,
     LongType,
     StringType,
@@ -37,6 +38,14 @@ DOCUMENT_COLUMNS = (
 # An Arrow batch ends with the first of these.
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 * 1024 * 1024
+
+_READ = "read"
+OPERATIONS: dict[str | None, str] = {
+    "insert": "c", "update": "u", "replace": "u", "delete": "d", _READ: "r",
+}  # fmt: skip
+"""Debezium's letters for operation types; others have none."""
+
+_FRAGMENT = StructType([StructField("fragment", LongType()), StructField("of", LongType())])
 
 _NO_FIELDS: dict[bytes, Slice] = {}
 _NOTHING = Slice(0x0A, b"")
@@ -65,18 +74,32 @@ class EventRows:
                 StructField("collection", StringType()),
                 *(StructField(name, documents) for name in DOCUMENT_COLUMNS),
                 StructField("event", BinaryType(), nullable=False),
+                StructField("op", StringType()),
+                StructField("snapshot", BooleanType(), nullable=False),
+                StructField("shard", StringType()),
+                StructField("lsid", documents),
+                StructField("txnNumber", LongType()),
+                StructField("to", StringType()),
+                StructField("splitEvent", _FRAGMENT),
             ]
         )
         """What every row has. Rows sort by `token` as the stream is ordered; clusterTime and
-        clusterTimeOrdinal are the event's cluster time, the ordinal counting within a second."""
+        clusterTimeOrdinal are the event's cluster time, the ordinal counting within a second. op is
+        Debezium's letter; shard is the shard that the event was read from, null where a task read
+        the merged stream."""
         self._arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
 
-    def arrow_batches(self, events: Iterable[RawBSONDocument]) -> Iterator[pa.RecordBatch]:
-        """The events as Arrow batches, each of bounded size, in the same order."""
+    def arrow_batches(
+        self, events: Iterable[RawBSONDocument], shard: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The events as Arrow batches, each of bounded size, in the same order.
+
+        shard: what they were read from, None for the merged stream.
+        """
         rows: list[tuple[Any, ...]] = []
         size = 0
         for event in events:
-            rows.append(self._row(event))
+            rows.append(self._row(event, shard))
             size += len(event.raw)
             if len(rows) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
                 yield self._batch(rows)
@@ -84,10 +107,11 @@ class EventRows:
         if rows:
             yield self._batch(rows)
 
-    def _row(self, event: RawBSONDocument) -> tuple[Any, ...]:
+    def _row(self, event: RawBSONDocument, shard: str | None) -> tuple[Any, ...]:
         raw = bytes(event.raw)
         get = fields_of(raw).get
-        operation, time, wall, ns = map(get, _HEADER)
+        operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)
+        kind = None if operation is None else operation.text()
         cluster_time = None if time is None else time.second_and_tick()
         wall_time = None if wall is None else wall.milliseconds()
         database, collection = _namespace(ns)
@@ -98,15 +122,22 @@ class EventRows:
         )
         return (
             sort_key(event),
-            None if operation is None else operation.text(),
+            kind,
             None if cluster_time is None else cluster_time[0] * 1_000_000,
             None if cluster_time is None else cluster_time[1],
             None if wall_time is None else wall_time * 1000,
-            f"{database}.{collection}" if database and collection else database or collection,
+            _joined(database, collection),
             database,
             collection,
             *documents,
             raw,
+            OPERATIONS.get(kind),
+            kind == _READ,
+            shard,
+            None if lsid is None else lsid.value if self._raw else self._to_json(lsid),
+            None if number is None else number.whole_number(),
+            None if to is None else _joined(*_namespace(to)),
+            None if fragment is None else _fragment(fragment),
         )
 
     def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -117,8 +148,20 @@ class EventRows:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
 
-_HEADER = (b"operationType", b"clusterTime", b"wallTime", b"ns")
+_HEADER = (
+    b"operationType", b"clusterTime", b"wallTime", b"ns", b"lsid", b"txnNumber", b"to",
+    b"splitEvent",
+)  # fmt: skip
 _DOCUMENTS = tuple(name.encode() for name in DOCUMENT_COLUMNS)
+
+
+def _joined(database: str | None, collection: str | None) -> str | None:
+    return f"{database}.{collection}" if database and collection else database or collection
+
+
+def _fragment(value: Slice) -> dict[str, int | None]:
+    fields = fields_of(value.value) if value.kind == DOCUMENT else _NO_FIELDS
+    return {name: fields.get(name.encode(), _NOTHING).whole_number() for name in ("fragment", "of")}
 
 
 def _namespace(ns: Slice | None) -> tuple[str | None, str | None]:

@@ -16,7 +16,7 @@ _LONG = struct.Struct("<q")
 _TICK_AND_SECOND = struct.Struct("<II")
 
 DOUBLE, STRING, DOCUMENT, ARRAY, DATE, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x11
-_BINARY, _REGEX, _POINTER = 0x05, 0x0B, 0x0C
+_BINARY, _REGEX, _POINTER, _INT32, _INT64 = 0x05, 0x0B, 0x0C, 0x10, 0x12
 _FIXED = {
     DOUBLE: 8, 0x06: 0, 0x07: 12, 0x08: 1, DATE: 8, 0x0A: 0, 0x10: 4, TIMESTAMP: 8, 0x12: 8,
     0x13: 16, 0x7F: 0, 0xFF: 0,
@@ -42,6 +42,12 @@ class Slice:
         """The value of a date, since 1970; None for any other type."""
         value: int | None = _LONG.unpack(self.value)[0] if self.kind == DATE else None
         return value
+
+    def whole_number(self) -> int | None:
+        """The value of an int or a long; None for any other type."""
+        if self.kind not in (_INT32, _INT64):
+            return None
+        return int.from_bytes(self.value, "little", signed=True)
 
     def second_and_tick(self) -> tuple[int, int] | None:
         """The two halves of a cluster time; None for any other type."""

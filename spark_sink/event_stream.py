@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
 
-from spark_sink.errors import StreamError
+from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.positions import Position, Token, is_invalidate, key_of
 from spark_sink.router_client import WatchedStream
 
@@ -195,12 +195,13 @@ def _may_pass(error: PyMongoError) -> bool:
 def _explained(error: PyMongoError) -> StreamError:
     code = error.code if isinstance(error, OperationFailure) else None
     if code == _HISTORY_LOST:
-        cause = (
-            "history lost: the shards' oplogs no longer reach back to this position. Read what "
-            "was lost from the collections, start the query with a new checkpointLocation, and "
-            "make the oplogs larger"
+        return HistoryLostError(
+            "history lost: the shards' oplogs no longer reach back to this position. Start the "
+            "query with snapshotMode=when_needed, which reads the collections again, or with a new "
+            "checkpointLocation, and make the oplogs larger",
+            error,
         )
-    elif code == _FATAL:
+    if code == _FATAL:
         cause = (
             "the stream cannot be resumed here: it must still see the event that the checkpoint "
             "ends with. Restore the pipeline that the checkpoint was written with, or start with "

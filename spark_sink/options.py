@@ -11,24 +11,43 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bson import json_util
 from bson.errors import BSONError
-from bson.timestamp import Timestamp
-from pymongo.errors import PyMongoError
-from pymongo.uri_parser import parse_uri
 
+from spark_sink import option_values as values
 from spark_sink.errors import OptionError
-from spark_sink.positions import AtTime, FromNow, Position, PositionError, Token
+from spark_sink.positions import FromNow, Position
 from spark_sink.scope import Scope
 
 DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
 DEFAULT_IDLE_ADVANCE_SECONDS = 6 * 3600
 
 _Value = TypeVar("_Value")
+
+# The database of users: a path /admin of a URI names no scope.
+_AUTHENTICATION = "admin"
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """Whether and how the documents of the collections are read.
+
+    mode: no_data, initial, initial_only, always or when_needed.
+    chunk_rows: about how many documents a task reads; None: a quarter of a micro-batch.
+    filters: filters on documents by namespace; None where the option is not given.
+    """
+
+    mode: str = "no_data"
+    chunk_rows: int | None = None
+    filters: Mapping[str, Mapping[str, Any]] | None = None
+
+    @property
+    def begins_queries(self) -> bool:
+        """Whether a query without a checkpoint begins with a snapshot."""
+        return self.mode != "no_data"
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,9 @@ class StreamOptions:
         behind before an empty micro-batch moves it on, so that a restart finds it in the oplogs.
     raw_documents: the columns of documents hold BSON instead of JSON.
     canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
+    snapshot: whether and how documents are read beside the events.
+    batch_mode: what a batch read (`spark.read`) reads: "snapshot", "changes", or None.
+    end: where a batch read of changes ends; None: at the present.
     """
 
     uri: str = field(repr=False)
@@ -66,6 +88,14 @@ class StreamOptions:
     idle_advance_seconds: int = DEFAULT_IDLE_ADVANCE_SECONDS
     raw_documents: bool = False
     canonical_json: bool = False
+    snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
+    batch_mode: str | None = None
+    end: Position | None = None
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """About how many documents a task of a snapshot reads."""
+        return self.snapshot.chunk_rows or max(1, self.max_events_per_trigger // 4)
 
     @property
     def splits_large_events(self) -> bool:
@@ -88,34 +118,54 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
             return default
         return _checked(name, parse, given[name.lower()][1])
 
-    uri = get("uri", _uri, None)
+    uri = get("uri", values.router_uri, None)
     if uri is None:
         raise OptionError("option 'uri' is required, for example mongodb://127.0.0.1:27020")
     parsed = StreamOptions(
         uri=uri,
-        scope=_scope(uri, get("database", _database, None), get("collection", _collections, ())),
-        pipeline=get("pipeline", _pipeline, ()),
-        full_document=get("fullDocument", _name, None),
-        full_document_before_change=get("fullDocumentBeforeChange", _name, None),
-        show_expanded_events=get("showExpandedEvents", _boolean, False),
-        start=_start(
-            get("startAtOperationTime", _cluster_time, None),
-            get("resumeAfter", _token, None),
-            get("startAfter", _token, None),
+        scope=_scope(
+            uri,
+            get("database", values.database_name, None),
+            get("collection", values.collection_names, ()),
         ),
+        pipeline=get("pipeline", values.stages, ()),
+        full_document=get("fullDocument", values.some_text, None),
+        full_document_before_change=get("fullDocumentBeforeChange", values.some_text, None),
+        show_expanded_events=get("showExpandedEvents", values.boolean, False),
+        start=_only(
+            "startAtOperationTime, resumeAfter and startAfter",
+            get("startAtOperationTime", values.cluster_time_position, None),
+            get("resumeAfter", values.resume_token, None),
+            get("startAfter", values.resume_token, None),
+        )
+        or FromNow(),
         max_events_per_trigger=get(
-            "maxEventsPerTrigger", _positive, DEFAULT_MAX_EVENTS_PER_TRIGGER
+            "maxEventsPerTrigger", values.positive, DEFAULT_MAX_EVENTS_PER_TRIGGER
         ),
-        max_bytes_per_trigger=get("maxBytesPerTrigger", _size, None),
-        in_total_order=get("ordering", _ordering, False),
-        reads_shards_directly=get("readFrom", _read_from, False),
-        events_per_partition=get("eventsPerPartition", _positive, 0),
-        idle_advance_seconds=get("idleAdvanceSeconds", _positive, DEFAULT_IDLE_ADVANCE_SECONDS),
-        raw_documents=get("documents", _documents, False),
-        canonical_json=get("jsonFormat", _json_format, False),
+        max_bytes_per_trigger=get("maxBytesPerTrigger", values.size_in_bytes, None),
+        in_total_order=get("ordering", values.total_order, False),
+        reads_shards_directly=get("readFrom", values.reads_shards, False),
+        events_per_partition=get("eventsPerPartition", values.positive, 0),
+        idle_advance_seconds=get(
+            "idleAdvanceSeconds", values.positive, DEFAULT_IDLE_ADVANCE_SECONDS
+        ),
+        raw_documents=get("documents", values.raw_documents, False),
+        canonical_json=get("jsonFormat", values.canonical_json, False),
+        snapshot=SnapshotOptions(
+            mode=get("snapshotMode", values.snapshot_mode, "no_data"),
+            chunk_rows=get("snapshotChunkRows", values.positive, None),
+            filters=get("snapshotFilters", values.filters, None),
+        ),
+        batch_mode=get("mode", values.batch_mode, None),
+        end=_only(
+            "endAtOperationTime and endAt",
+            get("endAtOperationTime", values.cluster_time_position, None),
+            get("endAt", values.resume_token, None),
+        ),
     )
     _refuse_unrepeatable(parsed)
     _refuse_direct(parsed)
+    _refuse_snapshot(parsed)
     return parsed
 
 
@@ -145,20 +195,20 @@ _KNOWN = (
     "idleAdvanceSeconds",
     "documents",
     "jsonFormat",
+    "snapshotMode",
+    "snapshotChunkRows",
+    "snapshotFilters",
+    "mode",
+    "endAtOperationTime",
+    "endAt",
 )
 
 
-def _start(
-    time: Timestamp | None, resume_after: Token | None, start_after: Token | None
-) -> Position:
-    given = [value for value in (time, resume_after, start_after) if value is not None]
+def _only(names: str, *positions: Position | None) -> Position | None:
+    given = [position for position in positions if position is not None]
     if len(given) > 1:
-        raise OptionError(
-            "only one of startAtOperationTime, resumeAfter and startAfter can be given"
-        )
-    if time is not None:
-        return AtTime(time)
-    return resume_after or start_after or FromNow()
+        raise OptionError(f"only one of {names} can be given")
+    return given[0] if given else None
 
 
 def _refuse_direct(options: StreamOptions) -> None:
@@ -173,6 +223,23 @@ def _refuse_direct(options: StreamOptions) -> None:
         raise OptionError(
             "option 'readFrom': a shard looks up a document on itself alone, and finds none that "
             "has moved; leave readFrom=shards out, or use fullDocument=whenAvailable or required"
+        )
+
+
+def _refuse_snapshot(options: StreamOptions) -> None:
+    reads_documents = options.snapshot.begins_queries or options.batch_mode == "snapshot"
+    if not reads_documents:
+        return
+    if options.start != FromNow():
+        raise OptionError(
+            "a snapshot pins down where the stream begins: leave startAtOperationTime, resumeAfter "
+            "and startAfter out"
+        )
+    if options.pipeline and options.snapshot.filters is None:
+        raise OptionError(
+            "option 'pipeline': its stages work on events, not on the documents of a snapshot. Say "
+            "by option 'snapshotFilters' which documents are read, such as "
+            '{"shop.orders": {"open": true}}; {} is all'
         )
 
 
@@ -204,129 +271,7 @@ def _scope(uri: str, database: str | None, collections: tuple[str, ...]) -> Scop
     if database is None and path and path != _AUTHENTICATION:
         database, _, collection = unquote(path).partition(".")
         if collection and not collections:
-            collections = _checked("uri", _collections, collection)
+            collections = _checked("uri", values.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' needs option 'database'")
     return Scope(database, collections)
-
-
-_AUTHENTICATION = "admin"
-# What makes a collection's name a pattern: nobody has such names, and many try such patterns.
-_PATTERN = re.compile(r"[*?+|^$()\[\]{}\\]")
-
-
-def _database(text: str) -> str:
-    if not text:
-        raise ValueError("must not be empty")
-    if re.search(r'[\s,/."$]', text) or _PATTERN.search(text):
-        raise ValueError(
-            f"{text!r} is no database's name: one database, without a pattern, can be named; "
-            "without this option the whole cluster is watched, which a pipeline can narrow"
-        )
-    return text
-
-
-def _collections(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if not name:
-            raise ValueError("must not be empty, nor hold an empty name between commas")
-        if _PATTERN.search(name):
-            raise ValueError(
-                f"{name!r} looks like a pattern, and names are taken literally: list the names "
-                "with commas between them, or watch the database with a pipeline such as "
-                '[{"$match": {"ns.coll": {"$regex": "^ord"}}}]'
-            )
-    return names
-
-
-def _uri(text: str) -> str:
-    if not text.startswith(("mongodb://", "mongodb+srv://")):
-        raise ValueError("must begin with mongodb:// or mongodb+srv://")
-    if text.startswith("mongodb://"):  # the other form would ask DNS
-        try:
-            parse_uri(text)
-        except PyMongoError as error:
-            raise ValueError(str(error)) from None
-    return text
-
-
-def _name(text: str) -> str:
-    if not text:
-        raise ValueError("must not be empty")
-    return text
-
-
-def _pipeline(text: str) -> tuple[Mapping[str, Any], ...]:
-    stages = json_util.loads(text)
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise ValueError("must be a JSON array of stages")
-    if any("$changeStream" in stage for stage in stages):
-        raise ValueError("must not hold $changeStream itself, only the stages after it")
-    return tuple(stages)
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"must be true or false, not {text!r}")
-    return text.lower() == "true"
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"must be a positive whole number, not {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.strip().lower())
-    if match is None:
-        raise ValueError(f"must be a number of bytes such as 64m, not {text!r}")
-    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
-
-
-def _ordering(text: str) -> bool:
-    if text.lower() not in ("perdocument", "total"):
-        raise ValueError(f"must be perDocument or total, not {text!r}")
-    return text.lower() == "total"
-
-
-def _read_from(text: str) -> bool:
-    if text.lower() not in ("router", "shards"):
-        raise ValueError(f"must be router or shards, not {text!r}")
-    return text.lower() == "shards"
-
-
-def _documents(text: str) -> bool:
-    if text.lower() not in ("json", "raw"):
-        raise ValueError(f"must be json or raw, not {text!r}")
-    return text.lower() == "raw"
-
-
-def _json_format(text: str) -> bool:
-    if text.lower() not in ("relaxed", "canonical"):
-        raise ValueError(f"must be relaxed or canonical, not {text!r}")
-    return text.lower() == "canonical"
-
-
-def _token(text: str) -> Token:
-    document = json_util.loads(text) if text.lstrip().startswith("{") else {"_data": text.strip()}
-    try:
-        return Token(document)
-    except PositionError as error:
-        raise ValueError(f"{error}; expected {{'_data': …}} or its hex string") from error
-
-
-def _cluster_time(text: str) -> Timestamp:
-    """Extended JSON, seconds, "seconds,increment" or an ISO 8601 time with its offset."""
-    if text.lstrip().startswith("{"):
-        value = json_util.loads(text)
-        if isinstance(value, Timestamp):
-            return value
-        raise ValueError('must be {"$timestamp": {"t": …, "i": …}}')
-    if match := re.fullmatch(r"(\d+)(?:,(\d+))?", text.strip()):
-        return Timestamp(int(match[1]), int(match[2] or 0))
-    moment = datetime.fromisoformat(text.strip())
-    if moment.tzinfo is None:
-        raise ValueError("must name its time zone, for example 2026-01-31T12:00:00Z")
-    return Timestamp(int(moment.timestamp()), 0)

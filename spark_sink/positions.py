@@ -109,6 +109,11 @@ def time_in(data: str) -> Timestamp:
     return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
 
 
+def high_water_mark(time: Timestamp) -> str:
+    """The hex string of the high water mark of a cluster time: below its events, above earlier."""
+    return f"82{time.time:08X}{time.inc:08X}2B0229296E04"
+
+
 def to_offset(position: Position) -> dict[str, Any]:
     """The position as an offset of Spark: a dict that json.dumps accepts."""
     match position:

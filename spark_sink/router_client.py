@@ -91,6 +91,7 @@ class RouterClient:
             unicode_decode_error_handler="replace",
             serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
         )
+        self._plain: MongoClient[dict[str, Any]] | None = None
         self._direct: dict[str, RouterClient] = {}
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -127,12 +128,24 @@ class RouterClient:
 
     def present(self) -> Timestamp:
         """A cluster time that no finished write lies behind. Raises PyMongoError, StreamError."""
+        return max(self._beginning(), self.clocks().cluster_time)
+
+    def mark(self) -> Timestamp:
+        """A cluster time that can be read at, and that no finished write lies behind.
+
+        Raises PyMongoError, StreamError.
+        """
+        begins = self._beginning()  # the tick after the newest one, which no clock may have reached
+        before = Timestamp(begins.time, begins.inc - 1) if begins.inc else begins
+        return max(before, self.clocks().cluster_time)
+
+    def _beginning(self) -> Timestamp:
+        """Where a stream from now begins: where every shard has been heard to be."""
         stream = self.watch_tokens(FromNow(), max_await=0.001)
-        try:  # it begins where every shard has been heard to be
-            begins = Token(dict(stream.resume_token)).cluster_time
+        try:
+            return Token(dict(stream.resume_token)).cluster_time
         finally:
             stream.close()
-        return max(begins, self.clocks().cluster_time)
 
     def shards(self) -> list[Shard] | None:
         """All shards; None where there are none to list. Raises PyMongoError."""
@@ -145,6 +158,23 @@ class RouterClient:
         return [
             Shard(each["_id"], each.get("topologyTime"), each["host"]) for each in reply["shards"]
         ]
+
+    @property
+    def mongo(self) -> MongoClient[RawBSONDocument]:
+        """The client itself: documents stay as they came."""
+        return self._client
+
+    def plain(self) -> MongoClient[dict[str, Any]]:
+        """A client that decodes documents; it is closed with this one."""
+        if self._plain is None:
+            self._plain = MongoClient(
+                self._options.uri,
+                appname="mergerouter-spark",
+                datetime_conversion="DATETIME_MS",
+                unicode_decode_error_handler="replace",
+                serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
+            )
+        return self._plain
 
     @property
     def address(self) -> tuple[str, int]:
@@ -186,6 +216,8 @@ class RouterClient:
             direct.close()
         if self._guard is not None:
             self._guard.close()
+        if self._plain is not None:
+            self._plain.close()
         self._client.close()
 
     def _watch(

@@ -15,9 +15,11 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
 from spark_sink.positions import Position, PositionError, from_offset, time_of, to_offset
+from spark_sink.snapshot.plan import SnapshotPlan, plan_from
 
 _SCOPE = "scope"
 _QUIET = "quietUntil"
+_SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Scope:
         return ", ".join(f"{self.database}.{name}" for name in self.collections)
 
 
+_NO_OFFSET = (
+    "the checkpoint holds no offset of this source: give the query its own checkpointLocation"
+)
+
+
 @dataclass(frozen=True)
 class Offsets:
     """Positions of a scope as offsets of Spark: dicts that json.dumps accepts."""
@@ -76,6 +83,18 @@ class Offsets:
             offset[_QUIET] = {"t": quiet_until.time, "i": quiet_until.inc}
         return offset
 
+    def write_snapshot(self, plan: SnapshotPlan) -> dict[str, Any]:
+        """The end of a snapshot's batch as an offset: where the stream goes on, and the plan."""
+        return {**self.write(plan.handover), _SNAPSHOT: plan.to_document()}
+
+    def read_snapshot(self, offset: Mapping[str, Any]) -> SnapshotPlan | None:
+        """The plan of an offset; None if it is not of a snapshot. Raises StreamError."""
+        document = offset.get(_SNAPSHOT)
+        try:
+            return None if document is None else plan_from(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StreamError(_NO_OFFSET, error) from None
+
     def read_quiet(self, offset: Mapping[str, Any]) -> Timestamp | None:
         """What `write` was given as `quiet_until`."""
         quiet = offset.get(_QUIET)
@@ -89,14 +108,11 @@ class Offsets:
         plain = dict(offset)
         written = plain.pop(_SCOPE, None)
         plain.pop(_QUIET, None)
+        plain.pop(_SNAPSHOT, None)
         try:
             position = from_offset(plain)
         except PositionError as error:
-            raise StreamError(
-                "the checkpoint holds no offset of this source: give the query its own "
-                "checkpointLocation",
-                error,
-            ) from None
+            raise StreamError(_NO_OFFSET, error) from None
         if written is not None and written != self.scope.to_document():
             raise StreamError(_changed(_scope(written), self.scope, position))
         return position

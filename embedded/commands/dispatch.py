@@ -143,20 +143,38 @@ def _begin(request: Request, session: Session, number: int) -> None:
 
 
 def _reach_read_time(request: Request) -> None:
-    """Advance the oplog to ``afterClusterTime`` before a read."""
+    """Advance the oplog to ``afterClusterTime`` or ``atClusterTime`` before a read.
+
+    There are no old versions of documents: a read at a time is answered where its namespace has not
+    changed since, and otherwise refused as one from before the snapshot window.
+    """
     concern: Any = request.command.get("readConcern")
     if not isinstance(concern, dict):
         return
-    wanted = concern.get("afterClusterTime")
-    if not isinstance(wanted, Timestamp):
-        return
-    mongod = request.mongod
-    if as_ordinal(wanted) > as_ordinal(mongod.clock.time):
-        raise CommandError(
-            72,
-            "readConcern afterClusterTime value must not be greater than the current clusterTime. "
-            f"Requested clusterTime: {wanted}; current clusterTime: {mongod.clock.time}",
-            code_name="InvalidOptions",
-        )
-    if as_ordinal(wanted) > mongod.journal.position:
-        mongod.append_noop({"msg": "advance to the cluster time of a read"})
+    for name in ("afterClusterTime", "atClusterTime"):
+        wanted = concern.get(name)
+        if not isinstance(wanted, Timestamp):
+            continue
+        mongod = request.mongod
+        if as_ordinal(wanted) > as_ordinal(mongod.clock.time):
+            raise CommandError(
+                72,
+                f"readConcern {name} value must not be greater than the current clusterTime. "
+                f"Requested clusterTime: {wanted}; current clusterTime: {mongod.clock.time}",
+                code_name="InvalidOptions",
+            )
+        if as_ordinal(wanted) > mongod.journal.position:
+            mongod.append_noop({"msg": "advance to the cluster time of a read"})
+        if name == "atClusterTime" and request.transaction is None:
+            _refuse_changed_since(request, wanted)
+
+
+def _refuse_changed_since(request: Request, wanted: Timestamp) -> None:
+    namespace = f"{request.database}.{request.command[request.name]}"
+    for entry in request.mongod.oplog.since(wanted):
+        if entry["op"] == "c" or (entry["op"] != "n" and entry["ns"] == namespace):
+            raise CommandError(
+                239,
+                f"Read timestamp {wanted} is older than the oldest available timestamp.",
+                code_name="SnapshotTooOld",
+            )

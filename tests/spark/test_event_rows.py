@@ -163,13 +163,17 @@ def test_a_row_has_what_the_event_has():
             "ns": {"db": "shop", "coll": "orders"},
             "documentKey": {"_id": 1},
             "updateDescription": {"updatedFields": {"n": 2}, "removedFields": []},
+            "lsid": {"id": 5},
+            "txnNumber": Int64(3),
+            "to": {"db": "shop", "coll": "archive"},
+            "splitEvent": {"fragment": 1, "of": 2},
         }
     )
     codec = CodecOptions(
         document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS
     )
     event = RawBSONDocument(event.raw, codec)
-    [batch] = EventRows().arrow_batches([event])
+    [batch] = EventRows().arrow_batches([event], shard="shard0")
     [row] = batch.to_pylist()
     assert row == {
         "token": event_token(1_700_000_000, 7),
@@ -185,13 +189,21 @@ def test_a_row_has_what_the_event_has():
         "fullDocumentBeforeChange": None,
         "updateDescription": '{"updatedFields":{"n":2},"removedFields":[]}',
         "event": event.raw,
+        "op": "u",
+        "snapshot": False,
+        "shard": "shard0",
+        "lsid": '{"id":5}',
+        "txnNumber": 3,
+        "to": "shop.archive",
+        "splitEvent": {"fragment": 1, "of": 2},
     }
 
 
 def test_a_pipeline_may_leave_nothing_but_the_token():
     [batch] = EventRows().arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})])
     [row] = batch.to_pylist()
-    assert {name for name, value in row.items() if value is not None} == {"token", "event"}
+    found = {name for name, value in row.items() if value is not None}
+    assert found == {"token", "event", "snapshot"}
 
 
 def test_a_pipeline_may_make_other_things_of_the_fields():

@@ -283,6 +283,22 @@ async def test_reads_after_a_cluster_time_reach_it(driver: Driver) -> None:
     assert reply["$clusterTime"]["clusterTime"] >= wanted
 
 
+async def test_reads_at_a_cluster_time_are_answered_where_nothing_has_changed_since(
+    driver: Driver,
+) -> None:
+    await driver.run({"insert": "c", "documents": [{"_id": 1}]})
+    level = {"level": "snapshot", "atClusterTime": driver.mongod.clock.time}
+    find = {"find": "c", "readConcern": level}
+    await driver.run({"insert": "other", "documents": [{"_id": 1}]})
+    await driver.run({"delete": "other", "deletes": [{"q": {}, "limit": 1}]})
+    assert await fails(driver, find) == 239  # "other" was created since
+    level["atClusterTime"] = driver.mongod.clock.time
+    await driver.run({"insert": "other", "documents": [{"_id": 2}]})
+    assert (await driver.run(find))["cursor"]["firstBatch"] == [{"_id": 1}]
+    await driver.run({"insert": "c", "documents": [{"_id": 2}]})
+    assert await fails(driver, find) == 239
+
+
 async def test_a_cluster_time_from_far_ahead_is_refused(driver: Driver) -> None:
     gossip = {"$clusterTime": {"clusterTime": Timestamp(2**32 - 1, 1)}}
     reply = await driver.mongod.run_command("db", {"ping": 1, **gossip}, driver.client)

@@ -1,0 +1,68 @@
+"""The batch reader: `spark.read` of a collection's documents, or of a stretch of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from spark_sink.batch_planner import PlannedBatch
+from spark_sink.errors import OptionError, told_briefly
+from spark_sink.options import StreamOptions
+from spark_sink.partitions import Task, TaskPartition, chunk_task, planner_for, read_task
+from spark_sink.positions import AtTime, FromNow, is_after
+from spark_sink.router_client import RouterClient
+from spark_sink.snapshot.plan import after
+from spark_sink.snapshot.planner import SnapshotPlanner
+
+
+class MergerouterBatchReader(DataSourceReader):
+    """Plans one batch on the driver, reads it in tasks. Raises OptionError without a mode."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        if options.batch_mode is None:
+            raise OptionError(
+                "option 'mode' is required by spark.read: snapshot reads the documents of the "
+                "collections, changes reads the events between two positions"
+            )
+        if options.batch_mode == "changes" and isinstance(options.start, FromNow):
+            raise OptionError(
+                "option 'mode': changes needs a beginning, by startAtOperationTime, startAfter or "
+                "resumeAfter"
+            )
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """What the tasks read. Raises StreamError."""
+        with told_briefly():
+            client = RouterClient(self._options)
+            try:
+                client.require_reachable()
+                return [TaskPartition(task) for task in self._tasks(client)]
+            finally:
+                client.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, as Arrow batches. Raises StreamError."""
+        with told_briefly():
+            yield from read_task(cast("TaskPartition", partition).value, self._options)
+
+    def _tasks(self, client: RouterClient) -> Sequence[Task]:
+        options = self._options
+        if options.batch_mode == "snapshot":
+            mark = client.mark()
+            planner = SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk)
+            chunks = planner.all_chunks(planner.begin(mark))
+            return [chunk_task(chunk, mark, options) for chunk in chunks]
+        end = options.end or after(client.present())
+        if not is_after(end, options.start):
+            return []
+        if isinstance(end, AtTime) and is_after(end, after(client.present())):
+            raise OptionError("option 'endAtOperationTime': lies in the future; leave it out")
+        planner_of_changes = planner_for(client, options, None)
+        try:
+            return planner_of_changes.tasks(PlannedBatch(options.start, end))
+        finally:
+            planner_of_changes.close()

@@ -1,0 +1,123 @@
+"""What tasks of Spark read, and how: the same for streams and for batch reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import bson
+import pyarrow as pa
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pyspark.sql.datasource import InputPartition
+
+from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
+from spark_sink.event_rows import EventRows
+from spark_sink.options import StreamOptions
+from spark_sink.positions import AtTime, high_water_mark
+from spark_sink.query_start import cluster_time_at, query_started
+from spark_sink.read_reports import ReportInbox, report
+from spark_sink.read_task import ReadTask, TaskReader
+from spark_sink.router_client import RouterClient
+from spark_sink.snapshot.plan import Chunk, SnapshotPlan, after
+from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+
+SNAPSHOT_END = "snapshotEnd"
+"""The operation type of the row that follows the documents of a stream's snapshot."""
+
+# Seconds that a getMore may wait: short where a micro-batch waits for its end to be found.
+_PLANNING_AWAIT = 0.1
+_READING_AWAIT = 0.5
+
+
+@dataclass(frozen=True)
+class SnapshotEnd:
+    """A task that tells the end of a snapshot in a row of its own. mark: the snapshot's."""
+
+    mark: Timestamp
+
+
+Task = ReadTask | SnapshotTask | SnapshotEnd
+
+
+@dataclass
+class TaskPartition(InputPartition):
+    """What one task of Spark reads."""
+
+    value: Task
+
+
+def rows_for(options: StreamOptions) -> EventRows:
+    """The rows that the options ask for."""
+    return EventRows(raw_documents=options.raw_documents, canonical=options.canonical_json)
+
+
+def planner_for(
+    client: RouterClient,
+    options: StreamOptions,
+    inbox: ReportInbox | None,
+    *,
+    loaded: float | None = None,
+) -> BatchPlanner:
+    """A planner of batches. loaded: when a query's `load()` was called; None for no query."""
+
+    def beginning() -> AtTime:
+        clocks = client.clocks()
+        started = time.time() if loaded is None else query_started(loaded)
+        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
+
+    cluster = Cluster(
+        watch=partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
+        newest=lambda: client.clocks().cluster_time,
+        present=client.present,
+        beginning=beginning,
+        shards=client.shards,
+    )
+    limits = Limits(
+        max_bytes=options.max_bytes_per_trigger,
+        events_per_task=options.events_per_partition,
+        in_total_order=options.in_total_order,
+        idle_advance=options.idle_advance_seconds,
+    )
+    return BatchPlanner(cluster, limits, inbox)
+
+
+def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
+    """What the tasks of a snapshot's batch read; the last batch tells the end, too."""
+    tasks: list[Task] = [chunk_task(chunk, plan.mark, options) for chunk in plan.chunks]
+    return [*tasks, SnapshotEnd(plan.mark)] if plan.finished else tasks
+
+
+def chunk_task(chunk: Chunk, mark: Timestamp, options: StreamOptions) -> SnapshotTask:
+    """The task of a chunk, with the filter that the options have for its collection."""
+    filters = options.snapshot.filters or {}
+    return SnapshotTask(chunk, mark, filters.get(str(chunk.collection)))
+
+
+def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of one task, as Arrow batches. Raises StreamError."""
+    rows = rows_for(options)
+    if isinstance(task, SnapshotEnd):
+        yield from rows.arrow_batches([_end_of_snapshot(task.mark)])
+        return
+    client = RouterClient(options)
+    try:
+        if isinstance(task, SnapshotTask):
+            chunk = ChunkReader(client.mongo, task, lambda: client.clocks().cluster_time)
+            yield from rows.arrow_batches(chunk.events())
+            return
+        watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
+        reader = TaskReader(task, watch)
+        yield from rows.arrow_batches(reader.events(), shard=task.shard)
+    finally:
+        client.close()
+    if task.report_to is not None:
+        report(reader.passage, task.batch, task.report_to)
+
+
+def _end_of_snapshot(mark: Timestamp) -> RawBSONDocument:
+    token = {"_data": high_water_mark(after(mark).time)}
+    event = {"_id": token, "operationType": SNAPSHOT_END, "clusterTime": mark}
+    return RawBSONDocument(bson.encode(event))

@@ -1,0 +1,229 @@
+"""Reads one chunk of a snapshot, as events of the operation type "read".
+
+The token of a row is a high water mark, the chunk's low mark: the document contains the effect of
+all events below it. Events above it supersede the row by its key. Where the servers still have the
+documents of the snapshot's mark, a chunk is read at that time; where that is too long ago, at a
+time of its own; where a server cannot read at a time, the chunk is read as it is, after its low
+mark, and what changes during the reading comes again as an event.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
+
+from spark_sink.errors import StreamError
+from spark_sink.event_slices import DOCUMENT, Slice, fields_of
+from spark_sink.positions import high_water_mark
+from spark_sink.snapshot.plan import Chunk, after
+from spark_sink.snapshot.planner import current_name
+
+READ = "read"
+"""The operation type of a snapshot's rows."""
+
+_INT = struct.Struct("<i")
+# Seconds without progress after which a chunk is given up.
+_RETRY_FOR = 60.0
+# SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
+_TOO_OLD = frozenset({239, 246, 250})
+# InvalidOptions, FailedToParse, CommandNotSupported…: no reading at a time here.
+_UNABLE = frozenset({9, 40415, 72, 115, 263})
+# Codes after which the same read may go well: elections, shutdowns, killed and lost cursors, a
+# collection that was dropped or renamed meanwhile.
+_MAY_PASS = frozenset(
+    {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
+     13435, 13436}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SnapshotTask:
+    """A chunk to read. mark: the time of the snapshot; condition: a filter on the documents."""
+
+    chunk: Chunk
+    mark: Timestamp
+    condition: Mapping[str, Any] | None = None
+
+
+class ChunkReader:
+    """Reads a task's documents, each `_id` once.
+
+    client: of the router, with documents as RawBSONDocument; newest: about the newest cluster time;
+    clock, sleep: for tests.
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[RawBSONDocument],
+        task: SnapshotTask,
+        newest: Callable[[], Timestamp],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._task = task
+        self._newest = newest
+        self._clock = clock
+        self._sleep = sleep
+        self._seen: set[bytes] = set()
+        self._ways: list[Callable[[], tuple[dict[str, Any], Timestamp]]] = [
+            self._at_mark,
+            self._at_newest,
+            self._after_newest,
+        ]
+
+    def events(self) -> Iterator[RawBSONDocument]:
+        """The documents as events. Raises StreamError."""
+        failing_since: float | None = None
+        while True:
+            before = len(self._seen)
+            try:
+                yield from self._read()
+                return
+            except PyMongoError as error:
+                if self._goes_another_way(error):
+                    continue
+                if not _may_pass(error):
+                    raise _refused(self._task.chunk, error) from None
+                now = self._clock()
+                if failing_since is None or len(self._seen) > before:
+                    failing_since = now
+                if now - failing_since >= _RETRY_FOR:
+                    raise StreamError(
+                        f"gave up reading {self._task.chunk.collection} after {_RETRY_FOR:.0f} s "
+                        "without progress. See whether the router and its mongos run, and restart "
+                        "the query: it goes on with this chunk",
+                        error,
+                    ) from error
+                self._sleep(random.uniform(0.1, 0.5))
+
+    def _read(self) -> Iterator[RawBSONDocument]:
+        task = self._task
+        collection = task.chunk.collection
+        concern, point = self._ways[0]()
+        name = current_name(self._client, collection)
+        if name is None:
+            return  # dropped: the stream tells
+        condition = [task.condition] if task.condition else []
+        database = self._client[collection.database]
+        make = _EventMaker(collection.database, name, collection.key, point)
+        documents: Any = database.cursor_command(
+            "find",
+            name,
+            read_preference=database.read_preference,
+            codec_options=database.codec_options,
+            filter={"$and": [task.chunk.filter(), *condition]},
+            sort={"_id": 1},
+            readConcern=concern,
+        )
+        with documents:
+            for document in documents:
+                raw = bytes(document.raw)
+                fields = fields_of(raw)
+                identifier = fields[b"_id"]
+                key = bytes((identifier.kind,)) + identifier.value
+                if key not in self._seen:
+                    self._seen.add(key)
+                    yield make(raw, fields)
+
+    def _at_mark(self) -> tuple[dict[str, Any], Timestamp]:
+        self._reached()
+        return _snapshot_at(self._task.mark), self._task.mark
+
+    def _at_newest(self) -> tuple[dict[str, Any], Timestamp]:
+        newest = self._reached()
+        return _snapshot_at(newest), newest
+
+    def _after_newest(self) -> tuple[dict[str, Any], Timestamp]:
+        newest = self._reached()
+        return {"level": "majority", "afterClusterTime": newest}, newest
+
+    def _reached(self) -> Timestamp:
+        """The newest cluster time, from the mark on: the stream has nothing from before it."""
+        newest = self._newest()
+        if newest < self._task.mark:
+            raise AutoReconnect("this router has not heard of the snapshot's time yet")
+        return newest
+
+    def _goes_another_way(self, error: PyMongoError) -> bool:
+        """Give up reading at the time that was tried; False if the error is another."""
+        if not isinstance(error, OperationFailure) or len(self._ways) == 1:
+            return False
+        if error.code in _UNABLE:
+            del self._ways[:-1]
+            return True
+        if error.code in _TOO_OLD:
+            del self._ways[0]
+            return True
+        return False
+
+
+class _EventMaker:
+    """Makes events of documents: the bytes around the document are made once for a chunk."""
+
+    def __init__(self, database: str, name: str, key: tuple[str, ...], point: Timestamp) -> None:
+        # The fields of an event in the servers' order, each encoded as a document of its own.
+        token = high_water_mark(after(point).time)
+        head = {"_id": {"_data": token}, "operationType": READ, "clusterTime": point}
+        head["wallTime"] = datetime.now(UTC)
+        self._head = bson.encode(head)[4:-1] + b"\x03fullDocument\0"
+        self._ns = bson.encode({"ns": {"db": database, "coll": name}})[4:-1] + b"\x03documentKey\0"
+        fields = key if "_id" in key else (*key, "_id")
+        self._key = [field.encode() for field in fields]
+
+    def __call__(self, raw: bytes, fields: dict[bytes, Slice]) -> RawBSONDocument:
+        key = self._document_key(fields)
+        body = self._head + raw + self._ns + key + b"\0"
+        return RawBSONDocument(_INT.pack(len(body) + 4) + body)
+
+    def _document_key(self, fields: dict[bytes, Slice]) -> bytes:
+        body = b""
+        for path in self._key:
+            value = fields.get(path) if b"." not in path else _nested(fields, path)
+            if value is not None:
+                body += bytes((value.kind,)) + path + b"\0" + value.value
+        return _INT.pack(len(body) + 5) + body + b"\0"
+
+
+def _nested(fields: dict[bytes, Slice], path: bytes) -> Slice | None:
+    name, _, rest = path.partition(b".")
+    value = fields.get(name)
+    if not rest or value is None:
+        return value
+    return _nested(fields_of(value.value), rest) if value.kind == DOCUMENT else None
+
+
+def _snapshot_at(point: Timestamp) -> dict[str, Any]:
+    return {"level": "snapshot", "atClusterTime": point}
+
+
+def _may_pass(error: PyMongoError) -> bool:
+    if isinstance(error, ConnectionFailure):
+        return True
+    return isinstance(error, OperationFailure) and error.code in _MAY_PASS
+
+
+def _refused(chunk: Chunk, error: PyMongoError) -> StreamError:
+    if isinstance(error, OperationFailure) and error.code in (13, 18):
+        return StreamError(
+            f"not allowed to read {chunk.collection}: the user in option 'uri' needs the privilege "
+            "find on what a snapshot reads",
+            error,
+        )
+    return StreamError(
+        f"cannot read {chunk.collection} for a snapshot: a router passes such reads to the mongos "
+        "that it is started with (--upstream)",
+        error,
+    )

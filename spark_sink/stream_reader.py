@@ -1,0 +1,171 @@
+"""The stream reader: plans micro-batches on Spark's driver, and reads them in tasks.
+
+It only translates between Spark's interface and the planners and readers, which know nothing of
+Spark (docs/design.md, section 12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from pymongo.errors import PyMongoError
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from spark_sink.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.errors import HistoryLostError, told_briefly
+from spark_sink.options import StreamOptions
+from spark_sink.partitions import Task, TaskPartition, planner_for, read_task, snapshot_tasks
+from spark_sink.positions import AtTime, FromNow, Position
+from spark_sink.read_reports import ReportInbox
+from spark_sink.router_client import RouterClient
+from spark_sink.scope import Offsets
+from spark_sink.snapshot.planner import SnapshotPlanner
+
+
+class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver, reads them in tasks.
+
+    Spark sends copies of it to the tasks: the connection is made at first use and never copied.
+    """
+
+    def __init__(self, options: StreamOptions, loaded: float) -> None:
+        self._options = options
+        self._offsets = Offsets(options.scope)
+        self._loaded = loaded
+        self._client: RouterClient | None = None
+        self._inbox: ReportInbox | None = None
+        self._planner: BatchPlanner | None = None
+        self._snapshots: SnapshotPlanner | None = None
+        self._has_planned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        unsent = dict.fromkeys(("_client", "_inbox", "_planner", "_snapshots"))
+        return {**self.__dict__, **unsent}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a query without a checkpoint begins.
+
+        Spark asks again if it is restarted before its first batch is committed, so the answer must
+        depend on the options only: "now" is pinned down by the first, empty batch.
+        """
+        return self._offsets.write(self._options.start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """About maxEventsPerTrigger events in a micro-batch at most."""
+        return ReadMaxRows(self._options.max_events_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Remember the present; batches planned from now on end before it. Raises StreamError."""
+        with told_briefly():
+            self._planning().stop_at_present()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the micro-batch after `start` ends. Raises StreamError."""
+        if isinstance(limit, ReadMaxRows):
+            max_events: int | None = limit.max_rows
+        elif isinstance(limit, ReadAllAvailable):
+            max_events = None
+        else:
+            raise TypeError(f"a read limit that this source never asked for: {limit}")
+        with told_briefly():
+            return self._latest(start, max_events)
+
+    def _latest(self, start: dict[str, Any], max_events: int | None) -> dict[str, Any]:
+        position = self._offsets.read(start)
+        plan = self._offsets.read_snapshot(start)
+        first, self._has_planned = not self._has_planned, True
+        planner = self._planning()
+        if plan is not None and not plan.finished:
+            return self._offsets.write_snapshot(self._snapshot().next_batch(plan, max_events))
+        if self._needs_snapshot(position, first):
+            return self._begin_snapshot()
+        if self._options.snapshot.mode == "initial_only":
+            return start
+        try:
+            batch = planner.next_batch(position, max_events)
+        except HistoryLostError:
+            if self._options.snapshot.mode != "when_needed":
+                raise
+            return self._begin_snapshot()
+        if batch.end == batch.start:
+            return start
+        return self._offsets.write(batch.end, batch.quiet_until)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The newest cluster time, for the lag in Spark's metrics; None before the first batch."""
+        if self._client is None:
+            return None
+        try:
+            return self._offsets.write(AtTime(self._client.clocks().cluster_time))
+        except PyMongoError:
+            return None  # metrics can wait for the router
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What the tasks of a micro-batch read. Raises StreamError."""
+        with told_briefly():
+            return [TaskPartition(task) for task in self._tasks(start, end)]
+
+    def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
+        if start == end:
+            return []
+        plan = self._offsets.read_snapshot(end)
+        if plan is not None:
+            return snapshot_tasks(plan, self._options)
+        batch = PlannedBatch(
+            self._offsets.read(start),
+            self._offsets.read(end),
+            quiet_until=self._offsets.read_quiet(end),
+        )
+        return self._planning().tasks(batch)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events that one task reads, as Arrow batches. Raises StreamError."""
+        with told_briefly():
+            yield from read_task(cast("TaskPartition", partition).value, self._options)
+
+    def stop(self) -> None:
+        """Kill the driver's cursor and close its connections."""
+        if self._planner is not None:
+            self._planner.close()
+        if self._inbox is not None:
+            self._inbox.close()
+        if self._client is not None:
+            self._client.close()
+        self._planner = self._inbox = self._client = self._snapshots = None
+
+    def _needs_snapshot(self, position: Position, first: bool) -> bool:
+        """Whether one begins here. first: whether this process has planned nothing before."""
+        mode = self._options.snapshot.mode
+        if isinstance(position, FromNow):
+            return mode != "no_data"
+        return mode == "always" and first
+
+    def _begin_snapshot(self) -> dict[str, Any]:
+        self._planning().close()
+        assert self._client is not None
+        plan = self._snapshot().begin(self._client.mark())
+        return self._offsets.write_snapshot(plan)
+
+    def _snapshot(self) -> SnapshotPlanner:
+        if self._snapshots is None:
+            assert self._client is not None
+            options = self._options
+            client = self._client.plain()
+            self._snapshots = SnapshotPlanner(client, options.scope, options.rows_per_chunk)
+        return self._snapshots
+
+    def _planning(self) -> BatchPlanner:
+        if self._planner is None:
+            self._client = client = RouterClient(self._options, guarded=True)
+            client.require_reachable()
+            self._inbox = ReportInbox(client.address)
+            self._planner = planner_for(client, self._options, self._inbox, loaded=self._loaded)
+        return self._planner

@@ -1,0 +1,133 @@
+"""Batch reads and streams that begin with a snapshot, in a running Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from spark_sink.batch_planner import BatchPlanner
+from spark_sink.errors import HistoryLostError
+from spark_sink.options import parse_options
+from spark_sink.partitions import SnapshotEnd
+from spark_sink.positions import AtTime
+from spark_sink.scope import Offsets
+from spark_sink.snapshot.reader import SnapshotTask
+from spark_sink.stream_reader import MergerouterStreamReader
+from tests.spark.conftest import Shop
+
+# One cluster, one Spark, which takes minutes to start on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+def options(shop: Shop, **more: object) -> dict[str, str]:
+    given = {"uri": shop.uri, "database": shop.database, "collection": "orders", **more}
+    return {name: str(value) for name, value in given.items()}
+
+
+def identifiers(frame: DataFrame, op: str) -> list[int]:
+    rows = frame.where(frame.op == op).select("documentKey").collect()
+    return sorted(json.loads(row.documentKey)["_id"] for row in rows)
+
+
+def run(spark: SparkSession, folder: Path, given: dict[str, str]) -> DataFrame:
+    """One run of a query to the present; all rows that it has written so far."""
+    frame = spark.readStream.format("mergerouter").options(**given).load()
+    writer = frame.writeStream.format("parquet").option("path", str(folder / "rows"))
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return spark.read.parquet(str(folder / "rows"))
+
+
+def test_batch_reads_of_documents_and_of_changes(spark: SparkSession, shop: Shop) -> None:
+    shop.insert(100)
+    between = shop.now()
+    shop.insert(50)
+
+    def read(**more: object) -> DataFrame:
+        return spark.read.format("mergerouter").options(**options(shop, **more)).load()
+
+    snapshot = read(mode="snapshot", snapshotChunkRows=30)
+    assert snapshot.rdd.getNumPartitions() >= 4
+    assert identifiers(snapshot, "r") == list(range(150))
+    created = f"{shop.created.time},{shop.created.inc}"
+    split = f"{between.time},{between.inc + 1}"
+    earlier = read(mode="changes", startAtOperationTime=created, endAtOperationTime=split)
+    assert identifiers(earlier, "c") == list(range(100))
+    last = max(row.token for row in earlier.select("token").collect())
+    later = read(mode="changes", startAfter=last)
+    assert identifiers(later, "c") == list(range(100, 150))
+    for given, message in (
+        ({}, "option 'mode' is required"),
+        ({"mode": "changes"}, "needs a beginning"),
+        ({"mode": "snapshot", "startAfter": last}, "a snapshot pins down"),
+    ):
+        with pytest.raises(AnalysisException, match=message):
+            read(**given).count()
+
+
+def test_a_stream_goes_on_where_its_snapshot_was_taken(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(200)
+    given = options(shop, snapshotMode="initial", maxEventsPerTrigger=60, documents="json")
+    rows = run(spark, tmp_path, given)
+    assert identifiers(rows, "r") == list(range(200))
+    assert rows.where("operationType = 'snapshotEnd'").count() == 1
+    assert rows.where("snapshot").count() == 200
+    batches = sorted(
+        (tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name)
+    )
+    assert len(batches) >= 4
+    assert "bounds" in json.loads(batches[1].read_text().splitlines()[-1])["snapshot"]
+    shop.orders.delete_one({"_id": 3})
+    shop.insert(10)
+    rows = run(spark, tmp_path, given)
+    assert identifiers(rows, "r") == list(range(200))
+    assert identifiers(rows, "c") == list(range(200, 210))
+    assert identifiers(rows, "d") == [3]
+
+
+def test_a_snapshot_alone_and_one_at_every_start(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(20)
+    alone, always = tmp_path / "alone", tmp_path / "always"
+    for _ in range(2):
+        rows = run(spark, alone, options(shop, snapshotMode="initial_only"))
+        shop.insert(5)
+    assert identifiers(rows, "r") == list(range(20))
+    assert rows.count() == 21
+    run(spark, always, options(shop, snapshotMode="always"))
+    shop.insert(5)
+    rows = run(spark, always, options(shop, snapshotMode="always"))
+    assert identifiers(rows, "r") == sorted([*range(30), *range(35)])
+
+
+@pytest.mark.parametrize("mode", ["when_needed", "initial"])
+def test_a_lost_history_is_made_good_by_a_snapshot_where_that_is_asked_for(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    shop.insert(5)
+    lost = HistoryLostError("history lost")
+    monkeypatch.setattr(BatchPlanner, "next_batch", Mock(side_effect=lost))
+    given = parse_options(options(shop, snapshotMode=mode))
+    reader = MergerouterStreamReader(given, 0.0)
+    start = Offsets(given.scope).write(AtTime(shop.created))
+    try:
+        if mode == "initial":
+            with pytest.raises(HistoryLostError):
+                reader.latestOffset(start, ReadAllAvailable())
+            return
+        begun = reader.latestOffset(start, ReadAllAvailable())
+        assert reader.partitions(start, begun) == []
+        end = reader.latestOffset(begun, ReadAllAvailable())
+        kinds = [type(partition.value) for partition in reader.partitions(begun, end)]
+    finally:
+        reader.stop()
+    assert kinds == [SnapshotTask, SnapshotEnd]

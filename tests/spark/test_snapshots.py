@@ -1,0 +1,211 @@
+"""Snapshots: chunks of collections, read at a point of the stream, without Spark between."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import bson
+import pytest
+from bson import SON, Int64, ObjectId
+from bson.binary import Binary
+from bson.decimal128 import Decimal128
+from bson.timestamp import Timestamp
+from pymongo.errors import AutoReconnect, OperationFailure
+
+from spark_sink.errors import StreamError
+from spark_sink.options import parse_options
+from spark_sink.router_client import RouterClient
+from spark_sink.scope import Offsets, Scope
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from tests.spark.conftest import Shop
+
+pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+
+IDENTIFIERS = [
+    *range(150), *(f"n{number:03}" for number in range(20)), 0.5, float("nan"), None, True,
+    Int64(2**40), Decimal128("1.5"), ObjectId("0123456789abcdef01234567"), Binary(b"\1\2", 5),
+    SON(a=1, b="x"), Timestamp(5, 6),
+]  # fmt: skip
+
+
+def client(shop: Shop, **options: str) -> RouterClient:
+    return RouterClient(parse_options({"uri": shop.uri, "database": shop.database, **options}))
+
+
+def planner(router: RouterClient, shop: Shop, rows: int, *collections: str) -> SnapshotPlanner:
+    return SnapshotPlanner(router.plain(), Scope(shop.database, collections), rows)
+
+
+def read(router: RouterClient, chunk: Chunk, mark: Timestamp, **more: Any) -> list[dict[str, Any]]:
+    reader = ChunkReader(
+        router.mongo, SnapshotTask(chunk, mark, **more), lambda: router.clocks().cluster_time
+    )
+    return [bson.decode(event.raw) for event in reader.events()]
+
+
+def test_chunks_hold_every_document_once_whatever_its_id(shop: Shop) -> None:
+    shop.client[shop.database].things.insert_many([{"_id": each} for each in IDENTIFIERS])
+    router = client(shop)
+    mark = router.mark()
+    chunks = planner(router, shop, 20, "things").all_chunks(
+        planner(router, shop, 20, "things").begin(mark)
+    )
+    parts = [read(router, chunk, mark) for chunk in chunks]
+    router.close()
+    found = sorted(repr(event["fullDocument"]["_id"]) for part in parts for event in part)
+    written = bson.decode(bson.encode({"all": IDENTIFIERS}))["all"]
+    assert found == sorted(map(repr, written))
+    assert len(parts) >= 6
+    assert max(map(len, parts)) < 80
+
+
+def test_rows_are_events_of_the_mark(shop: Shop) -> None:
+    shop.insert(12)
+    router = client(shop)
+    mark = router.mark()
+    [chunk] = planner(router, shop, 100, "orders").all_chunks(
+        planner(router, shop, 100, "orders").begin(mark)
+    )
+    events = read(router, chunk, mark, condition={"customer": {"$lt": 3}})
+    router.close()
+    assert [event["documentKey"] for event in events] == [
+        {"customer": number % 10, "_id": number} for number in (0, 1, 2, 10, 11)
+    ]
+    assert {event["clusterTime"] for event in events} == {mark}
+    assert {event["operationType"] for event in events} == {"read"}
+    assert events[0]["ns"] == {"db": shop.database, "coll": "orders"}
+    with shop.orders.watch(start_after=events[0]["_id"]) as watch:
+        shop.insert(1)
+        assert watch.next()["documentKey"] == {"customer": 2, "_id": 12}
+
+
+def test_a_plan_survives_as_an_offset_and_ends_after_all_collections(shop: Shop) -> None:
+    database = shop.client[shop.database]
+    shop.insert(100)
+    database.small.insert_one({"_id": 1})
+    database.create_collection("empty")
+    router = client(shop)
+    planning, offsets = planner(router, shop, 20), Offsets(Scope(shop.database))
+    plan: SnapshotPlan | None = planning.begin(router.mark())
+    batches = []
+    while plan is not None and not plan.finished:
+        written = json.loads(json.dumps(offsets.write_snapshot(planning.next_batch(plan, 40))))
+        plan = offsets.read_snapshot(written)
+        assert plan is not None
+        assert offsets.read(written) == plan.handover
+        batches.append(plan.chunks)
+    router.close()
+    assert all(len(batch) <= 4 for batch in batches)
+    names = [chunk.collection.name for batch in batches for chunk in batch]
+    assert sorted(set(names)) == ["empty", "orders", "small"]
+    assert names.count("orders") >= 4
+    progress = written["snapshot"]["progress"]
+    assert progress == {"collections": 3, "collectionsPlanned": 3, "chunksPlanned": len(names)}
+
+
+def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_not(
+    shop: Shop,
+) -> None:
+    database = shop.client[shop.database]
+    for name in ("kept", "gone"):
+        database[name].insert_many([{"_id": number} for number in range(3)])
+    router = client(shop)
+    mark = router.mark()
+    gone, kept = planner(router, shop, 100, "kept", "gone").all_chunks(
+        planner(router, shop, 100, "kept", "gone").begin(mark)
+    )
+    database.kept.rename("moved")
+    database.gone.drop()
+    assert [event["ns"]["coll"] for event in read(router, kept, mark)] == ["moved"] * 3
+    assert read(router, gone, mark) == []
+    router.close()
+
+
+class Documents:
+    """Replies of a server, or its failures, one after the other."""
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+        self.asked: list[dict[str, Any]] = []
+        self.read_preference = self.codec_options = None
+
+    def __getitem__(self, name: str) -> Documents:
+        return self
+
+    def list_collections(self, filter: Any) -> list[dict[str, Any]]:  # noqa: A002
+        return [{"name": "c"}]
+
+    def cursor_command(self, *names: str, **fields: Any) -> _Reply:
+        self.asked.append(fields["readConcern"])
+        return _Reply(self.replies.pop(0))
+
+
+class _Reply:
+    def __init__(self, content: list[Any]) -> None:
+        self.content = content
+
+    def __enter__(self) -> _Reply:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __iter__(self) -> Any:
+        for each in self.content:
+            if isinstance(each, Exception):
+                raise each
+            yield bson.raw_bson.RawBSONDocument(bson.encode({"_id": each}))
+
+
+MARK, LATER = Timestamp(100, 1), Timestamp(900, 1)
+CHUNK = Chunk(Collection("db", "c"))
+
+
+def chunk_reader(documents: Any, clock: Any = lambda: 0.0) -> ChunkReader:
+    task = SnapshotTask(CHUNK, MARK)
+    return ChunkReader(documents, task, lambda: LATER, clock=clock, sleep=lambda _: None)
+
+
+def identifiers(reader: ChunkReader) -> list[tuple[Timestamp, int]]:
+    events = [bson.decode(event.raw) for event in reader.events()]
+    return [(event["clusterTime"], event["documentKey"]["_id"]) for event in events]
+
+
+def test_outside_of_the_window_a_chunk_is_read_at_a_time_of_its_own() -> None:
+    documents = Documents([1, OperationFailure("too old", 239)], [1, 2, 3])
+    assert identifiers(chunk_reader(documents)) == [(MARK, 1), (LATER, 2), (LATER, 3)]
+    assert documents.asked[1] == {"level": "snapshot", "atClusterTime": LATER}
+
+
+def test_where_no_time_can_be_read_the_low_mark_is_noted_before() -> None:
+    documents = Documents([OperationFailure("no", 72)], [1])
+    assert identifiers(chunk_reader(documents)) == [(LATER, 1)]
+    assert documents.asked[1] == {"level": "majority", "afterClusterTime": LATER}
+
+
+def test_no_document_is_older_than_the_mark() -> None:
+    moments = iter([Timestamp(99, 1), Timestamp(100, 0), MARK])
+    documents = Documents([1])
+    reader = ChunkReader(
+        documents, SnapshotTask(CHUNK, MARK), lambda: next(moments), sleep=lambda _: None
+    )
+    assert identifiers(reader) == [(MARK, 1)]
+    assert len(documents.asked) == 1
+
+
+def test_a_lost_connection_repeats_no_document() -> None:
+    documents = Documents([1, 2, AutoReconnect()], [1, 2, 3])
+    assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2, 3]
+
+
+def test_a_chunk_is_given_up_in_time_and_a_refusal_at_once() -> None:
+    moments = iter(range(0, 1000, 25))
+    documents = Documents(*([AutoReconnect("away")] for _ in range(9)))
+    with pytest.raises(StreamError, match=r"^gave up reading db\.c after 60 s"):
+        identifiers(chunk_reader(documents, lambda: next(moments)))
+    assert len(documents.asked) == 4
+    with pytest.raises(StreamError, match="privilege find"):
+        identifiers(chunk_reader(Documents([OperationFailure("no", 13)])))
