@@ -143,54 +143,54 @@ def _reset(client: RawClient) -> None:
     client.writer.transport.abort()
 
 
-async def _says_nothing(client: RawClient) -> None:
+async def _connects_only(client: RawClient) -> None:
     """Close the connection as soon as it is open."""
 
 
-async def _says_hello(client: RawClient) -> None:
+async def _sends_hello(client: RawClient) -> None:
     await client.command("admin", _HELLO)
 
 
-async def _is_reset(client: RawClient) -> None:
+async def _resets_after_hello(client: RawClient) -> None:
     await client.command("admin", _HELLO)
     _reset(client)
 
 
-async def _breaks_off(client: RawClient) -> None:
+async def _disconnects_within_a_message(client: RawClient) -> None:
     client.send_bytes(struct.pack("<iiii", 500, 1, 0, 2013) + b"\0" * 100)
     await client.writer.drain()
 
 
-async def _is_no_client(client: RawClient) -> None:
+async def _sends_another_protocol(client: RawClient) -> None:
     client.send_bytes(b"GET / HTTP/1.1\r\n\r\n" * 10)
     await client.closed()
 
 
-async def _watches_and_kills(client: RawClient) -> None:
+async def _kills_its_cursor(client: RawClient) -> None:
     reply = await client.command("soak", _watch())
     killing = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
     assert (await client.command("soak", killing))["ok"] == 1
 
 
-async def _watches_in_a_session(client: RawClient) -> None:
+async def _ends_its_session(client: RawClient) -> None:
     session = {"id": Binary(random.randbytes(16), 4)}
     await client.command("soak", {**_watch(), "lsid": session})
     await client.command("admin", {"endSessions": [session]})
 
 
-async def _watches_and_forgets(client: RawClient) -> None:
+async def _leaves_a_cursor_open(client: RawClient) -> None:
     """Leave a cursor open that only the idle timeout ends."""
     await client.command("soak", _watch())
 
 
-async def _goes_in_the_middle_of_an_opening(client: RawClient) -> None:
+async def _resets_during_an_opening(client: RawClient) -> None:
     client.send("soak", _watch())
     await client.writer.drain()
     await asyncio.sleep(random.random() * 0.05)
     _reset(client)
 
 
-async def _goes_in_the_middle_of_a_long_wait(client: RawClient) -> None:
+async def _disconnects_during_a_wait(client: RawClient) -> None:
     cursor_id = (await client.command("soak", _watch()))["cursor"]["id"]
     client.send("soak", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 3_600_000})
     await client.writer.drain()
@@ -211,14 +211,14 @@ async def _reads_the_feed(client: RawClient) -> None:
 
 
 _BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
-    *(_says_nothing, _says_hello, _is_reset) * 2,
-    _breaks_off,
-    _is_no_client,
-    _watches_and_kills,
-    _watches_in_a_session,
-    _watches_and_forgets,
-    _goes_in_the_middle_of_an_opening,
-    _goes_in_the_middle_of_a_long_wait,
+    *(_connects_only, _sends_hello, _resets_after_hello) * 2,
+    _disconnects_within_a_message,
+    _sends_another_protocol,
+    _kills_its_cursor,
+    _ends_its_session,
+    _leaves_a_cursor_open,
+    _resets_during_an_opening,
+    _disconnects_during_a_wait,
     _reads_the_feed,
 )
 

@@ -76,7 +76,7 @@ def sharded(db: Database[dict[str, Any]], cluster: TestCluster) -> Collection[di
 def newer() -> Iterator[Client]:
     """Return a client of a router whose cluster makes version 2 tokens, as 7.0 and 8.0 do."""
     if real_servers_named():
-        pytest.skip("shown on the embedded cluster, which plays newer servers")
+        pytest.skip("verified on the embedded cluster, which emulates newer servers")
     with (
         EmbeddedProcess(2, {"noop_interval": NOOP_SECONDS, "token_version": 2}) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,

@@ -115,7 +115,7 @@ def test_older_servers_do_not_show_the_kind_of_namespace(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
     if cluster.real and client.server_info()["versionArray"][:2] >= [8, 1]:
-        pytest.skip("these servers tell them")
+        pytest.skip("these servers show them")
     with Stream(client, db.name, 1, EXPANDED) as stream:
         db.create_collection("c")
         [event] = stream.past(now(client))

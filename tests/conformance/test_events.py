@@ -447,7 +447,7 @@ def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
 @rule("5", "matchCollectionUUIDForUpdateLookup")
 def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
     if client.server_info()["versionArray"][0] >= 8:
-        pytest.skip("these servers know it")
+        pytest.skip("these servers support it")
     from tests.conformance.streams import refused
 
     stage = {"$changeStream": {"matchCollectionUUIDForUpdateLookup": True}}

@@ -36,7 +36,7 @@ def _let_all_happen(faults: Faults) -> None:
     )
 
 
-def test_nothing_is_lost_doubled_or_out_of_order(cluster: RealCluster) -> None:
+def test_every_event_arrives_once_in_order_under_each_fault(cluster: RealCluster) -> None:
     report = run_faults(cluster, 1, _let_all_happen)
     print("\n".join(report.summary))
     assert report.problems == []

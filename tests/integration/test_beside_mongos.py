@@ -86,11 +86,11 @@ CLIENT_TIMES: list[Any] = [
 
 
 @pytest.mark.parametrize("time", CLIENT_TIMES)
-async def test_client_times(pair: Pair, time: Any) -> None:
+async def test_client_times_are_checked_as_by_mongos(pair: Pair, time: Any) -> None:
     await same(pair, "admin", {"ping": 1, "$clusterTime": time})
 
 
-async def test_client_times_far_ahead(pair: Pair) -> None:
+async def test_client_times_far_ahead_are_refused(pair: Pair) -> None:
     command = {"ping": 1, "$clusterTime": {"clusterTime": Timestamp(2**32 - 1, 1)}}
     await same(pair, "admin", command)
     command["$clusterTime"]["signature"] = SIGNATURE
@@ -112,21 +112,25 @@ async def test_other_checks_come_before_client_times(pair: Pair) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("stage", STAGES, ids=str)
-async def test_stages(pair: Pair, stage: dict[str, Any], strict: bool) -> None:
+async def test_stages_get_the_same_answers(pair: Pair, stage: dict[str, Any], strict: bool) -> None:
     pipeline = [*WATCH["pipeline"], stage]
     await same(pair, "db", {**WATCH, "pipeline": pipeline, **(STRICT if strict else {})})
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-async def test_options(pair: Pair, options: dict[str, Any], strict: bool) -> None:
+async def test_options_get_the_same_answers(
+    pair: Pair, options: dict[str, Any], strict: bool
+) -> None:
     pipeline = [{"$changeStream": options}]
     await same(pair, "db", {**WATCH, "pipeline": pipeline, **(STRICT if strict else {})})
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
-async def test_fields(pair: Pair, fields: dict[str, Any], strict: bool) -> None:
+async def test_fields_get_the_same_answers(
+    pair: Pair, fields: dict[str, Any], strict: bool
+) -> None:
     await same(pair, "db", {**WATCH, **(STRICT if strict else {}), **fields})
 
 
@@ -139,7 +143,9 @@ async def test_fields(pair: Pair, fields: dict[str, Any], strict: bool) -> None:
         (b"fullDocument\0", b"fullDocumenu\0"),
     ],
 )
-async def test_fields_given_twice(pair: Pair, first: bytes, second: bytes) -> None:
+async def test_repeated_fields_get_the_same_answers(
+    pair: Pair, first: bytes, second: bytes
+) -> None:
     command = bson.encode(
         {
             "aggregate": "c",
@@ -193,7 +199,7 @@ CLIENTS: list[Any] = [
 
 
 @pytest.mark.parametrize("metadata", CLIENTS, ids=lambda each: str(each)[:80])
-async def test_client_metadata(pair: Pair, metadata: Any) -> None:
+async def test_client_metadata_gets_the_same_answers(pair: Pair, metadata: Any) -> None:
     async with both(pair) as clients:
         command = {"hello": 1, "client": metadata}
         replies = [await client.command("admin", command) for client in clients]
@@ -219,7 +225,7 @@ GET_PARAMETERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("command", GET_PARAMETERS, ids=str)
-async def test_get_parameter(pair: Pair, command: dict[str, Any]) -> None:
+async def test_get_parameter_gets_the_same_answers(pair: Pair, command: dict[str, Any]) -> None:
     await same(pair, "admin", command)
 
 
@@ -232,26 +238,28 @@ FAIL_POINTS = [
 
 
 @pytest.mark.parametrize(("database", "command"), FAIL_POINTS, ids=str)
-async def test_fail_points(pair: Pair, database: str, command: dict[str, Any]) -> None:
+async def test_fail_points_get_the_same_answers(
+    pair: Pair, database: str, command: dict[str, Any]
+) -> None:
     await same(pair, database, command)
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-async def test_large_bodies(pair: Pair, extra: int) -> None:
+async def test_large_bodies_get_the_same_answers(pair: Pair, extra: int) -> None:
     empty = len(bson.encode({"insert": "c", "comment": "", "$db": "db"}))
     pad = "x" * (16 * 1024 * 1024 + 16 * 1024 + extra - empty)
     answer = await same(pair, "db", {"insert": "c", "comment": pad})
     assert (answer["code"] == 10334) == bool(extra)
 
 
-async def test_large_bodies_of_own_commands(pair: Pair) -> None:
+async def test_large_bodies_of_the_router_s_commands_are_refused(pair: Pair) -> None:
     pad = "x" * (16 * 1024 * 1024 + 16 * 1024)
     for command in ({"ping": 1}, WATCH):
         answer = await same(pair, "db", {**command, "comment": pad})
         assert answer["code"] == 10334
 
 
-async def test_document_sequences_of_own_commands(pair: Pair) -> None:
+async def test_document_sequences_of_the_router_s_commands_get_the_same_answers(pair: Pair) -> None:
     command = {"aggregate": "c", "cursor": {}}
     await same(pair, "db", command, sequences={"pipeline": [{"$changeStream": {}}]})
     await same(pair, "db", {"killCursors": "c"}, sequences={"cursors": [{"a": 1}]})
@@ -276,7 +284,7 @@ INTERNAL_TYPES = [
 
 
 @pytest.mark.parametrize("name", INTERNAL_TYPES)
-async def test_projected_names_of_internal_events(pair: Pair, name: str) -> None:
+async def test_events_projected_to_internal_names_are_delivered(pair: Pair, name: str) -> None:
     collection = f"internal{INTERNAL_TYPES.index(name)}"
     pipeline = [{"$changeStream": {}}, {"$addFields": {"operationType": {"$literal": name}}}]
     async with both(pair) as clients:

@@ -48,11 +48,11 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.02)
 
 
-def test_nothing_is_left_of_clients_that_came_and_went(
+def test_disconnected_clients_leave_nothing_behind(
     cluster: TestCluster, router: RouterProcess
 ) -> None:
     """``python -m tests.soak`` does the same with 10,000 clients."""
@@ -67,7 +67,7 @@ def test_nothing_is_left_of_clients_that_came_and_went(
     soak.close()
 
 
-def test_silent_clients_are_probed(router: RouterProcess) -> None:
+def test_keepalive_probes_silent_clients(router: RouterProcess) -> None:
     """The kernel sends the keepalive probes; /proc/net/tcp shows that the timer runs."""
     table = Path("/proc/net/tcp")
     if not table.exists():
@@ -88,7 +88,7 @@ def test_silent_clients_are_probed(router: RouterProcess) -> None:
             wait_for(lambda: timer(port, own_port) == "02", "the timer of probes")  # noqa: B023
 
 
-def test_a_client_that_stops_reading_stops_only_its_own_stream(
+def test_a_client_that_stops_reading_blocks_only_its_own_stream(
     cluster: TestCluster, router: RouterProcess
 ) -> None:
     client: Client
@@ -184,7 +184,7 @@ def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
     soak.close()
 
 
-async def test_shutdown_is_told_so_that_drivers_resume_elsewhere(cluster: TestCluster) -> None:
+async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestCluster) -> None:
     """A getMore in flight is answered; new commands fail, change streams with the label."""
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 1000}
     watch = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -254,7 +254,7 @@ def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestClus
             for member in members:
                 cluster.wake_member(member)
         waiting.join(PATIENCE)
-        assert failures, "the driver tried to resume, in vain"
+        assert failures, "the driver reports that it could not resume"
 
 
 def _get_more(cursor_id: Int64, milliseconds: int) -> dict[str, Any]:

@@ -60,7 +60,7 @@ async def read(cursor: MergedCursor, count: int) -> list[dict[str, Any]]:
     return events
 
 
-async def test_events_of_all_shards_in_the_order_of_their_tokens(engine: Engine):
+async def test_events_of_all_shards_are_ordered_by_token(engine: Engine):
     cursor = await engine.watch("ordered")
     for n in range(20):
         await engine.client["ordered"][f"c{n % 4}"].insert_one({"_id": n})
@@ -72,7 +72,7 @@ async def test_events_of_all_shards_in_the_order_of_their_tokens(engine: Engine)
     assert await read(again, 10) == events[10:]
 
 
-async def test_a_stream_from_now_shows_nothing_written_before(engine: Engine):
+async def test_a_stream_from_now_shows_no_earlier_writes(engine: Engine):
     for n in range(5):
         await engine.client["before"].c.insert_one({"_id": n})
         cursor = await engine.watch("before")
@@ -82,7 +82,7 @@ async def test_a_stream_from_now_shows_nothing_written_before(engine: Engine):
         cursor.close()
 
 
-async def test_a_shard_joins_under_load(engine: Engine):
+async def test_a_shard_that_joins_under_load_loses_no_event(engine: Engine):
     cursor = await engine.watch("grow")
     stop = asyncio.Event()
     written: list[int] = []
@@ -110,7 +110,7 @@ async def test_a_shard_joins_under_load(engine: Engine):
     assert [event["documentKey"]["_id"] for event in first + rest] == written
 
 
-async def test_a_shard_that_joins_is_read_from_its_first_event(engine: Engine):
+async def test_a_joining_shard_is_read_from_its_first_event(engine: Engine):
     command = {"allChangesForCluster": True}
     request = parse_request(
         "admin", {"aggregate": 1, "pipeline": [{"$changeStream": command}], "cursor": {}}
@@ -130,12 +130,12 @@ async def test_a_shard_that_joins_is_read_from_its_first_event(engine: Engine):
     assert found == list(range(10))
 
 
-async def test_closed_streams_leave_no_cursor_on_any_shard(engine: Engine):
+async def test_closed_streams_leave_no_cursors_on_shards(engine: Engine):
     cursors = [await engine.watch("leak") for _ in range(5)]
     await engine.client["leak"].c.insert_one({"_id": 1})
     for cursor in cursors:
         await read(cursor, 1)
-    assert 0 < await _open_cursors(engine) < 10, "they share their remotes"
+    assert 0 < await _open_cursors(engine) < 10, "the streams share their remotes"
     engine.registry.kill([cursor.cursor_id for cursor in cursors], OWNER)
     await engine.registry.close()
     assert await _open_cursors(engine) == 0

@@ -16,7 +16,7 @@ from tests.harness.until import PATIENCE
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ends_quickly_on_a_signal_whatever_clients_do(number: signal.Signals) -> None:
+def test_a_signal_ends_it_quickly_despite_clients(number: signal.Signals) -> None:
     impatient = {"serverSelectionTimeoutMS": 100}
     with EmbeddedProcess(2, {}) as cluster:
         client: Client
@@ -36,7 +36,7 @@ def test_ends_quickly_on_a_signal_whatever_clients_do(number: signal.Signals) ->
     assert '"Stopped"' in cluster.logs[-1]
 
 
-def test_chosen_port_and_number_of_shards() -> None:
+def test_port_and_number_of_shards_can_be_chosen() -> None:
     with EmbeddedProcess(1, {}) as first:
         port = first.mongos.partition(":")[2]
     with EmbeddedProcess(5, {"port": port}) as second:
@@ -54,7 +54,7 @@ PROGRAM = "import typer; from embedded.cli import embedded; typer.run(embedded)"
 
 
 @pytest.mark.parametrize(("version", "wire", "token"), [(1, 17, "2B02"), (2, 27, "2B04")])
-def test_token_version_goes_with_the_server_version(version: int, wire: int, token: str) -> None:
+def test_the_token_version_selects_the_server_version(version: int, wire: int, token: str) -> None:
     with EmbeddedProcess(1, {"token_version": version}) as cluster:
         client: Client
         with pymongo.MongoClient(cluster.mongos_uri) as client, cluster.direct("shard0") as shard:
@@ -65,7 +65,7 @@ def test_token_version_goes_with_the_server_version(version: int, wire: int, tok
                 assert next(stream)["_id"]["_data"][18:22] == token
 
 
-def test_oplog_is_bounded_and_idle_servers_write_noops() -> None:
+def test_the_oplog_is_bounded_and_idle_servers_write_noops() -> None:
     with EmbeddedProcess(1, {"oplog_size": 50, "noop_interval": 0.05}) as cluster:
         client: Client
         with pymongo.MongoClient(cluster.mongos_uri) as client, cluster.direct("shard0") as shard:

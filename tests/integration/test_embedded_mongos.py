@@ -61,14 +61,14 @@ def fill(orders: Any) -> None:
     orders.insert_many([{"_id": i, "region": "ahpz"[i % 4], "n": i} for i in range(12)])
 
 
-def test_says_it_is_a_mongos(client: Client) -> None:
+def test_hello_identifies_a_mongos(client: Client) -> None:
     hello = client.admin.command("hello")
     assert hello["msg"] == "isdbgrid"
     assert hello["isWritablePrimary"]
     assert client.topology_description.topology_type_name == "Sharded"
 
 
-def test_documents_live_on_their_owner(cluster: TestCluster, orders: Any) -> None:
+def test_documents_are_on_their_owner(cluster: TestCluster, orders: Any) -> None:
     fill(orders)
     assert ids_on(cluster, "shard0") == [0, 4, 8]
     assert ids_on(cluster, "shard1") == [1, 5, 9]
@@ -77,7 +77,7 @@ def test_documents_live_on_their_owner(cluster: TestCluster, orders: Any) -> Non
     assert orders.estimated_document_count() == 12
 
 
-def test_reads_merge_shards(orders: Any) -> None:
+def test_reads_merge_the_shards_results(orders: Any) -> None:
     fill(orders)
     found = orders.find({}, {"_id": 1}).sort("n", -1).skip(2).limit(5)
     assert list(found) == [{"_id": i} for i in (9, 8, 7, 6, 5)]
@@ -87,7 +87,7 @@ def test_reads_merge_shards(orders: Any) -> None:
     assert orders.find_one({"_id": 99}) is None
 
 
-def test_cursor_goes_batch_by_batch_and_can_be_killed(client: Client, orders: Any) -> None:
+def test_a_cursor_returns_batches_and_can_be_killed(client: Client, orders: Any) -> None:
     fill(orders)
     assert [d["_id"] for d in orders.find().sort("_id", 1).batch_size(5)] == list(range(12))
     reply = client.shop.command("find", "orders", batchSize=2)
@@ -100,7 +100,7 @@ def test_cursor_goes_batch_by_batch_and_can_be_killed(client: Client, orders: An
     assert code_of(error) == 43
 
 
-def test_aggregates_over_shards(client: Client, orders: Any) -> None:
+def test_aggregates_combine_all_shards(client: Client, orders: Any) -> None:
     fill(orders)
     client.shop.names.insert_many([{"_id": "a", "name": "north"}, {"_id": "h", "name": "south"}])
     pipeline = [
@@ -116,7 +116,7 @@ def test_aggregates_over_shards(client: Client, orders: Any) -> None:
     assert [sorted(o["_id"] for o in d["orders"]) for d in joined] == [[0, 4, 8], [1, 5, 9]]
 
 
-def test_views_of_sharded_collections(client: Client, orders: Any) -> None:
+def test_views_of_sharded_collections_can_be_read(client: Client, orders: Any) -> None:
     fill(orders)
     client.shop.create_collection("far", viewOn="orders", pipeline=[{"$match": {"region": "z"}}])
     assert [d["_id"] for d in client.shop.far.aggregate([{"$sort": {"_id": 1}}])] == [3, 7, 11]
@@ -134,7 +134,7 @@ def test_views_of_sharded_collections(client: Client, orders: Any) -> None:
         (lambda c: c.insert_one({"_id": 1, "region": ["a"]}), 61),
     ],
 )
-def test_writes_that_name_no_shard_are_refused(
+def test_writes_without_a_shard_key_are_refused(
     client: Client, orders: Any, run: Any, code: int
 ) -> None:
     # From 7.0 on, servers find the document by themselves; an array in the key stays an error.
@@ -156,7 +156,7 @@ def test_updates_by_id_alone_reach_the_document(orders: Any) -> None:
     assert [d["_id"] for d in orders.find().sort("_id", 1)] == [0, 4, 8]
 
 
-def test_bulk_errors_stand_at_the_clients_positions(orders: Any) -> None:
+def test_bulk_errors_have_the_clients_indexes(orders: Any) -> None:
     orders.insert_one({"_id": 1, "region": "z"})
     documents = [{"_id": i, "region": r} for i, r in ((0, "a"), (1, "z"), (2, "h"), (1, "z"))]
     with pytest.raises(BulkWriteError) as error:
@@ -169,7 +169,7 @@ def test_bulk_errors_stand_at_the_clients_positions(orders: Any) -> None:
     assert orders.count_documents({"_id": 7}) == 1
 
 
-def test_mixed_bulk(orders: Any) -> None:
+def test_a_bulk_may_mix_writes_of_all_kinds(orders: Any) -> None:
     fill(orders)
     result = orders.bulk_write(
         [
@@ -183,7 +183,7 @@ def test_mixed_bulk(orders: Any) -> None:
     assert result.upserted_ids == {2: 30}
 
 
-def test_transaction_over_shards_is_all_or_nothing(client: Client, orders: Any) -> None:
+def test_a_transaction_over_shards_is_atomic(client: Client, orders: Any) -> None:
     # Shards refresh their routing tables outside of transactions only. Inside one, a stale table
     # is a transient error, after which drivers run the transaction again.
     client.shop.log.insert_one({"_id": 0})
@@ -205,7 +205,9 @@ def test_transaction_over_shards_is_all_or_nothing(client: Client, orders: Any) 
     assert client.shop.log.count_documents({}) == 1
 
 
-def test_failed_statement_ends_the_transaction_everywhere(client: Client, orders: Any) -> None:
+def test_a_failed_statement_aborts_the_transaction_on_all_shards(
+    client: Client, orders: Any
+) -> None:
     orders.insert_one({"_id": 1, "region": "z"})
     with client.start_session() as session:
         session.start_transaction()
@@ -219,7 +221,7 @@ def test_failed_statement_ends_the_transaction_everywhere(client: Client, orders
     assert orders.count_documents({}) == 1
 
 
-def test_conflicting_transactions_do_not_both_win(client: Client, orders: Any) -> None:
+def test_one_of_two_conflicting_transactions_fails(client: Client, orders: Any) -> None:
     fill(orders)
     with client.start_session() as one, client.start_session() as other:
         one.start_transaction()
@@ -233,7 +235,7 @@ def test_conflicting_transactions_do_not_both_win(client: Client, orders: Any) -
     assert orders.find_one({"_id": 1})["by"] == 1
 
 
-def test_shard_key_change_moves_the_document(cluster: TestCluster, orders: Any) -> None:
+def test_a_shard_key_change_moves_the_document(cluster: TestCluster, orders: Any) -> None:
     fill(orders)
     where = {"_id": 0, "region": "a"}
     assert orders.update_one(where, {"$set": {"region": "zz"}}).modified_count == 1
@@ -249,7 +251,7 @@ def test_shard_key_change_moves_the_document(cluster: TestCluster, orders: Any) 
     assert orders.count_documents({}) == 12
 
 
-def test_shard_key_change_in_a_transaction(
+def test_a_shard_key_change_works_in_a_transaction(
     client: Client, cluster: TestCluster, orders: Any
 ) -> None:
     fill(orders)
@@ -260,7 +262,7 @@ def test_shard_key_change_in_a_transaction(
     assert 0 in ids_on(cluster, "shard2")
 
 
-def test_shard_key_change_needs_a_retryable_write(cluster: TestCluster, orders: Any) -> None:
+def test_a_shard_key_change_requires_a_retryable_write(cluster: TestCluster, orders: Any) -> None:
     fill(orders)
     plain: Client
     with (
@@ -272,7 +274,9 @@ def test_shard_key_change_needs_a_retryable_write(cluster: TestCluster, orders: 
     assert orders.find_one({"_id": 0})["region"] == "a"
 
 
-def test_chunk_takes_its_documents_along(client: Client, cluster: TestCluster, orders: Any) -> None:
+def test_a_migration_moves_the_chunk_s_documents(
+    client: Client, cluster: TestCluster, orders: Any
+) -> None:
     fill(orders)
     move(client, "a", "shard1")
     assert ids_on(cluster, "shard0") == []
@@ -284,7 +288,7 @@ def test_chunk_takes_its_documents_along(client: Client, cluster: TestCluster, o
         assert "region_1__id_1" in direct.shop.orders.index_information()
 
 
-def test_migration_waits_for_transactions(client: Client, orders: Any) -> None:
+def test_a_migration_waits_for_transactions(client: Client, orders: Any) -> None:
     fill(orders)
     mover = threading.Thread(target=move, args=(client, "a", "shard1"))
     with client.start_session() as session:
@@ -299,7 +303,9 @@ def test_migration_waits_for_transactions(client: Client, orders: Any) -> None:
     assert sorted(d["_id"] for d in orders.find({"region": "a"})) == [0, 4, 8, 60]
 
 
-def test_hashed_collection_is_spread(client: Client, cluster: TestCluster) -> None:
+def test_a_hashed_collection_is_spread_over_the_shards(
+    client: Client, cluster: TestCluster
+) -> None:
     client.admin.command("shardCollection", "hashes.c", key={"_id": "hashed"})
     client.hashes.c.insert_many([{"_id": i} for i in range(90)])
     counts = []
@@ -312,7 +318,7 @@ def test_hashed_collection_is_spread(client: Client, cluster: TestCluster) -> No
     client.drop_database("hashes")
 
 
-def test_indexes_are_on_every_shard(cluster: TestCluster, orders: Any) -> None:
+def test_indexes_are_created_on_every_shard(cluster: TestCluster, orders: Any) -> None:
     fill(orders)
     orders.create_index([("n", 1)], name="by_n")
     for shard in SHARDS:
@@ -322,7 +328,7 @@ def test_indexes_are_on_every_shard(cluster: TestCluster, orders: Any) -> None:
     assert "by_n" not in orders.index_information()
 
 
-def test_sharded_collection_is_renamed_and_dropped(client: Client, orders: Any) -> None:
+def test_a_sharded_collection_can_be_renamed_and_dropped(client: Client, orders: Any) -> None:
     fill(orders)
     orders.rename("moved")
     assert client.shop.moved.count_documents({}) == 12
@@ -335,7 +341,9 @@ def test_sharded_collection_is_renamed_and_dropped(client: Client, orders: Any) 
     )
 
 
-def test_unsharded_collection_moves_to_another_database(client: Client, orders: Any) -> None:
+def test_an_unsharded_collection_can_be_renamed_into_another_database(
+    client: Client, orders: Any
+) -> None:
     client.shop.plain.insert_one({"_id": 1})
     client.admin.command("enableSharding", "archive", primaryShard="shard0")
     client.admin.command("renameCollection", "shop.plain", to="archive.plain")
@@ -344,7 +352,7 @@ def test_unsharded_collection_moves_to_another_database(client: Client, orders: 
     client.drop_database("archive")
 
 
-def test_changes_to_nothing_make_nothing(client: Client) -> None:
+def test_writes_to_missing_collections_create_none(client: Client) -> None:
     index = {"keyPattern": {"x": 1}, "hidden": True}
     for command, argument in (("dropIndexes", "x"), ("collMod", index)):
         with pytest.raises(OperationFailure) as error:
@@ -381,7 +389,7 @@ def test_dropping_the_database_ends_its_streams(
     assert "shop" not in client.list_database_names()
 
 
-def test_primary_of_a_database_moves(client: Client, cluster: TestCluster) -> None:
+def test_move_primary_moves_a_database(client: Client, cluster: TestCluster) -> None:
     client.admin.command("enableSharding", "moving", primaryShard="shard0")
     client.moving.c.insert_many([{"_id": i} for i in range(5)])
     client.moving.create_collection("v", viewOn="c", pipeline=[{"$match": {"_id": 3}}])
@@ -396,7 +404,7 @@ def test_primary_of_a_database_moves(client: Client, cluster: TestCluster) -> No
     client.drop_database("moving")
 
 
-def test_listings(client: Client, orders: Any) -> None:
+def test_listings_show_databases_collections_and_indexes(client: Client, orders: Any) -> None:
     client.shop.plain.insert_one({"_id": 1})
     assert sorted(client.shop.list_collection_names()) == ["orders", "plain"]
     assert {"config", "shop"} <= set(client.list_database_names())
@@ -407,7 +415,7 @@ def test_listings(client: Client, orders: Any) -> None:
     assert [s["_id"] for s in client.config.shards.find().sort("_id", 1)] == SHARDS
 
 
-def test_unknown_commands_and_wrong_databases(client: Client) -> None:
+def test_unknown_commands_and_wrong_databases_are_refused(client: Client) -> None:
     with pytest.raises(OperationFailure) as error:
         client.admin.command("noSuchCommand")
     assert code_of(error) == 59
@@ -416,7 +424,7 @@ def test_unknown_commands_and_wrong_databases(client: Client) -> None:
     assert code_of(error) == 13
 
 
-def test_change_streams_are_left_to_the_router(client: Client, cluster: TestCluster) -> None:
+def test_change_streams_are_refused(client: Client, cluster: TestCluster) -> None:
     if cluster.real:
         pytest.skip("a real mongos has change streams")
     with pytest.raises(OperationFailure, match="mergerouter") as error:
@@ -424,7 +432,7 @@ def test_change_streams_are_left_to_the_router(client: Client, cluster: TestClus
     assert code_of(error) == 59
 
 
-def test_shard_comes_and_goes() -> None:
+def test_a_shard_can_be_added_and_removed() -> None:
     with start_cluster(2) as small:
         admin: Client
         with pymongo.MongoClient(small.mongos_uri) as admin:

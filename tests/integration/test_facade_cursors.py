@@ -42,7 +42,7 @@ async def in_use(client: RawClient, cursor_id: Int64, **fields: Any) -> None:
                 return
 
 
-async def test_one_get_more_at_a_time_and_a_kill_ends_it(router: RouterProcess) -> None:
+async def test_a_cursor_serves_one_get_more_which_a_kill_ends(router: RouterProcess) -> None:
     async with (
         await RawClient.connect(router.port) as one,
         await RawClient.connect(router.port) as two,
@@ -57,7 +57,7 @@ async def test_one_get_more_at_a_time_and_a_kill_ends_it(router: RouterProcess) 
         assert (await two.command("cursors", get_more(cursor_id)))["code"] == 43
 
 
-async def test_a_cursor_belongs_to_its_session_and_dies_with_it(router: RouterProcess) -> None:
+async def test_a_cursor_belongs_to_its_session_and_ends_with_it(router: RouterProcess) -> None:
     async with await RawClient.connect(router.port) as client:
         cursor_id = await open_cursor(client, **MINE)
         for fields, code in (({}, 50800), (OTHER, 50801)):
@@ -70,7 +70,7 @@ async def test_a_cursor_belongs_to_its_session_and_dies_with_it(router: RouterPr
         assert reply["code"] == 43
 
 
-async def test_first_batches_do_not_wait_and_later_ones_take_batch_size(
+async def test_first_batches_do_not_wait_and_later_ones_respect_batch_size(
     router: RouterProcess,
 ) -> None:
     async with await RawClient.connect(router.port) as client:
@@ -86,7 +86,7 @@ async def test_first_batches_do_not_wait_and_later_ones_take_batch_size(
         assert reply["cursor"]["postBatchResumeToken"]["_data"]
 
 
-async def test_a_client_that_takes_exhaust_gets_plain_replies(router: RouterProcess) -> None:
+async def test_a_get_more_with_exhaust_allowed_gets_plain_replies(router: RouterProcess) -> None:
     async with await RawClient.connect(router.port) as client:
         cursor_id = await open_cursor(client)
         reply = await client.command(
@@ -95,7 +95,7 @@ async def test_a_client_that_takes_exhaust_gets_plain_replies(router: RouterProc
         assert (reply["ok"], reply.flags) == (1, 0)
 
 
-async def test_an_invalidated_stream_ends_as_mongos_ends_it(router: RouterProcess) -> None:
+async def test_an_invalidated_stream_ends_as_on_mongos(router: RouterProcess) -> None:
     async with await RawClient.connect(router.port) as client:
         await client.command("cursors", {"create": "gone"})
         reply = await client.command("cursors", {**WATCH, "aggregate": "gone"})

@@ -61,7 +61,7 @@ def keys(events: list[dict[str, Any]]) -> list[Any]:
     return [event["documentKey"]["_id"] for event in events]
 
 
-def test_a_stream_sees_what_the_same_client_writes(collection: Collection[dict[str, Any]]) -> None:
+def test_a_stream_shows_the_same_client_s_writes(collection: Collection[dict[str, Any]]) -> None:
     with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
         collection.insert_many([{"_id": number} for number in range(0, 100, 10)])
         collection.update_one({"_id": 70}, {"$set": {"a": 1}})
@@ -74,7 +74,9 @@ def test_a_stream_sees_what_the_same_client_writes(collection: Collection[dict[s
     assert collection.count_documents({}) == 9
 
 
-def test_any_event_s_token_resumes_with_the_next(collection: Collection[dict[str, Any]]) -> None:
+def test_any_event_s_token_resumes_at_the_next_event(
+    collection: Collection[dict[str, Any]],
+) -> None:
     with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
         collection.insert_many([{"_id": number} for number in range(40, 60)])
         events = [stream.next() for _ in range(20)]
@@ -96,14 +98,14 @@ def test_every_scope_can_be_watched(
         assert keys([stream.next()]) == [1]
 
 
-def test_an_empty_await_ends_in_its_time(collection: Collection[dict[str, Any]]) -> None:
+def test_a_wait_without_events_ends_after_its_limit(collection: Collection[dict[str, Any]]) -> None:
     with collection.watch(max_await_time_ms=50) as stream:
         before = stream.resume_token
         assert stream.try_next() is None
         assert stream.resume_token["_data"] >= before["_data"]  # type: ignore[index]
 
 
-def test_transactions_and_unacknowledged_writes_pass(
+def test_transactions_and_unacknowledged_writes_pass_through(
     client: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]]
 ) -> None:
     with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
@@ -118,14 +120,14 @@ def test_transactions_and_unacknowledged_writes_pass(
         assert keys([stream.next()]) == [2]
 
 
-def test_large_cursors_of_the_upstream_go_on_there(collection: Collection[dict[str, Any]]) -> None:
+def test_large_cursors_continue_on_the_upstream(collection: Collection[dict[str, Any]]) -> None:
     collection.insert_many([{"_id": number, "pad": "x" * 10_000} for number in range(300)])
     found = [document["_id"] for document in collection.find(batch_size=7).sort("_id")]
     assert found == list(range(300))
 
 
 @pytest.mark.parametrize("compressor", ["zlib", "snappy", "zstd"])
-def test_compressed_connections(
+def test_drivers_can_compress_connections(
     compressor: str, router: RouterProcess, collection: Collection[dict[str, Any]]
 ) -> None:
     if not _COMPRESSORS[compressor]:
@@ -137,7 +139,7 @@ def test_compressed_connections(
             assert stream.next()["fullDocument"]["pad"] == "x" * 10_000
 
 
-def test_errors_reach_the_client_as_from_mongos(collection: Collection[dict[str, Any]]) -> None:
+def test_errors_are_those_of_mongos(collection: Collection[dict[str, Any]]) -> None:
     with pytest.raises(OperationFailure) as raised:
         collection.watch([{"$group": {"_id": 1}}])
     assert raised.value.code == 20
@@ -168,7 +170,7 @@ def test_monitors_get_hello_streamed(router: RouterProcess) -> None:
         assert heartbeats.awaited.wait(PATIENCE)
 
 
-async def test_pymongo_s_asynchronous_client(
+async def test_pymongo_s_asynchronous_client_watches(
     router: RouterProcess, collection: Collection[dict[str, Any]]
 ) -> None:
     async with AsyncMongoClient[dict[str, Any]](router.uri) as client:
@@ -178,7 +180,7 @@ async def test_pymongo_s_asynchronous_client(
             assert sorted(keys([await stream.next(), await stream.next()])) == [1, 99]
 
 
-async def test_motor(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
+async def test_motor_watches(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
     client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(router.uri)
     same = client.facade[collection.name]
     async with same.watch(max_await_time_ms=_AWAIT_MS) as stream:
@@ -196,7 +198,7 @@ def node_modules() -> Path:
 
 
 @pytest.mark.timeout(300)  # npm may first have to install the packages
-def test_node_s_driver(
+def test_node_s_driver_watches(
     router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
 ) -> None:
     finished = subprocess.run(
@@ -216,7 +218,7 @@ def test_node_s_driver(
 
 
 @pytest.mark.timeout(300)
-def test_mongosh(
+def test_mongosh_watches(
     router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
 ) -> None:
     mongosh = node_modules / ".bin" / "mongosh"
@@ -247,7 +249,7 @@ def test_mongosh(
     assert sorted(seen["seen"]) == [1, 99]
 
 
-def test_the_feed_gives_lines_of_the_same_events(
+def test_the_feed_returns_the_same_events_as_lines(
     router: RouterProcess, collection: Collection[dict[str, Any]]
 ) -> None:
     request = {"database": "facade", "collection": collection.name}

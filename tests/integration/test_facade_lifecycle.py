@@ -25,7 +25,7 @@ _TIMEOUT = 30.0
 def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + _TIMEOUT
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.02)
 
 
@@ -66,13 +66,11 @@ def watcher(uri: str, wanted: int) -> Iterator[tuple[list[Any], threading.Thread
     assert opened.wait(_TIMEOUT)
     yield seen, thread
     thread.join(_TIMEOUT)
-    assert not thread.is_alive(), f"only {len(seen)} of {wanted} events came"
+    assert not thread.is_alive(), f"only {len(seen)} of {wanted} events arrived"
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_watchers_resume_by_themselves_after_a_restart(
-    cluster: TestCluster, end: signal.Signals
-) -> None:
+def test_watchers_resume_after_a_restart(cluster: TestCluster, end: signal.Signals) -> None:
     port = free_port()
     with pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as direct:
         direct.life.c.drop()
@@ -91,7 +89,7 @@ def test_watchers_resume_by_themselves_after_a_restart(
             router.stop()
 
 
-def test_sigterm_ends_the_router_in_bounded_time_with_streams_open(cluster: TestCluster) -> None:
+def test_sigterm_ends_a_router_with_open_streams_in_bounded_time(cluster: TestCluster) -> None:
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
     router = start_router(cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=drain)
     feed = socket.create_connection(("127.0.0.1", router.feed_port or 0))
@@ -122,7 +120,7 @@ def test_sigterm_ends_the_router_in_bounded_time_with_streams_open(cluster: Test
     assert not [line for line in router.logs() if line.get("s") in ("E", "F")]
 
 
-def test_a_client_that_dies_in_a_get_more_leaves_no_cursor(cluster: TestCluster) -> None:
+def test_a_client_killed_during_a_get_more_leaves_no_cursor(cluster: TestCluster) -> None:
     program = (
         "import pymongo, sys\n"
         "stream = pymongo.MongoClient(sys.argv[1]).life.watch(max_await_time_ms=60000)\n"
@@ -180,7 +178,7 @@ def forwarder(port: int, target: tuple[str, int]) -> Iterator[None]:
             end.close()
 
 
-def test_a_cluster_that_is_not_there_is_a_retriable_error_until_it_is(
+def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(
     cluster: TestCluster,
 ) -> None:
     port = free_port()
@@ -212,7 +210,7 @@ def test_a_cluster_that_is_not_there_is_a_retriable_error_until_it_is(
             )
 
 
-def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
+def test_the_start_fails_if_the_port_is_in_use(cluster: TestCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         finished = run_router("--configdb", cluster.configdb, "--port", str(port))
@@ -221,7 +219,7 @@ def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
     assert "Traceback" not in finished.stderr
 
 
-def test_a_file_of_settings_is_enough(cluster: TestCluster, tmp_path: Path) -> None:
+def test_a_settings_file_suffices_to_start(cluster: TestCluster, tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text(
         f"sharding:\n  configDB: {cluster.configdb}\nnet:\n  port: 0\n"

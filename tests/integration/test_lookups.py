@@ -165,7 +165,7 @@ def since(start: Timestamp, **options: Any) -> dict[str, Any]:
     return {**LOOKUP, "startAtOperationTime": start, **options}
 
 
-def test_a_document_that_has_moved_is_found(both: Both, db: Data, cluster: TestCluster) -> None:
+def test_a_moved_document_is_found(both: Both, db: Data, cluster: TestCluster) -> None:
     spread(db, cluster)
     start = tick(db.client)
     for k in (1, 11):
@@ -180,9 +180,7 @@ def test_a_document_that_has_moved_is_found(both: Both, db: Data, cluster: TestC
         assert documents(events) == [*now, now[0]]
 
 
-def test_an_orphan_is_not_taken_for_the_document(
-    both: Both, db: Data, cluster: TestCluster
-) -> None:
+def test_an_orphan_is_not_returned(both: Both, db: Data, cluster: TestCluster) -> None:
     if not cluster.real:
         pytest.skip("embedded shards clean up at once")
     spread(db, cluster)
@@ -210,7 +208,7 @@ def kept_orphans(cluster: TestCluster) -> Iterator[None]:
             donor.admin.command({**point, "mode": "off"})
 
 
-def test_a_document_that_is_gone_is_null(both: Both, db: Data, cluster: TestCluster) -> None:
+def test_a_deleted_document_is_null(both: Both, db: Data, cluster: TestCluster) -> None:
     spread(db, cluster)
     start = tick(db.client)
     for k in range(8, 13):
@@ -226,7 +224,9 @@ def test_a_document_that_is_gone_is_null(both: Both, db: Data, cluster: TestClus
     [{"_id": "hashed"}, {"k": "hashed"}, {"k": 1, "l": 1}, {"n.k": 1}, {"_id": 1}, None],
     ids=str,
 )
-def test_shard_keys(both: Both, db: Data, key: Mapping[str, Any] | None) -> None:
+def test_lookups_work_with_shard_keys_of_all_kinds(
+    both: Both, db: Data, key: Mapping[str, Any] | None
+) -> None:
     if key is not None:
         db.client.admin.command("shardCollection", f"{db.name}.a", key=dict(key))
     start = tick(db.client)
@@ -243,7 +243,7 @@ def test_shard_keys(both: Both, db: Data, key: Mapping[str, Any] | None) -> None
     ]
 
 
-def test_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
+def test_lookups_work_with_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
     """Servers treat 1, 1.0 and NumberLong(1) as one _id, and compare texts by collation."""
     ids: list[Any] = [
         1, 2.0, bson.Int64(3), bson.Decimal128("4"), "a", "B", bson.ObjectId(), None, True,
@@ -273,7 +273,9 @@ def test_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
     assert all(each["v"] == 1 for each in found[5:])
 
 
-def test_equal_ids_on_several_shards(both: Both, db: Data, cluster: TestCluster) -> None:
+def test_equal_ids_on_several_shards_are_distinguished(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
     spread(db, cluster)
     start = tick(db.client)
     for k in (1, 11):
@@ -283,7 +285,7 @@ def test_equal_ids_on_several_shards(both: Both, db: Data, cluster: TestCluster)
     assert found == [{"_id": "x", "k": k, "v": k} for k in (1, 11)]
 
 
-def test_a_changed_shard_key_is_another_document(
+def test_a_changed_shard_key_identifies_another_document(
     both: Both, db: Data, cluster: TestCluster
 ) -> None:
     spread(db, cluster)
@@ -297,7 +299,7 @@ def test_a_changed_shard_key_is_another_document(
     assert found == [None, {"_id": 2, "k": 2, "v": 1}]
 
 
-def test_a_collection_that_was_made_anew_does_not_count(both: Both, db: Data) -> None:
+def test_documents_of_a_recreated_collection_are_not_returned(both: Both, db: Data) -> None:
     start = tick(db.client)
     for name in ("a", "b"):
         db[name].insert_one({"_id": 1})
@@ -308,7 +310,7 @@ def test_a_collection_that_was_made_anew_does_not_count(both: Both, db: Data) ->
     assert documents(both.read(db.name, options=since(start))) == [None, None]
 
 
-def test_transactions(both: Both, db: Data, cluster: TestCluster) -> None:
+def test_transactions_updates_are_looked_up(both: Both, db: Data, cluster: TestCluster) -> None:
     spread(db, cluster)
     db.a.insert_many([{"_id": k, "k": k} for k in (1, 2, 11, 12)])
     db.b.insert_one({"_id": 1})
@@ -350,7 +352,7 @@ MATCH_DOCUMENT = {"$match": {"fullDocument.v": {"$gt": 2}}}
     ids=str,
 )
 @pytest.mark.parametrize("batch_size", [None, 1, 7])
-def test_stages_follow_the_lookup(
+def test_stages_run_after_the_lookup(
     both: Both,
     db: Data,
     cluster: TestCluster,
@@ -383,7 +385,7 @@ def test_stages_follow_the_lookup(
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_stage_is_told_at_opening(
+def test_an_invalid_stage_fails_the_opening(
     both: Both, db: Data, cluster: TestCluster, stage: dict[str, Any], code: int
 ) -> None:
     if not cluster.real and code in (17276, 51272):
@@ -397,7 +399,7 @@ def test_what_is_wrong_with_a_stage_is_told_at_opening(
 @pytest.mark.parametrize(
     "stage", [{"$project": {"_id": 0}}, {"$replaceWith": "$fullDocument"}], ids=str
 )
-def test_the_token_must_stay(
+def test_stages_must_not_change_the_token(
     both: Both, db: Data, cluster: TestCluster, stage: dict[str, Any]
 ) -> None:
     start = tick(db.client)
@@ -421,7 +423,7 @@ def test_the_token_must_stay(
     ],
     ids=str,
 )
-def test_with_other_options(both: Both, db: Data, options: dict[str, Any]) -> None:
+def test_lookups_combine_with_other_options(both: Both, db: Data, options: dict[str, Any]) -> None:
     start = tick(db.client)
     db.create_collection("a", **IMAGES)
     db.a.insert_one({"_id": 1})
@@ -434,7 +436,9 @@ def test_with_other_options(both: Both, db: Data, options: dict[str, Any]) -> No
         assert before == [{"_id": 1}, {"_id": 1, "v": 1}]
 
 
-def test_resuming_after_a_looked_up_event(both: Both, db: Data, cluster: TestCluster) -> None:
+def test_a_stream_resumes_after_an_event_with_a_lookup(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
     spread(db, cluster)
     start = tick(db.client)
     for k in range(8, 12):
@@ -448,7 +452,7 @@ def test_resuming_after_a_looked_up_event(both: Both, db: Data, cluster: TestClu
         assert both.read(db.name, "a", options=options, stages=stages) == events[place + 1 :]
 
 
-def test_large_documents_come_in_several_replies(
+def test_large_documents_are_split_into_several_replies(
     both: Both, db: Data, cluster: TestCluster
 ) -> None:
     spread(db, cluster)
@@ -500,7 +504,7 @@ def test_large_events_are_split_after_the_lookup(
             assert rest == events[place + 1 :]
 
 
-def test_a_fragment_of_an_event_that_has_become_small(
+def test_a_fragment_of_an_event_that_is_now_small_is_not_found(
     both: Both, db: Data, cluster: TestCluster
 ) -> None:
     start = tick(db.client)
@@ -518,7 +522,7 @@ def test_a_fragment_of_an_event_that_has_become_small(
             assert "was not large enough to be split" in str(error.value)
 
 
-def test_an_event_that_is_not_split_is_too_large(both: Both, db: Data) -> None:
+def test_a_large_event_fails_without_splitting(both: Both, db: Data) -> None:
     start = tick(db.client)
     db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
     db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
@@ -530,7 +534,9 @@ def test_an_event_that_is_not_split_is_too_large(both: Both, db: Data) -> None:
         assert "Size must be between 0 and 16793600(16MB)" in str(error.value)
 
 
-def test_a_feed_has_the_documents(process: RouterProcess, db: Data, cluster: TestCluster) -> None:
+def test_the_feed_includes_the_documents(
+    process: RouterProcess, db: Data, cluster: TestCluster
+) -> None:
     spread(db, cluster)
     start = tick(db.client)
     db.a.insert_one({"_id": 1, "k": 1})

@@ -125,7 +125,7 @@ async def scene() -> AsyncIterator[Scene]:
                 await member.stop()
 
 
-async def test_one_shard_far_ahead_of_another_that_is_silent(scene: Scene):
+async def test_a_shard_far_ahead_of_a_silent_one_is_read_within_the_budget(scene: Scene):
     before = resident_memory(scene.pid)
     client = await scene.client()
     for _ in range(5):
@@ -137,7 +137,7 @@ async def test_one_shard_far_ahead_of_another_that_is_silent(scene: Scene):
     assert peak_memory(scene.pid) - before < BOUND
 
 
-async def test_slow_clients_beside_a_fast_one(scene: Scene):
+async def test_slow_clients_share_memory_beside_a_fast_one(scene: Scene):
     scene.gate.set()
     before = resident_memory(scene.pid)
     slow = [await scene.client() for _ in range(20)]
@@ -146,10 +146,10 @@ async def test_slow_clients_beside_a_fast_one(scene: Scene):
         await client.read(50)
     while fast.at < EVENTS:
         await fast.read(2000)
-    assert scene.cursors == 1, "none was held up, and none has asked for more yet"
+    assert scene.cursors == 1, "no client was held up, and none has read further yet"
     assert peak_memory(scene.pid) - before < BOUND
     for _ in range(4):
         for client in slow:
             assert await client.read(50) > 0
-    assert scene.cursors == 2, "those who fell behind together share as well"
+    assert scene.cursors == 2, "clients that fell behind together share a stream"
     assert peak_memory(scene.pid) - before < 2 * BOUND

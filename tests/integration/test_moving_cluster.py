@@ -175,7 +175,7 @@ def replayed(events: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return {document["_id"]: document for document in documents.values()}
 
 
-def test_nothing_is_lost_doubled_or_out_of_order(
+def test_every_event_arrives_once_in_order_while_chunks_move(
     cluster: TestCluster, router: RouterProcess
 ) -> None:
     client: Client

@@ -198,7 +198,7 @@ class Faults:
         )
 
 
-def test_nothing_is_lost_while_everything_fails_in_turn(cluster: TestCluster) -> None:
+def test_every_event_arrives_once_in_order_under_faults(cluster: TestCluster) -> None:
     router = start_router(cluster.configdb, cluster.mongos_uri, set_parameter=FASTER)
     writer = Writer(cluster)
     watchers = [Watcher(router), Watcher(router, patience=40)]

@@ -58,7 +58,7 @@ async def read_on_other_connections(router: RouterProcess) -> None:
                 assert len(batch) == 2
 
 
-async def test_a_pool_finds_its_cursors_whichever_mongos_has_failed(before: Before) -> None:
+async def test_a_pool_finds_its_cursors_after_either_mongos_fails(before: Before) -> None:
     first, second = before.names
     await read_on_other_connections(before.router)
     client: pymongo.MongoClient[dict[str, Any]]
@@ -80,7 +80,7 @@ async def test_a_pool_finds_its_cursors_whichever_mongos_has_failed(before: Befo
         assert client.db.w.count_documents({}) == 40
 
 
-async def test_without_any_mongos_drivers_are_told_to_retry(before: Before) -> None:
+async def test_without_a_mongos_drivers_get_retriable_errors(before: Before) -> None:
     for name in before.names:
         before.cluster.stop_mongos(name)
     write: dict[str, Any] = {
@@ -110,7 +110,7 @@ def own_address() -> str:
     return address
 
 
-async def test_remote_clients_do_nothing_that_is_for_local_ones(before: Before) -> None:
+async def test_remote_clients_cannot_run_local_commands(before: Before) -> None:
     upstream = f"mongodb://{before.cluster.mongos}"
     router = start_router(before.cluster.configdb, upstream, bind_ip="0.0.0.0")
     try:

@@ -42,7 +42,7 @@ def client(router: RouterProcess) -> Iterator[Client]:
 def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + _TIMEOUT
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.02)
 
 
@@ -55,21 +55,21 @@ def messages(router: RouterProcess, text: str) -> list[dict[str, Any]]:
     return [line for line in router.logs() if line["msg"] == text]
 
 
-def test_the_router_says_once_that_it_is_ready(router: RouterProcess) -> None:
+def test_the_router_logs_once_that_it_is_ready(router: RouterProcess) -> None:
     (ready,) = messages(router, "Waiting for connections")
     assert ready["attr"]["port"] == router.port
     assert len(set(ready["attr"]["workers"])) == 2
     assert {line["ctx"] for line in router.logs()} >= {"main", "worker1", "worker2"}
 
 
-def test_the_log_is_that_of_all_workers(client: Client) -> None:
+def test_get_log_returns_the_lines_of_all_workers(client: Client) -> None:
     lines = [json.loads(line) for line in client.admin.command("getLog", "global")["log"]]
     assert {line["ctx"] for line in lines} == {"worker1", "worker2"}
     times = [line["t"]["$date"] for line in lines]
     assert times == sorted(times)
 
 
-def test_streams_of_many_clients_are_spread_and_all_delivered(
+def test_streams_of_many_clients_are_spread_over_the_workers(
     cluster: TestCluster, router: RouterProcess, client: Client
 ) -> None:
     watchers = [Client(router.uri) for _ in range(8)]
@@ -91,7 +91,7 @@ def test_streams_of_many_clients_are_spread_and_all_delivered(
     wait_for(lambda: not any(each["streams"] for each in workers(client)), "the cursors to go")
 
 
-def test_one_client_with_many_streams_reads_them_on_any_connection(
+def test_a_client_can_read_its_streams_on_any_connection(
     router: RouterProcess, client: Client
 ) -> None:
     count = 12
@@ -145,7 +145,7 @@ async def in_flight(one: RawClient, two: RawClient, cursor_id: int) -> asyncio.T
                 return answer
 
 
-async def test_cursors_sessions_and_kills_cross(router: RouterProcess) -> None:
+async def test_cursors_sessions_and_kills_work_across_workers(router: RouterProcess) -> None:
     one, two = await on_both(router)
     async with one, two:
         hellos = [await each.command("admin", {"hello": 1}) for each in (one, two)]
@@ -173,7 +173,7 @@ async def test_cursors_sessions_and_kills_cross(router: RouterProcess) -> None:
         assert (await answer)["code"] == 237
 
 
-def test_ordinary_commands_go_through_from_every_worker(
+def test_every_worker_passes_ordinary_commands_through(
     cluster: TestCluster, router: RouterProcess
 ) -> None:
     clients = [Client(router.uri) for _ in range(4)]
@@ -186,7 +186,7 @@ def test_ordinary_commands_go_through_from_every_worker(
         each.close()
 
 
-def test_the_feed_is_served_by_the_workers(router: RouterProcess, client: Client) -> None:
+def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> None:
     feeds = [socket.create_connection(("127.0.0.1", router.feed_port or 0)) for _ in range(4)]
     for feed in feeds:
         feed.settimeout(_TIMEOUT)
@@ -216,7 +216,7 @@ class Changes(ServerListener):
         self.types.append(event.new_description.server_type_name)
 
 
-def test_a_worker_that_is_killed_is_started_anew_and_its_watchers_resume(
+def test_a_killed_worker_restarts_and_its_watchers_resume(
     cluster: TestCluster,
 ) -> None:
     with (
@@ -248,7 +248,7 @@ def test_a_worker_that_is_killed_is_started_anew_and_its_watchers_resume(
             each.close()
 
 
-async def test_the_cursors_of_a_killed_worker_are_gone_and_the_others_stay(
+async def test_a_killed_worker_loses_only_its_own_cursors(
     cluster: TestCluster,
 ) -> None:
     with start_router(cluster.configdb, workers=2) as router:
@@ -305,7 +305,7 @@ def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
     assert not [line for line in router.logs() if line.get("s") in ("E", "F")]
 
 
-def test_workers_end_with_a_parent_that_is_killed(cluster: TestCluster) -> None:
+def test_workers_end_when_the_parent_is_killed(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, workers=2) as router:
         with Client(router.uri) as client:
             pids = [each["pid"] for each in workers(client)]
@@ -327,7 +327,7 @@ def test_a_driver_sees_one_steady_server(router: RouterProcess, client: Client) 
         assert changes.types == ["Mongos"]
 
 
-def test_fail_points_are_the_router_s_not_a_worker_s(cluster: TestCluster) -> None:
+def test_fail_points_apply_to_all_workers_together(cluster: TestCluster) -> None:
     with start_router(
         cluster.configdb, workers=2, set_parameter={"enableTestCommands": 1}
     ) as router:
@@ -350,7 +350,7 @@ def test_fail_points_are_the_router_s_not_a_worker_s(cluster: TestCluster) -> No
             client.close()
 
 
-def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
+def test_the_start_fails_if_the_port_is_in_use(cluster: TestCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         finished = run_router("--configdb", cluster.configdb, "--port", port, "--workers", "2")
@@ -359,7 +359,7 @@ def test_a_port_that_is_taken_ends_the_start(cluster: TestCluster) -> None:
     assert "Traceback" not in finished.stderr
 
 
-def test_no_connection_over_the_limit_whoever_would_have_it(cluster: TestCluster) -> None:
+def test_connections_over_the_limit_are_closed(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, workers=2, maxConns=3) as router:
         taken = [socket.create_connection(("127.0.0.1", router.port)) for _ in range(3)]
         with socket.create_connection(("127.0.0.1", router.port)) as refused:
@@ -367,10 +367,10 @@ def test_no_connection_over_the_limit_whoever_would_have_it(cluster: TestCluster
             assert refused.recv(1) == b""
         for each in taken:
             each.close()
-        wait_for(lambda: messages(router, "Too many connections"), "what the log says of it")
+        wait_for(lambda: messages(router, "Too many connections"), "the log line")
 
 
-def test_a_worker_that_hangs_holds_nobody_up(cluster: TestCluster) -> None:
+def test_a_hanging_worker_does_not_delay_other_clients(cluster: TestCluster) -> None:
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
     router = start_router(cluster.configdb, workers=2, set_parameter=drain)
     with Client(router.uri) as client:

@@ -44,7 +44,7 @@ def test_a_seed_replays_exactly_alone_and_after_others() -> None:
         code, alone = simulate("--seed", seed)
         assert code == 0
         assert f"digest {digests[seed]}" in alone
-        assert "router1" in alone, "a replay tells what happened"
+        assert "router1" in alone, "a replay prints its trace"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ async def changed(router: Node) -> None:
     await router.topology.wait_beyond(router.topology.document(), timeout=10)
 
 
-async def test_it_tries_until_a_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_retries_until_a_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_version, "_RETRY_PAUSE", 0)
     failures: list[Exception] = [CommandError(133, "no primary"), NetworkError("cut")]
     servers = FakeServers(failures, s0=V8, config=V8)
@@ -145,7 +145,9 @@ async def test_a_rolling_upgrade_is_followed() -> None:
         assert (router.identity.version, router.topology.counter) == ("7.0.2", counter + 1)
 
 
-async def test_a_server_that_restarts_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restarting_server_does_not_change_the_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
     servers = FakeServers(config=V7, s0=V6, s1=V7)
     router = node(servers)

@@ -30,7 +30,7 @@ async def test_an_entry_wakes_a_waiting_get_more():
     host.noop()
     host.insert("other.a", {"_id": 1})
     await asyncio.sleep(0)
-    assert not waiting.done(), "what makes no event wakes nobody"
+    assert not waiting.done(), "an entry without an event does not wake it"
     host.insert("db.a", {"_id": 2})
     assert ids(await waiting) == [2]
 

@@ -169,7 +169,7 @@ async def test_start_after_an_invalidate_of_another_shard_swallows_one_invalidat
     cursor = open_change_stream(host, "rec", command)
     with pytest.raises(CommandError) as error:
         await cursor.next_batch(None, 0)
-    assert error.value.code == 280, "a public stream insists on the event of its token"
+    assert error.value.code == 280, "a client's stream requires the event of its token"
     command = with_token(talk, "startAtOperationTime", drop["clusterTime"])
     batch = await open_change_stream(host, "rec", command).next_batch(None, 0)
     assert [event["operationType"] for event in batch.events] == ["drop", "invalidate"]

@@ -31,7 +31,9 @@ async def cluster(config: ScriptedMember) -> AsyncIterator[Cluster]:
     await cluster.close()
 
 
-async def test_the_list_is_read_between_two_times(config: ScriptedMember, cluster: Cluster):
+async def test_the_shard_list_has_the_times_before_and_after_reading(
+    config: ScriptedMember, cluster: Cluster
+):
     config.documents["shards"] = [{"_id": "a", "host": "rsa/h:1"}, {"_id": "b", "host": "rsb/h:2"}]
     config.slow["find"] = 0.1
     reading = asyncio.ensure_future(cluster.shards())
@@ -43,7 +45,7 @@ async def test_the_list_is_read_between_two_times(config: ScriptedMember, cluste
     assert cluster.clock.time == Timestamp(100, 1)
 
 
-async def test_a_cut_connection_is_made_again(config: ScriptedMember, cluster: Cluster):
+async def test_a_cut_connection_is_replaced(config: ScriptedMember, cluster: Cluster):
     await cluster.shards()
     config.cut()
     assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
@@ -51,7 +53,9 @@ async def test_a_cut_connection_is_made_again(config: ScriptedMember, cluster: C
     assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
 
 
-async def test_unknown_targets_and_malformed_lists(config: ScriptedMember, cluster: Cluster):
+async def test_unknown_targets_and_malformed_lists_are_errors(
+    config: ScriptedMember, cluster: Cluster
+):
     with pytest.raises(CommandError) as failure:
         await cluster.connect("nope")
     assert failure.value.code == 70
@@ -61,7 +65,7 @@ async def test_unknown_targets_and_malformed_lists(config: ScriptedMember, clust
     assert failure.value.code == 9
 
 
-async def test_a_shard_is_found_where_the_newest_list_has_it(
+async def test_a_shard_is_found_at_its_address_in_the_newest_list(
     config: ScriptedMember, cluster: Cluster
 ):
     old = await ScriptedMember("rs").start()
@@ -77,9 +81,7 @@ async def test_a_shard_is_found_where_the_newest_list_has_it(
     await new.stop()
 
 
-async def test_members_that_only_the_newest_list_names_are_found(
-    config: ScriptedMember, cluster: Cluster
-):
+async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember, cluster: Cluster):
     """The only member known so far died before it could list the others."""
     dead = "127.0.0.1:1"
     config.documents["shards"] = [{"_id": "a", "host": f"rs/{dead}"}]
@@ -92,7 +94,7 @@ async def test_members_that_only_the_newest_list_names_are_found(
     await new.stop()
 
 
-async def test_a_member_that_is_no_primary_is_refused(config: ScriptedMember, cluster: Cluster):
+async def test_a_member_that_is_not_primary_is_refused(config: ScriptedMember, cluster: Cluster):
     shard = await ScriptedMember("rs").start()
     config.documents["shards"] = [{"_id": "a", "host": shard.host}]
     await cluster.shards()

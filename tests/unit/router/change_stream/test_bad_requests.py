@@ -62,7 +62,7 @@ FIELDS = st.dictionaries(
     rest=st.lists(STAGES | VALUES, max_size=2),
     fields=FIELDS,
 )
-def test_any_aggregate(
+def test_any_aggregate_is_parsed_or_refused(
     database: str, target: Any, first: Any, rest: list[Any], fields: dict[str, Any]
 ) -> None:
     pipeline = [{"$changeStream": first}, *rest]
@@ -75,6 +75,8 @@ def test_any_aggregate(
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, VALUES, FIELDS)
-def test_any_command_is_a_stream_or_none(name: Any, pipeline: Any, fields: dict[str, Any]) -> None:
+def test_any_command_is_recognized_as_a_stream_or_not(
+    name: Any, pipeline: Any, fields: dict[str, Any]
+) -> None:
     command = encode({"aggregate": name, "pipeline": pipeline, **fields})
     assert is_change_stream(command) in (True, False)

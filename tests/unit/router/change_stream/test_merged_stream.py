@@ -108,7 +108,7 @@ def test_one_shard_only_without_the_config_server():
     assert times(stream.take(None).events) == [11]
 
 
-def test_one_shard_that_does_not_exist():
+def test_an_unknown_shard_is_an_error():
     with pytest.raises(CommandError, match="Shard nope not found") as caught:
         make(**{"$_passthroughToShard": {"shard": "nope"}})
     assert caught.value.code == 70
@@ -137,7 +137,7 @@ def test_events_wait_for_every_promise_and_the_holder_is_named():
     assert stream.waiting_for is not None
 
 
-def test_all_who_lag_are_named():
+def test_all_lagging_remotes_are_named():
     stream = opened(shards=3)
     arrive(stream, A, 12, upto=20)
     assert [waiting.remote for waiting in stream.lagging] == [CONFIG, B, 3]
@@ -145,13 +145,13 @@ def test_all_who_lag_are_named():
     assert [waiting.target for waiting in stream.lagging] == ["config", "shard2"]
 
 
-def test_nobody_is_waited_for_when_nothing_is_buffered():
+def test_an_empty_buffer_waits_for_no_remote():
     stream = opened()
     assert stream.waiting_for is None
     assert stream.lagging == []
 
 
-def test_bytes_are_accounted_for_until_they_are_taken():
+def test_bytes_count_as_buffered_until_they_are_taken():
     stream = opened()
     arrive(stream, A, 12, 14, 16, upto=20)
     size = weight(1, len(at(12, A)[1]))
@@ -167,7 +167,7 @@ def test_bytes_are_accounted_for_until_they_are_taken():
     assert stream.buffered_bytes(99) == 0
 
 
-def test_a_batch_is_cut_at_the_events_asked_for_and_its_token_is_the_last_event():
+def test_a_full_batch_ends_with_its_last_event_s_token():
     stream = opened()
     for remote in (CONFIG, A, B):
         arrive(stream, remote, *(() if remote == CONFIG else (12, 14)), upto=30)
@@ -189,7 +189,7 @@ def test_a_batch_is_cut_at_16_mib():
     assert stream.take(None).events == [big[2][1], big[3][1]]
 
 
-def test_a_batch_that_has_enough_ends_with_its_block():
+def test_a_batch_with_enough_bytes_ends_with_its_block():
     stream = opened()
     for remote, numbers in ((CONFIG, ()), (A, range(12, 18)), (B, ())):
         arrive(stream, remote, *numbers, upto=30)
@@ -202,7 +202,7 @@ def test_a_batch_that_has_enough_ends_with_its_block():
     assert second.pbrt == token_of(second.events[-1])
 
 
-def test_an_event_larger_than_a_batch_comes_alone():
+def test_an_event_larger_than_a_batch_is_returned_alone():
     stream = opened()
     arrive(stream, CONFIG, upto=30)
     arrive(stream, B, upto=30)
@@ -224,7 +224,7 @@ def feed(stream: PrivateStream, *events: tuple[bytes, bytes], upto: int = 50) ->
         stream.batch_arrived(remote, batch([], hwm(upto)))
 
 
-def test_events_up_to_the_token_are_dropped_and_never_count_as_ready():
+def test_events_up_to_the_token_are_dropped_and_not_ready():
     stream = resumed_after(data_of(10, 5))
     feed(stream, at(10, 3), at(10, 5))
     assert not stream.ready
@@ -256,7 +256,7 @@ def test_a_stream_without_the_token_fails_at_its_next_event():
 
 
 @pytest.mark.parametrize(("token", "shards"), [(1, 2), (2, 1)])
-def test_tokens_of_another_version_are_found_too(token, shards):
+def test_tokens_of_another_version_are_found(token, shards):
     stream = make(options={"resumeAfter": {"_data": data_of(10, 5, version=token)}}, version=shards)
     for action in stream.start():
         stream.batch_arrived(action.remote, batch([], hwm(10, 1, shards)))
@@ -269,7 +269,7 @@ def test_tokens_of_another_version_are_found_too(token, shards):
     assert stream.take(None).events == [raw for _, raw in events[2:]]
 
 
-def test_a_token_of_another_version_that_is_missing():
+def test_a_missing_token_of_another_version_is_fatal():
     stream = resumed_after(data_of(10, 5, version=2))
     feed(stream, at(10, 3), at(10, 7))
     with pytest.raises(CommandError, match="not found"):
@@ -297,7 +297,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, list], list[tuple[bytes, bytes
 
 @settings(max_examples=60)
 @given(histories(), st.randoms(use_true_random=False))
-def test_any_history_and_any_cut_before_and_after_make_the_history(history, rnd: Random):
+def test_any_history_can_be_cut_and_resumed(history, rnd: Random):
     by_shard, everything = history
     version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1
     end = hwm(1000, 0, version)
@@ -332,7 +332,7 @@ def invalidated(
     return stream.batch_arrived(remote, batch(events, token, invalidated=True)), token
 
 
-def test_an_invalidate_closes_the_stream_after_all_that_is_ready():
+def test_an_invalidate_closes_the_stream_after_all_ready_events():
     stream = opened(target="c")
     arrive(stream, CONFIG, upto=99)
     actions, token = invalidated(stream, A, 20)
@@ -348,7 +348,7 @@ def test_an_invalidate_closes_the_stream_after_all_that_is_ready():
     assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
 
 
-def test_equal_invalidates_of_several_shards_all_come_before_the_end():
+def test_equal_invalidates_of_several_shards_are_all_delivered():
     stream = opened(target="c")
     arrive(stream, CONFIG, upto=99)
     invalidated(stream, A, 20)
@@ -361,7 +361,7 @@ def test_equal_invalidates_of_several_shards_all_come_before_the_end():
     assert stream.take(None) == type(taken)([], 0, token, closed=True)
 
 
-def test_an_invalidate_that_the_user_filters_out_closes_all_the_same():
+def test_a_filtered_invalidate_still_closes_the_stream():
     stream = opened(target="c")
     arrive(stream, CONFIG, upto=99)
     arrive(stream, B, upto=99)
@@ -372,7 +372,7 @@ def test_an_invalidate_that_the_user_filters_out_closes_all_the_same():
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_starting_after_an_invalidate_swallows_the_first_of_each_shard(shown):
+def test_starting_after_an_invalidate_skips_each_shard_s_first(shown):
     data = data_of(10, 0, invalidate=True)
     stream = resumed_after(data, how="startAfter", target="c")
     arrive(stream, CONFIG, upto=99)
@@ -399,7 +399,7 @@ def test_starting_after_an_invalidate_swallows_the_first_of_each_shard(shown):
     assert stream.take(None).closed
 
 
-def test_starting_after_an_invalidate_that_no_shard_has():
+def test_starting_after_a_missing_invalidate_is_fatal():
     stream = resumed_after(data_of(10, 0, invalidate=True), how="startAfter", target="c")
     feed(stream, at(12))
     with pytest.raises(CommandError) as caught:
@@ -414,7 +414,7 @@ def added(shard: str, time: int, upto: int, host: str = "new/h:1") -> CursorBatc
     return batch([shard_event(time, "insert", shard, host)], hwm(upto))
 
 
-def test_a_new_shard_is_opened_one_tick_later_and_holds_everything_after():
+def test_a_new_shard_is_opened_one_tick_later_and_holds_the_gate():
     stream = opened()
     arrive(stream, A, 12, 15, 18, upto=50)
     arrive(stream, B, upto=50)
@@ -432,27 +432,27 @@ def test_a_new_shard_is_opened_one_tick_later_and_holds_everything_after():
     assert times(stream.take(None).events) == [16, 18]
 
 
-def test_a_new_shard_of_a_stream_that_starts_later_starts_with_it():
+def test_a_new_shard_opens_no_earlier_than_the_stream_s_start():
     stream = make(start_at=Timestamp(90, 1))
     (opening,) = stream.batch_arrived(CONFIG, added("shard9", 15, 50))
     assert opening.start_at == Timestamp(90, 1)
 
 
-def test_a_new_shards_tokens_may_be_of_another_version():
+def test_a_new_shard_s_tokens_of_another_version_are_accepted():
     stream = opened(version=2)
     stream.batch_arrived(CONFIG, added("shard9", 15, 50))
     assert stream.batch_arrived(3, batch([], hwm(15, 2, 1))) == []
     assert stream.promise(3) == token_data(hwm(15, 2, 1))
 
 
-def test_a_shard_that_is_known_is_not_opened_again():
+def test_a_known_shard_is_not_opened_again():
     stream = opened()
     for time, host in ((15, "shard0/h0:1,g0:2"), (55, "shard0/elsewhere:1")):
         changed = batch([shard_event(time, "replace", "shard0", host)], hwm(time + 1))
         assert stream.batch_arrived(CONFIG, changed) == []
 
 
-def test_a_shard_that_is_inserted_though_it_is_known_has_left_unseen():
+def test_a_known_shard_inserted_at_a_new_host_is_reopened():
     stream = opened()
     elsewhere = "shard0/elsewhere:1"
     inserted = batch([shard_event(30, "insert", "shard0", elsewhere)], hwm(70))
@@ -466,7 +466,7 @@ def test_a_shard_that_is_inserted_though_it_is_known_has_left_unseen():
     assert times(stream.take(None).events) == [20, 40]
 
 
-def test_updates_of_config_shards_change_nothing():
+def test_updates_of_config_shards_have_no_effect():
     stream = opened()
     changed = [shard_event(15, "update", "shard0"), shard_event(16, "drop", "x")]
     assert stream.batch_arrived(CONFIG, batch(changed, hwm(50))) == []
@@ -478,7 +478,7 @@ def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:
     return batch([told], hwm(upto))
 
 
-def test_a_draining_shard_that_is_listed_no_more_has_left():
+def test_a_draining_shard_missing_from_the_list_has_left():
     """6.0 reports that a shard drains, but not that it is removed."""
     stream = opened()
     assert stream.batch_arrived(CONFIG, draining("shard1", 20, 50)) == []
@@ -495,7 +495,7 @@ def test_a_draining_shard_that_is_listed_no_more_has_left():
     assert times(stream.take(None).events) == [15, 39]
 
 
-def test_a_shard_that_drains_no_more_stays():
+def test_a_shard_that_stopped_draining_stays():
     stream = opened()
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
@@ -504,7 +504,7 @@ def test_a_shard_that_drains_no_more_stays():
     assert arrive(stream, B, upto=50) == []
 
 
-def test_a_shard_that_came_back_after_the_list_was_read_stays():
+def test_a_shard_added_again_after_the_list_was_read_stays():
     stream = opened()
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     returned = shard_event(35, "insert", "shard1", "shard1/h:1")
@@ -520,7 +520,7 @@ def removed(shard: str, time: int, upto: int) -> CursorBatch:
     return batch([shard_event(time, "delete", shard)], hwm(upto))
 
 
-def test_a_removed_shard_is_closed_once_it_has_promised_past_its_removal():
+def test_a_removed_shard_is_closed_when_it_promises_beyond_its_removal():
     stream = opened()
     assert stream.batch_arrived(CONFIG, removed("shard1", 20, 50)) == []
     assert arrive(stream, B, 15, upto=20) == []
@@ -535,7 +535,7 @@ def test_a_removed_shard_is_closed_once_it_has_promised_past_its_removal():
     assert times(stream.take(None).events) == [15, 60]
 
 
-def test_a_removed_shard_that_goes_before_its_last_promise_is_missed():
+def test_a_removed_shard_that_fails_before_its_last_promise_is_an_error():
     stream = opened()
     stream.batch_arrived(CONFIG, removed("shard1", 20, 50))
     arrive(stream, B, upto=20)
@@ -544,12 +544,12 @@ def test_a_removed_shard_that_goes_before_its_last_promise_is_missed():
         stream.take(None)
 
 
-def test_a_shard_that_was_never_open_may_be_removed():
+def test_the_removal_of_an_unknown_shard_is_ignored():
     assert opened().batch_arrived(CONFIG, removed("shard7", 20, 50)) == []
 
 
 @pytest.mark.parametrize("host", ["other/h:1", "shard1/h1:1,g1:2"])
-def test_a_shard_that_is_back_is_opened_beside_the_old_one(host):
+def test_a_returning_shard_is_opened_beside_its_old_remote(host):
     stream = opened()
     events = [shard_event(20, "delete", "shard1"), shard_event(25, "insert", "shard1", host)]
     actions = stream.batch_arrived(CONFIG, batch(events, hwm(50)))
@@ -558,7 +558,7 @@ def test_a_shard_that_is_back_is_opened_beside_the_old_one(host):
     assert stream.remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
 
 
-def test_a_shard_that_is_back_gives_nothing_twice_when_the_old_cursor_has_read_on():
+def test_a_returning_shard_delivers_no_event_twice():
     """The config server lags: the router learns of the removal after the shard's return."""
     stream = opened()
     arrive(stream, A, upto=60)
@@ -574,7 +574,7 @@ def test_a_shard_that_is_back_gives_nothing_twice_when_the_old_cursor_has_read_o
     assert times(stream.take(None).events) == [15, 30, 40]
 
 
-def test_a_shard_that_goes_and_comes_again_and_again():
+def test_a_shard_can_leave_and_return_repeatedly():
     stream = opened()
     events = [
         shard_event(20, "delete", "shard1"),
@@ -593,7 +593,7 @@ def test_a_shard_that_goes_and_comes_again_and_again():
     assert times(stream.take(None).events) == [27, 37]
 
 
-def test_a_removed_shard_is_worth_a_nudge_until_it_may_go():
+def test_a_removed_shard_is_nudged_until_it_is_closed():
     stream = opened()
     assert not stream.leaving
     stream.batch_arrived(CONFIG, removed("shard1", 20, 50))
@@ -603,7 +603,7 @@ def test_a_removed_shard_is_worth_a_nudge_until_it_may_go():
     assert not stream.leaving
 
 
-def test_an_event_that_only_looks_like_a_new_shard_is_harmless():
+def test_a_forged_topology_event_is_harmless():
     stream = opened()
     forged = shard_event(15, "insert", "shard9", "evil/h:1")
     assert stream.batch_arrived(A, batch([forged], hwm(50))) == []
@@ -615,7 +615,7 @@ def test_an_event_that_only_looks_like_a_new_shard_is_harmless():
 # Failures.
 
 
-def test_an_error_comes_after_what_was_ready_with_the_label_that_mongos_gives():
+def test_an_error_follows_ready_events_and_has_mongos_s_label():
     stream = opened()
     arrive(stream, A, 12, upto=50)
     arrive(stream, B, upto=20)
@@ -632,7 +632,7 @@ def test_an_error_comes_after_what_was_ready_with_the_label_that_mongos_gives():
     assert arrive(stream, B, upto=60) == []
 
 
-def test_the_first_error_stays_and_says_where_it_came_from():
+def test_the_first_error_is_kept_and_names_its_source():
     stream = opened()
     stream.remote_failed(A, CommandError(1, "first"), "there:5")
     stream.remote_failed(B, CommandError(1, "second"))
@@ -640,7 +640,7 @@ def test_the_first_error_stays_and_says_where_it_came_from():
         stream.take(None)
 
 
-def test_a_refused_opening_fails_the_first_batch_with_the_shards_own_message():
+def test_a_refused_opening_fails_with_the_shard_s_message():
     stream = make()
     stream.remote_failed(A, CommandError(2, "unknown top level operator: $nope."))
     with pytest.raises(CommandError) as caught:
@@ -663,14 +663,14 @@ def test_a_refused_opening_fails_the_first_batch_with_the_shards_own_message():
         (CONFIG, batch([event(data_of(20, 1), operationType="insert")], hwm(50))),
     ],
 )
-def test_a_remote_that_breaks_its_rules_ends_the_stream_with_an_error(remote, broken):
+def test_a_remote_s_protocol_violation_ends_the_stream(remote, broken):
     stream = opened()
     assert stream.batch_arrived(remote, broken) == [CloseRemote(remote)]
     with pytest.raises(CommandError, match="broke its rules"):
         stream.take(None)
 
 
-def test_an_error_of_order_can_be_resumed_and_others_cannot():
+def test_only_errors_of_order_are_resumable():
     for broken, labels in ((batch([], hwm(5)), {RESUMABLE_LABEL}), (batch([], b""), set())):
         stream = opened()
         stream.batch_arrived(A, broken)
@@ -678,7 +678,7 @@ def test_an_error_of_order_can_be_resumed_and_others_cannot():
         assert set(stream.error.labels) == labels
 
 
-def test_what_closed_remotes_say_is_ignored():
+def test_replies_of_closed_remotes_are_ignored():
     stream = opened()
     stream.remote_failed(77, CommandError(1, "x"))
     assert stream.batch_arrived(77, batch([], END)) == []

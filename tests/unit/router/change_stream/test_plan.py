@@ -18,7 +18,7 @@ def request(target: str | int = "c", database: str = "db", **more) -> StreamRequ
     )
 
 
-def test_shards_get_the_users_stages_and_options_and_their_own_start():
+def test_shards_get_the_user_s_stages_and_options_with_their_own_start():
     asked = request(
         options={"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(1, 1)},
         stages=[{"$match": {"a": 1}}],
@@ -73,13 +73,13 @@ def test_reopening():
             assert command["pipeline"] == [expected]
 
 
-def test_a_cursor_that_stands_at_an_invalidate_is_reopened_with_start_after():
+def test_a_cursor_at_an_invalidate_is_reopened_with_start_after():
     token = token_document(data_of(5, 0, invalidate=True))
     _, command = shard_command(request(cursor={}), resume_after=token)
     assert command["pipeline"] == [{"$changeStream": {"startAfter": bson.decode(token)}}]
 
 
-def test_exactly_one_start():
+def test_a_request_has_at_most_one_start():
     for starts in ({}, {"start_at": AT, "start_after": {}}):
         with pytest.raises(ValueError, match="exactly one"):
             shard_command(request(cursor={}), **starts)

@@ -44,7 +44,7 @@ def test_it_starts_at_the_promise_without_lookups_and_images():
     assert options == {"showExpandedEvents": True, "startAtOperationTime": Timestamp(105, 7)}
 
 
-def test_after_an_invalidate_it_starts_beyond_it():
+def test_it_starts_beyond_an_invalidate():
     event = event_token(Timestamp(105, 7))
     invalidate = event.replace("2C0100296E", "2C0100296F", 1)
     for token, start in ((event, 7), (invalidate, 8)):
@@ -65,7 +65,7 @@ def test_after_an_invalidate_it_starts_beyond_it():
         {"fullDocument.name": {"$regex": "^a", "$options": "i"}, "$comment": "mine"},
     ],
 )
-def test_a_match_on_the_event_itself_stays(match: dict[str, Any]):
+def test_matches_on_the_event_are_kept(match: dict[str, Any]):
     assert probe({"$match": match}, {"$project": {"ns": 1}})[1] == [{"$match": match}]
 
 
@@ -83,12 +83,12 @@ def test_a_match_on_the_event_itself_stays(match: dict[str, Any]):
         {"$or": "nothing"},
     ],
 )
-def test_what_may_go_by_chance_or_time_goes_with_all_after_it(match: dict[str, Any]):
+def test_nondeterministic_matches_and_all_later_ones_are_dropped(match: dict[str, Any]):
     assert probe(KINDS, {"$match": match}, KINDS)[1] == [KINDS]
 
 
 @pytest.mark.parametrize("mode", ["updateLookup", "whenAvailable", "required"])
-def test_a_match_on_what_is_looked_up_goes(mode: str):
+def test_matches_on_lookups_are_dropped(mode: str):
     wanted = {"$match": {"$or": [{"fullDocument.tenant": 7}, {"operationType": "drop"}]}}
     assert probe(KINDS, wanted, fullDocument=mode)[1] == [KINDS]
     assert probe(KINDS, wanted, fullDocument="default")[1] == [KINDS, wanted]
@@ -97,13 +97,13 @@ def test_a_match_on_what_is_looked_up_goes(mode: str):
     assert probe(before, fullDocument=mode)[1] == [before]
 
 
-def test_matches_behind_another_stage_go():
+def test_matches_after_other_stages_are_dropped():
     assert probe({"$project": {"ns": 1}}, KINDS)[1] == []
     assert probe({"$changeStreamSplitLargeEvent": {}})[1] == []
 
 
 @given(st.lists(st.sampled_from(["safe", "chance", "image", "shape"]), max_size=6))
-def test_only_a_front_of_the_matches_is_kept(kinds: list[str]):
+def test_only_leading_matches_are_kept(kinds: list[str]):
     """The progress cursor's stages begin as the cursor's do, so it misses none of its events."""
     stages: dict[str, dict[str, Any]] = {
         "safe": KINDS,

@@ -89,24 +89,24 @@ def test_errors(fields, code, message):
     assert message in caught.value.message
 
 
-def test_nobody_gets_into_the_local_database():
+def test_the_local_database_cannot_be_watched():
     with pytest.raises(CommandError, match="Can't use 'local' database through mongos"):
         parse("local", bogus=1)
 
 
-def test_a_clients_way_into_the_config_database_is_closed():
+def test_clients_cannot_watch_the_config_database():
     with pytest.raises(CommandError) as caught:
         parse("config", **stream(allowToRunOnConfigDB=True))
     assert caught.value.code == 73
 
 
-def test_nulls_stand_for_absent_options():
+def test_null_options_count_as_absent():
     request = parse(**stream(resumeAfter=None, startAtOperationTime=None, fullDocument=None))
     assert request.start == FromNow()
     assert parse(maxTimeMS=None, collation=None).max_time_ms is None
 
 
-def test_what_is_taken_over():
+def test_accepted_options_are_kept():
     request = parse(
         **stream({"$match": {}}, startAtOperationTime=Timestamp(7, 1), showExpandedEvents=True),
         cursor={"batchSize": Int64(5)},
@@ -156,7 +156,7 @@ def test_rendering():
     )
 
 
-def test_a_stage_that_inhibits_optimization_is_open_to_clients():
+def test_clients_can_use_the_inhibit_optimization_stage():
     request = parse(**stream({"$_internalInhibitOptimization": {}}))
     assert [*request.stages] == [{"$_internalInhibitOptimization": {}}]
     for argument, code in ((5, 14), ({"a": 1}, 9)):

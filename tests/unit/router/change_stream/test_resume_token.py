@@ -53,7 +53,7 @@ def test_high_water_marks(version, data):
     assert parsed.is_high_water_mark == (version > 0)
 
 
-def test_a_mark_sorts_between_the_times():
+def test_a_mark_sorts_between_cluster_times():
     for version in (1, 2):
         before = data_of(7, 3, inc=1, version=version).encode()
         at = data_of(7, 3, inc=2, version=version).encode()
@@ -92,7 +92,7 @@ def test_a_mark_sorts_between_the_times():
         ("é1", 9, "not a valid hex string"),
     ],
 )
-def test_what_mongos_finds_wrong(data, code, message):
+def test_bad_tokens_get_mongos_s_errors(data, code, message):
     with pytest.raises(CommandError) as caught:
         parse(data)
     assert caught.value.code == code
@@ -106,12 +106,12 @@ def test_type_bits_of_the_wrong_type(bits):
     assert caught.value.code == 40648
 
 
-def test_type_bits_go_along():
+def test_type_bits_are_kept():
     document = {"_data": data_of(1, 2), "_typeBits": b"\x01"}
     assert bson.decode(ResumeToken.parse(document).raw) == document
 
 
-def test_bytes_after_the_end_and_small_letters_are_put_right():
+def test_trailing_bytes_and_lower_case_are_normalised():
     assert parse((T + "2B0229296E04FFFF").lower()).data == (T + "2B0229296E04").encode()
 
 
@@ -130,7 +130,7 @@ def test_a_fragment():
         "463C5F6964003C6100FF620000",
     ],
 )
-def test_any_document_key_is_taken(key):
+def test_any_document_key_is_accepted(key):
     """Even if its end is found only by decoding, as after a number with a fraction."""
     token = parse(HEAD + UUID_1 + key + "04")
     assert token.event_identifier == bytes.fromhex(key)

@@ -32,5 +32,7 @@ def part(since: Timestamp = EARLY, until: Timestamp | None = None, shard: str = 
         ([part(until=LATER), part(since=LATER)], [part(until=LATER), part(since=LATER)], True),
     ],
 )
-def test_who_serves_whom(has: list[ShardSpan], needs: list[ShardSpan], serves: bool) -> None:
+def test_a_stream_serves_clients_whose_spans_it_covers(
+    has: list[ShardSpan], needs: list[ShardSpan], serves: bool
+) -> None:
     assert covers_all(set(has), set(needs), KEY) is serves

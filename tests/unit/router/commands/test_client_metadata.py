@@ -31,6 +31,6 @@ def test_bad_metadata_is_refused(metadata: Any, code: int, message: str) -> None
     assert refused.value.code == code
 
 
-def test_good_metadata_is_taken() -> None:
+def test_valid_metadata_is_accepted() -> None:
     for more in ({}, {"application": {"name": "é" * 64}}, {"other": 5}):
         assert check_client_metadata({**DRIVER, **more}) == {**DRIVER, **more}

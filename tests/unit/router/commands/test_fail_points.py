@@ -19,13 +19,13 @@ def fail(mode: object, point: str = "failCommand", **data: Any) -> dict[str, Any
     return {"configureFailPoint": point, "mode": mode, "data": data}
 
 
-async def test_there_are_none_unless_tests_are_enabled() -> None:
+async def test_fail_points_need_test_commands() -> None:
     async with facade() as router, await router.client() as client:
         reply = await client.command("admin", fail("alwaysOn", failCommands=["ping"]))
         assert reply["code"] == 59
 
 
-async def test_a_command_fails_as_often_as_asked_with_the_labels_asked_for() -> None:
+async def test_a_command_fails_the_requested_number_of_times_with_labels() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         command = fail({"times": 2}, failCommands=["insert"], errorCode=91, errorLabels=["Mine"])
         assert (await client.command("admin", command))["count"] == 0
@@ -72,7 +72,7 @@ async def test_get_more_fails_with_the_label_of_its_code() -> None:
         assert (reply["code"], reply["errorLabels"]) == (262, ["ResumableChangeStreamError"])
 
 
-async def test_a_get_more_that_fails_with_its_cursor_ends_it() -> None:
+async def test_a_get_more_that_fails_after_checkout_ends_its_cursor() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
         get_more = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
@@ -100,7 +100,7 @@ async def test_a_get_more_that_fails_with_its_cursor_ends_it() -> None:
         ({"commitTransaction": 1, "txnNumber": Int64(1), "autocommit": False}, None),
     ],
 )
-async def test_labels_not_asked_for_are_those_of_mongos(
+async def test_default_labels_are_those_of_mongos(
     command: dict[str, Any], labels: list[str] | None
 ) -> None:
     names = ["aggregate", "insert", "commitTransaction"]
@@ -124,7 +124,7 @@ async def test_blocking_delays_and_respects_the_commands_limit() -> None:
         assert (reply["code"], reply["errmsg"]) == (50, "operation exceeded time limit")
 
 
-async def test_what_is_passed_on_fails_before_it_goes() -> None:
+async def test_passed_through_commands_fail_before_they_are_sent() -> None:
     async def answer(asked: Asked) -> None:
         asked.reply({"n": 1, "ok": 1.0})
 
@@ -176,7 +176,7 @@ async def test_what_is_passed_on_fails_before_it_goes() -> None:
         ({"mode": "off", "data": 1}, 14, "the 'data' option must be a JSON object"),
     ],
 )
-async def test_wrong_settings_are_refused_as_mongos_refuses_them(
+async def test_invalid_settings_are_refused_as_by_mongos(
     command: dict[str, Any], code: int, message: str
 ) -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
@@ -184,7 +184,7 @@ async def test_wrong_settings_are_refused_as_mongos_refuses_them(
         assert (reply["code"], reply["errmsg"]) == (code, message)
 
 
-async def test_a_fail_point_that_nobody_has() -> None:
+async def test_an_unknown_fail_point_is_an_error() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         reply = await client.command("admin", fail("off", "hangSomewhere"))
         assert (reply["code"], reply["codeName"]) == (266, "FailPointSetFailed")

@@ -78,7 +78,7 @@ async def test_some_commands_are_the_admin_database_s_only() -> None:
         assert reply["errmsg"] == "getParameter may only be run against the admin database."
 
 
-async def test_commands_are_listed_and_all_of_them_answer() -> None:
+async def test_all_listed_commands_answer() -> None:
     async with facade() as router, await router.client() as client:
         listed = (await client.command("admin", {"listCommands": 1}))["commands"]
         assert {"hello", "aggregate", "getMore", "killCursors", "endSessions"} <= set(listed)
@@ -89,7 +89,7 @@ async def test_commands_are_listed_and_all_of_them_answer() -> None:
         assert "log" in await client.command("admin", {"getLog": "global"})
 
 
-async def test_a_document_nested_without_end_is_an_error() -> None:
+async def test_a_deeply_nested_document_is_an_error() -> None:
     deep = b""
     for _ in range(10_000):
         content = b"\3a\0" + deep if deep else b""

@@ -58,7 +58,7 @@ async def test_parameters(command: dict[str, Any], expected: dict[str, Any]) -> 
         )
 
 
-async def test_what_nobody_has_is_an_error_without_a_code() -> None:
+async def test_an_unknown_parameter_is_an_error_without_a_code() -> None:
     async with (
         scripted_server(answer) as mongos,
         facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
@@ -92,7 +92,7 @@ async def test_bad_flags(flags: dict[str, Any], code: int, message: str) -> None
         assert (reply["code"], reply["errmsg"]) == (code, message)
 
 
-async def test_without_an_upstream_a_shard_tells() -> None:
+async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
     async with scripted_server(answer) as shard:
         address = ("127.0.0.1", shard.port)
 

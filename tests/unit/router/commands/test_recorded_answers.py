@@ -90,7 +90,7 @@ async def test_refusals_are_those_of_mongos(name: str) -> None:
         assert not router.cursors.opened
 
 
-async def test_a_good_stream_is_opened_and_read_in_mongos_s_form() -> None:
+async def test_a_stream_s_replies_have_mongos_s_fields() -> None:
     case = cases()["nonexistent-coll"]
     opening, reading = case["steps"]
     async with facade(**recorded_node()) as router, await router.client() as client:
@@ -104,7 +104,7 @@ async def test_a_good_stream_is_opened_and_read_in_mongos_s_form() -> None:
         assert list(reply["cursor"]) == list(reading["reply"]["cursor"])
 
 
-async def test_get_more_checks_its_fields_and_the_api_as_mongos_does() -> None:
+async def test_get_more_checks_its_fields_and_api_as_mongos_does() -> None:
     negative = cases()["getMore-negative-batch"]["steps"][0]
     wrong = cases()["getMore-wrong-collection"]["steps"][0]
     strict, mismatch = cases()["apiStrict"]["steps"]
@@ -122,7 +122,7 @@ async def test_get_more_checks_its_fields_and_the_api_as_mongos_does() -> None:
         assert reply["cursor"]["ns"] == wrong["reply"]["cursor"]["ns"]
 
 
-async def test_kill_cursors_tells_killed_from_not_found() -> None:
+async def test_kill_cursors_lists_killed_and_missing_cursors() -> None:
     recorded = cases()["killCursors"]["steps"][0]["reply"]
     gone = cases()["getMore-after-kill"]["steps"][0]["reply"]
     async with facade(**recorded_node()) as router, await router.client() as client:
@@ -151,7 +151,7 @@ async def test_server_status_has_the_fields_that_tools_read() -> None:
         assert "mem" not in await client.command("admin", {"serverStatus": 1, "mem": 0})
 
 
-async def test_before_any_cluster_time_is_known_replies_carry_none() -> None:
+async def test_replies_have_no_cluster_time_before_one_is_known() -> None:
     async with facade() as router, await router.client() as client:
         router.node.clock = type(router.node.clock)()
         reply = await client.command("admin", {"hello": 1})

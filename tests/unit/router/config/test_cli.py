@@ -46,7 +46,7 @@ def invoke(*arguments: str) -> Any:
         (("--config", "/does/not/exist"), "/does/not/exist"),
     ],
 )
-def test_bad_settings_are_named(
+def test_messages_name_the_invalid_setting(
     arguments: tuple[str, ...], said: str, served: list[Settings]
 ) -> None:
     result = invoke(*arguments)
@@ -75,7 +75,7 @@ def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
     assert settings.system_log.verbosity == 2
 
 
-def test_a_port_that_is_taken_is_said_and_is_mongos_s_status(
+def test_a_port_in_use_ends_with_a_message_and_mongos_s_status(
     monkeypatch: pytest.MonkeyPatch, served: list[Settings]
 ) -> None:
     async def fail(_settings: Settings) -> None:
@@ -87,7 +87,7 @@ def test_a_port_that_is_taken_is_said_and_is_mongos_s_status(
     assert "address in use" in result.output
 
 
-def test_a_command_without_its_extra_says_how_to_install_it(
+def test_a_command_without_its_extra_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cli, "packages_of", lambda extras: [f"absent-{each}" for each in extras])

@@ -16,7 +16,7 @@ def stream() -> Iterator[io.StringIO]:
     structlog.reset_defaults()
 
 
-def test_lines_have_mongos_s_fields_in_order(stream: io.StringIO) -> None:
+def test_log_lines_have_mongos_s_fields_in_order(stream: io.StringIO) -> None:
     configure_logging(stream=stream)
     structlog.get_logger().warning("Something", component="NETWORK", port=5, weird=object)
     (line,) = [json.loads(each) for each in stream.getvalue().splitlines()]
@@ -26,7 +26,7 @@ def test_lines_have_mongos_s_fields_in_order(stream: io.StringIO) -> None:
     assert RECENT.lines[-1] + "\n" == stream.getvalue()
 
 
-def test_verbosity_decides_what_is_said(stream: io.StringIO) -> None:
+def test_verbosity_selects_the_log_levels(stream: io.StringIO) -> None:
     for verbosity, quiet, said in ((0, False, 2), (1, False, 3), (0, True, 1)):
         stream.truncate(stream.seek(0))
         configure_logging(verbosity, quiet=quiet, stream=stream)
@@ -37,7 +37,7 @@ def test_verbosity_decides_what_is_said(stream: io.StringIO) -> None:
         assert len(stream.getvalue().splitlines()) == said
 
 
-def test_exceptions_are_in_the_line(stream: io.StringIO) -> None:
+def test_log_lines_include_exceptions(stream: io.StringIO) -> None:
     configure_logging(stream=stream)
     try:
         raise ValueError("how it happened")

@@ -19,7 +19,7 @@ def test_defaults_are_safe() -> None:
     assert settings.feed.port is None
 
 
-def test_flags_win_over_the_environment_and_this_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "router.yaml"
@@ -36,7 +36,7 @@ def test_flags_win_over_the_environment_and_this_over_the_file(
     assert settings.system_log.verbosity == 2
 
 
-def test_what_was_given_is_shown_as_mongos_shows_it() -> None:
+def test_given_settings_are_shown_as_by_mongos() -> None:
     flags = {**CONFIGDB, "net": {"port": 5, "bindIp": None}, "setParameter": {"maxCursors": "9"}}
     assert load_settings(flags).given() == {
         "net": {"port": 5},
@@ -59,7 +59,7 @@ def test_what_was_given_is_shown_as_mongos_shows_it() -> None:
         ({"setParameter": {"idleShardNudge": "maybe"}}, "idleShardNudge"),
     ],
 )
-def test_what_is_wrong_is_named(flags: dict[str, object], said: str) -> None:
+def test_invalid_settings_are_named(flags: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         load_settings(flags)
 
@@ -71,7 +71,7 @@ def test_a_file_without_settings_is_refused(tmp_path: Path) -> None:
         load_settings({}, file)
 
 
-def test_parameters_set_the_limits_in_their_own_units() -> None:
+def test_parameters_set_limits_in_their_own_units() -> None:
     given = {
         "cursorTimeoutMillis": "1500",
         "localLogicalSessionTimeoutMinutes": 2,
@@ -87,7 +87,7 @@ def test_parameters_set_the_limits_in_their_own_units() -> None:
     assert limits.stream_buffer_bytes == 1000
 
 
-def test_parameters_left_alone_keep_the_limits_as_they_are() -> None:
+def test_default_parameters_keep_the_limits() -> None:
     assert stream_limits(parse_parameters({})) == StreamSettings()
 
 
@@ -97,7 +97,7 @@ def test_every_parameter_accepts_its_own_default() -> None:
         assert parameter.parse(str(parameter.default)) == parameter.default
 
 
-def test_compressors_are_those_that_work_here() -> None:
+def test_only_available_compressors_are_offered() -> None:
     flags = {"net": {"compression": {"compressors": "lz4, zlib"}}}
     assert load_settings(flags).net.compressors == ("zlib",)
     flags = {"net": {"compression": {"compressors": "disabled"}}}

@@ -7,7 +7,7 @@ from router.stream_settings import StreamSettings
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 255])
-def test_all_workers_together_keep_to_the_router_s_budgets(workers: int) -> None:
+def test_the_workers_budgets_add_up_to_the_router_s(workers: int) -> None:
     whole = StreamSettings(total_buffer_bytes=1000, replies_bytes=500)
     part = settings_of_worker(whole, workers)
     assert whole.total_buffer_bytes - workers < part.total_buffer_bytes * workers <= 1000

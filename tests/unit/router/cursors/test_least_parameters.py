@@ -11,7 +11,9 @@ OF_STREAMS = [name for name, parameter in PARAMETERS.items() if parameter.limit 
 
 
 @pytest.mark.parametrize("name", OF_STREAMS)
-async def test_a_parameter_at_its_least(cluster: ScriptedCluster, name: str):
+async def test_a_stream_works_with_each_parameter_at_its_minimum(
+    cluster: ScriptedCluster, name: str
+):
     least = PARAMETERS[name].least
     limits = stream_limits(parse_parameters({name: least}))
     registry = cluster.registry(limits)
@@ -33,7 +35,7 @@ async def test_a_parameter_at_its_least(cluster: ScriptedCluster, name: str):
 
 @pytest.mark.parametrize("name", OF_STREAMS)
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
-def test_a_parameter_beyond_its_bounds_is_refused(name: str, value: str):
+def test_a_parameter_out_of_bounds_is_refused(name: str, value: str):
     with pytest.raises(ValueError, match=name):
         parse_parameters({name: value})
 
@@ -50,10 +52,10 @@ def test_a_parameter_beyond_its_bounds_is_refused(name: str, value: str):
         "maxCursors",
     ],
 )
-def test_nothing_where_nothing_means_nothing_is_refused(name: str):
+def test_zero_is_refused_where_it_has_no_meaning(name: str):
     with pytest.raises(ValueError, match=f"'{name}'.* is not between"):
         parse_parameters({name: 0})
 
 
-def test_no_nudges_a_second_is_no_nudges():
+def test_zero_nudges_a_second_disables_nudges():
     assert not stream_limits(parse_parameters({"idleShardNudgesPerSecond": 0})).nudges

@@ -49,7 +49,7 @@ async def read(cursor: Any, count: int, batch_size: int | None = None) -> list[B
     return batches
 
 
-async def test_events_come_with_their_documents(cluster: ScriptedCluster, mongos: ScriptedMongos):
+async def test_events_include_their_documents(cluster: ScriptedCluster, mongos: ScriptedMongos):
     for n in range(6):
         cluster.shards[f"s{n % 3}"].update(101 + n, n)
     cluster.shards["s0"].insert(110, 7)
@@ -62,7 +62,7 @@ async def test_events_come_with_their_documents(cluster: ScriptedCluster, mongos
     assert all("fullDocument" not in option["$changeStream"] for option in options)
 
 
-async def test_nothing_is_looked_up_before_the_client_asks(
+async def test_lookups_wait_until_the_client_reads(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     cursor = await opened(cluster.registry(mongos=mongos.connect))
@@ -85,7 +85,7 @@ async def test_nothing_is_looked_up_before_the_client_asks(
     ]
 
 
-async def test_no_more_is_looked_up_than_the_client_asks_for(
+async def test_lookups_are_limited_to_the_batch_size(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     for n in range(5):
@@ -99,7 +99,7 @@ async def test_no_more_is_looked_up_than_the_client_asks_for(
     assert [len(each.events) for each in await read(cursor, 3, batch_size=2)] == [2, 1]
 
 
-async def test_a_batch_size_is_filled_though_stages_drop_events(
+async def test_a_batch_is_filled_even_if_stages_drop_events(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     for n in range(9):
@@ -115,7 +115,7 @@ async def test_a_batch_size_is_filled_though_stages_drop_events(
     assert shown(await cursor.next_batch(2, 5.0)) == [{"_id": 6, "v": 6}]
 
 
-async def test_when_all_are_dropped_the_token_moves(
+async def test_the_token_advances_if_all_events_are_dropped(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     mongos.stage = lambda event: None
@@ -130,7 +130,7 @@ async def test_when_all_are_dropped_the_token_moves(
     assert mongos.finds() == [{"_id": 1}]
 
 
-async def test_what_does_not_fit_into_a_reply_comes_with_the_next(
+async def test_events_beyond_a_reply_s_size_come_in_the_next_reply(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     mongos.documents["c"] = [{"_id": n, "x": "a" * 1000} for n in range(10)]
@@ -178,9 +178,7 @@ async def test_a_changed_token_is_fatal(cluster: ScriptedCluster, mongos: Script
         assert event_token(Timestamp(101, 1), 1) in error.value.message
 
 
-async def test_what_is_wrong_with_the_stages_is_told_at_opening(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
+async def test_invalid_stages_fail_the_opening(cluster: ScriptedCluster, mongos: ScriptedMongos):
     mongos.fail("aggregate", 31002, "$unset specification must be a string or an array")
     with pytest.raises(CommandError) as error:
         await opened(cluster.registry(mongos=mongos.connect), {"$unset": 1})
@@ -204,7 +202,7 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
     await until(lambda: mongos.server.open == 0)
 
 
-async def test_an_end_comes_after_the_last_event(cluster: ScriptedCluster, mongos: ScriptedMongos):
+async def test_the_end_follows_the_last_event(cluster: ScriptedCluster, mongos: ScriptedMongos):
     cluster.shards["s0"].update(101, 1)
     cluster.shards["s0"].insert(102, 2, operationType="invalidate")
     cluster.noop(120)
@@ -216,14 +214,14 @@ async def test_an_end_comes_after_the_last_event(cluster: ScriptedCluster, mongo
     assert cursor.finished
 
 
-async def test_without_an_upstream_the_remedy_is_told(cluster: ScriptedCluster):
+async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):
     with pytest.raises(CommandError) as error:
         await cluster.registry().open(lookup(), OWNER)
     assert error.value.code == 72
     assert "--upstream" in error.value.message
 
 
-async def test_streams_share_remotes_whatever_they_look_up(
+async def test_streams_with_different_lookups_share_remotes(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     registry = cluster.registry(mongos=mongos.connect)

@@ -40,7 +40,7 @@ async def test_events_of_all_shards_come_in_order(cluster: ScriptedCluster):
     assert await read_until(cursor, 6) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_batch_size_bounds_a_batch_and_zero_means_no_bound(cluster: ScriptedCluster):
+async def test_batch_size_limits_a_batch_and_zero_means_no_limit(cluster: ScriptedCluster):
     for n in range(6):
         cluster.shards["s0"].insert(101 + n, n)
     cluster.noop(120)
@@ -63,7 +63,7 @@ async def test_no_event_passes_a_silent_shard(cluster: ScriptedCluster):
     assert numbers(await cursor.next_batch(None, 1)) == [1]
 
 
-async def test_the_token_of_an_idle_stream_moves(cluster: ScriptedCluster):
+async def test_the_token_of_an_idle_stream_advances(cluster: ScriptedCluster):
     cursor, _ = await cluster.registry().open(stream(), OWNER)
     cluster.noop(110)
     batch = await cursor.next_batch(None, 0.1)
@@ -81,20 +81,20 @@ async def test_waiting_ends_as_soon_as_an_event_is_ready(cluster: ScriptedCluste
         assert numbers(await waiting) == [7]
 
 
-async def test_a_stream_from_now_leaves_out_the_past(cluster: ScriptedCluster):
+async def test_a_stream_from_now_omits_earlier_events(cluster: ScriptedCluster):
     cluster.shards["s0"].insert(140, 1)
     cluster.shards["s1"].insert(150, 2)
     cursor, first = await cluster.registry().open(stream(None), OWNER)
     assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(150, 2))}
     opened = [member.opened[0] for member in cluster.shards.values()]
     gossiped = {command["$clusterTime"]["clusterTime"] for command in opened}
-    assert gossiped == {Timestamp(150, 1)}, "shards must write beyond the start from now on"
+    assert gossiped == {Timestamp(150, 1)}, "the shards' next writes lie beyond the start"
     cluster.shards["s0"].insert(151, 3)
     cluster.noop(152)
     assert await read_until(cursor, 1) == [3]
 
 
-async def test_closing_leaves_nothing_on_the_shards(cluster: ScriptedCluster):
+async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
     assert cluster.open_cursors == 4
@@ -106,7 +106,7 @@ async def test_closing_leaves_nothing_on_the_shards(cluster: ScriptedCluster):
     await until(lambda: not any(member.writers for member in cluster.members))
 
 
-async def test_unknown_cursor(cluster: ScriptedCluster):
+async def test_an_unknown_cursor_is_an_error(cluster: ScriptedCluster):
     registry = cluster.registry()
     with pytest.raises(CommandError, match=r"Cursor not found \(id: 12345\)\.") as failure:
         async with registry.checkout(12345, OWNER):
@@ -114,7 +114,7 @@ async def test_unknown_cursor(cluster: ScriptedCluster):
     assert failure.value.code == 43
 
 
-async def test_a_cursor_serves_one_at_a_time(cluster: ScriptedCluster):
+async def test_a_cursor_serves_one_get_more_at_a_time(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
     async with registry.checkout(cursor.cursor_id, OWNER):
@@ -135,7 +135,7 @@ async def test_a_cursor_serves_one_at_a_time(cluster: ScriptedCluster):
         (Owner(None, "admin.anna"), Owner(None, "admin.ben"), 13),
     ],
 )
-async def test_another_sessions_or_users_cursor(
+async def test_a_cursor_of_another_session_or_user_is_refused(
     cluster: ScriptedCluster, made_by: Owner, used_by: Owner, code: int
 ):
     registry = cluster.registry()
@@ -179,7 +179,7 @@ async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: Scripted
     assert failure.value.code == 91
 
 
-async def test_a_cancelled_get_more_takes_the_cursor_down(cluster: ScriptedCluster):
+async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
 
@@ -196,7 +196,7 @@ async def test_a_cancelled_get_more_takes_the_cursor_down(cluster: ScriptedClust
     assert cluster.open_cursors == 0
 
 
-async def test_cancelled_opening_leaves_nothing(cluster: ScriptedCluster):
+async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
     registry = cluster.registry()
     cluster.shards["s1"].hang.add("aggregate")
     task = asyncio.create_task(registry.open(stream(), OWNER))
@@ -209,7 +209,7 @@ async def test_cancelled_opening_leaves_nothing(cluster: ScriptedCluster):
     await until(lambda: not cluster.shards["s1"].writers)
 
 
-async def test_session_end_kills_its_cursors(cluster: ScriptedCluster):
+async def test_ending_a_session_kills_its_cursors(cluster: ScriptedCluster):
     registry = cluster.registry()
     mine, _ = await registry.open(stream(), Owner(b"a" * 16))
     other, _ = await registry.open(stream(), Owner(b"b" * 16))
@@ -218,7 +218,7 @@ async def test_session_end_kills_its_cursors(cluster: ScriptedCluster):
     assert other.cursor_id in registry
 
 
-async def test_idle_cursors_time_out_by_session_or_alone(cluster: ScriptedCluster):
+async def test_idle_cursors_time_out_with_and_without_sessions(cluster: ScriptedCluster):
     registry = cluster.registry(cursor_timeout=0.05, session_timeout=30)
     alone, _ = await registry.open(stream(), OWNER)
     in_session, _ = await registry.open(stream(), Owner(b"a" * 16))

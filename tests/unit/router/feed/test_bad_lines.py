@@ -25,22 +25,22 @@ NAMES = st.sampled_from(
 )  # fmt: skip
 
 
-def understood_or_refused(line: bytes | str) -> None:
+def assert_parsed_or_refused(line: bytes | str) -> None:
     with suppress(ValueError, CommandError):
         assert isinstance(parse_watch(line), Watch)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(NAMES, VALUES | st.sampled_from(["db", "c", "canonical"]), max_size=4))
-def test_any_json_object(wanted: dict[str, object]) -> None:
-    understood_or_refused(json.dumps(wanted))
+def test_any_json_object_is_parsed_or_refused(wanted: dict[str, object]) -> None:
+    assert_parsed_or_refused(json.dumps(wanted))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=40) | st.text(max_size=40) | VALUES.map(json.dumps))
-def test_anything_else(line: bytes | str) -> None:
-    understood_or_refused(line)
+def test_any_other_line_is_parsed_or_refused(line: bytes | str) -> None:
+    assert_parsed_or_refused(line)
 
 
-def test_deep_nesting() -> None:
-    understood_or_refused('{"pipeline": ' + "[" * 100_000 + "]" * 100_000 + "}")
+def test_deep_nesting_is_refused() -> None:
+    assert_parsed_or_refused('{"pipeline": ' + "[" * 100_000 + "]" * 100_000 + "}")

@@ -43,7 +43,7 @@ async def the_cursor(cursors: FakeCursors) -> FakeCursor:
     return cursor
 
 
-async def test_a_silent_client_gets_the_default_one_event_a_line() -> None:
+async def test_a_client_without_a_request_gets_the_default_stream() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port)
         cursor = await the_cursor(cursors)
@@ -54,7 +54,7 @@ async def test_a_silent_client_gets_the_default_one_event_a_line() -> None:
         writer.close()
 
 
-async def test_the_settings_say_what_the_default_is() -> None:
+async def test_the_settings_define_the_default_stream() -> None:
     async with feed(default={"database": "shop", "collection": "orders"}) as (cursors, port):
         _reader, writer = await watch(port)
         await the_cursor(cursors)
@@ -62,7 +62,7 @@ async def test_the_settings_say_what_the_default_is() -> None:
         writer.close()
 
 
-async def test_a_client_that_ends_its_own_side_goes_on_reading() -> None:
+async def test_a_half_closed_client_continues_reading() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
         writer.write_eof()
@@ -72,7 +72,7 @@ async def test_a_client_that_ends_its_own_side_goes_on_reading() -> None:
         writer.close()
 
 
-async def test_the_form_of_json_is_the_client_s() -> None:
+async def test_the_client_selects_the_json_format() -> None:
     for form, number in (("relaxed", 5), ("canonical", {"$numberInt": "5"})):
         async with feed() as (cursors, port):
             reader, writer = await watch(port, {"database": "db", "json": form})
@@ -81,7 +81,7 @@ async def test_the_form_of_json_is_the_client_s() -> None:
             writer.close()
 
 
-async def test_a_quiet_stream_tells_its_place() -> None:
+async def test_a_quiet_stream_sends_its_token() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db", "heartbeatMs": 10})
         cursor = await the_cursor(cursors)
@@ -94,7 +94,7 @@ async def test_a_quiet_stream_tells_its_place() -> None:
         writer.close()
 
 
-async def test_the_end_of_the_stream_ends_the_feed_after_its_last_line() -> None:
+async def test_the_feed_ends_with_its_stream_after_the_last_line() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
         cursor = await the_cursor(cursors)
@@ -106,7 +106,7 @@ async def test_the_end_of_the_stream_ends_the_feed_after_its_last_line() -> None
         writer.close()
 
 
-async def test_a_failure_is_the_last_line() -> None:
+async def test_an_error_is_the_last_line() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
         (await the_cursor(cursors)).fail(CommandError(286, "history lost"))
@@ -146,7 +146,7 @@ async def test_a_bad_line_is_answered_with_an_error(line: bytes) -> None:
         writer.close()
 
 
-async def test_an_endless_line_ends_its_connection() -> None:
+async def test_an_overlong_line_closes_its_connection() -> None:
     async with feed(request_wait=5) as (cursors, port):
         reader, writer = await watch(port)
         writer.write(b"x" * (3 * 2**20))
@@ -158,7 +158,7 @@ async def test_an_endless_line_ends_its_connection() -> None:
         writer.close()
 
 
-async def test_a_slow_reader_is_waited_for() -> None:
+async def test_a_slow_reader_pauses_the_feed() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
         cursor = await the_cursor(cursors)
@@ -173,7 +173,7 @@ async def test_a_slow_reader_is_waited_for() -> None:
         writer.close()
 
 
-async def test_a_client_that_goes_frees_its_cursor() -> None:
+async def test_a_disconnect_closes_the_cursor() -> None:
     async with feed() as (cursors, port):
         _reader, writer = await watch(port, {"database": "db"})
         cursor = await the_cursor(cursors)
@@ -182,7 +182,7 @@ async def test_a_client_that_goes_frees_its_cursor() -> None:
         await until(lambda: not cursors.cursors)
 
 
-async def test_the_router_s_end_closes_feeds_after_whole_lines() -> None:
+async def test_shutdown_closes_feeds_after_whole_lines() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
         (await the_cursor(cursors)).put(event(1))
@@ -192,7 +192,7 @@ async def test_the_router_s_end_closes_feeds_after_whole_lines() -> None:
     writer.close()
 
 
-async def test_feeds_beyond_the_most_are_refused() -> None:
+async def test_feeds_over_the_limit_are_refused() -> None:
     async with feed(max_clients=1) as (cursors, port):
         _reader, first = await watch(port, {"database": "db"})
         await the_cursor(cursors)
@@ -204,7 +204,7 @@ async def test_feeds_beyond_the_most_are_refused() -> None:
         second.close()
 
 
-def test_a_watch_has_the_scope_and_start_that_its_line_says() -> None:
+def test_the_request_line_sets_scope_and_start() -> None:
     whole = parse_watch({}).request
     assert (whole.scope, whole.namespace) == (Scope.CLUSTER, "admin.$cmd.aggregate")
     database = parse_watch('{"database": "d", "fullDocument": "updateLookup"}').request

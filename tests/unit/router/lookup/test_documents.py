@@ -58,7 +58,7 @@ async def test_one_request_finds_the_documents_of_all_events():
     assert command["$readPreference"] == {"mode": "nearest"}
 
 
-async def test_a_single_document_is_found_by_its_key_as_mongos_does():
+async def test_a_single_document_is_requested_by_its_key_as_by_mongos():
     async with scripted_mongos(c=[{"_id": 1, "n": {"k": 2}}]) as mongos:
         wants = [want({"n.k": 2, "_id": 1})] * 3
         assert (
@@ -71,21 +71,21 @@ async def test_a_single_document_is_found_by_its_key_as_mongos_does():
     assert "collectionUUID" not in command
 
 
-async def test_a_shard_key_with_a_text_is_found_whatever_the_collations_of_collections():
+async def test_a_text_in_a_shard_key_is_found_under_any_collation():
     async with scripted_mongos(c=[{"_id": 1, "k": "a"}]) as mongos:
         assert await found(reads(mongos), want({"k": "a", "_id": 1})) == [{"_id": 1, "k": "a"}]
         assert await found(reads(mongos), want({"_id": "a"})) == [None]
         assert [each.get("collation") for each in mongos.commands] == [{"locale": "simple"}, None]
 
 
-async def test_collections_are_asked_each_for_itself():
+async def test_each_collection_is_requested_separately():
     async with scripted_mongos(c=[{"_id": 1, "c": 1}], d=[{"_id": 1, "d": 1}]) as mongos:
         wants = [want({"_id": 1}), want({"_id": 1}, collection="d"), want({"_id": 2})]
         assert await found(reads(mongos), *wants) == [{"_id": 1, "c": 1}, {"_id": 1, "d": 1}, None]
         assert sorted(each["find"] for each in mongos.commands) == ["c", "c", "d"]
 
 
-async def test_what_is_gone_is_none_and_object_ids_are_asked_for_once():
+async def test_deleted_documents_are_none_and_object_ids_are_requested_once():
     one, two = ObjectId(), ObjectId()
     async with scripted_mongos(c=[{"_id": one}]) as mongos:
         assert await found(reads(mongos), want({"_id": one}), want({"_id": two})) == [
@@ -95,14 +95,14 @@ async def test_what_is_gone_is_none_and_object_ids_are_asked_for_once():
         assert len(mongos.commands) == 1
 
 
-async def test_another_collection_of_that_name_has_none():
+async def test_a_recreated_collection_gives_no_documents():
     async with scripted_mongos(c=[{"_id": 1}, {"_id": 2}]) as mongos:
         mongos.refuse = lambda _: MISMATCH
         assert await found(reads(mongos), want({"_id": 1}), want({"_id": 2})) == [None, None]
         assert await found(reads(mongos), want({"_id": 1})) == [None]
 
 
-async def test_a_renamed_collection_is_found_by_its_new_name():
+async def test_a_renamed_collection_is_read_under_its_new_name():
     async with scripted_mongos(renamed=[{"_id": 1}, {"_id": 2}]) as mongos:
         mismatch = {**MISMATCH, "actualCollection": "renamed"}
         mongos.refuse = lambda _: mismatch if mongos.commands[-1]["find"] == "c" else None
@@ -111,7 +111,7 @@ async def test_a_renamed_collection_is_found_by_its_new_name():
         assert await found(reads(mongos), want({"_id": 1})) == [None]
 
 
-async def test_a_request_that_fails_for_one_key_is_made_for_each():
+async def test_a_request_that_fails_for_one_key_is_repeated_for_each():
     async with scripted_mongos(c=[{"_id": n} for n in range(3)]) as mongos:
         mongos.refuse = lambda wanted: BAD if isinstance(wanted["_id"], dict) else None
         assert await found(reads(mongos), *(want({"_id": n}) for n in range(3))) == [
@@ -120,7 +120,7 @@ async def test_a_request_that_fails_for_one_key_is_made_for_each():
         assert mongos.finds()[1:] == [{"_id": n} for n in range(3)]
 
 
-async def test_an_error_of_a_key_is_the_lookups_error():
+async def test_a_key_s_error_is_the_lookup_s_error():
     async with scripted_mongos() as mongos:
         mongos.refuse = lambda _: BAD
         with pytest.raises(CommandError) as error:
@@ -128,7 +128,7 @@ async def test_an_error_of_a_key_is_the_lookups_error():
     assert error.value.code == 2
 
 
-async def test_an_error_that_clients_resume_after_is_told_at_once():
+async def test_a_resumable_error_is_raised_at_once():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         mongos.fail("find", 133)
         with pytest.raises(CommandError) as error:
@@ -153,7 +153,7 @@ async def test_all_batches_of_a_cursor_are_read():
         assert [next(iter(each)) for each in mongos.commands] == ["find"] + ["getMore"] * 3
 
 
-async def test_large_documents_come_a_few_at_a_time():
+async def test_large_documents_are_returned_a_few_at_a_time():
     """Each lookup returns the first documents and kills the cursor with the rest."""
     documents = [{"_id": n, "x": "a" * 1000} for n in range(6)]
     async with scripted_mongos(c=documents) as mongos:
@@ -166,7 +166,7 @@ async def test_large_documents_come_a_few_at_a_time():
         assert mongos.open_cursors == 0
 
 
-async def test_a_lost_connection_is_opened_again():
+async def test_a_lost_connection_is_replaced():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos)
         assert await found(source, want({"_id": 1})) == [{"_id": 1}]
@@ -175,7 +175,7 @@ async def test_a_lost_connection_is_opened_again():
         assert await found(source, want({"_id": 1})) == [{"_id": 1}]
 
 
-async def test_an_upstream_that_is_gone_is_an_error_that_clients_resume_after():
+async def test_an_unreachable_upstream_is_a_resumable_error():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, timeout=0.1)
     with pytest.raises(CommandError) as error:
@@ -183,7 +183,7 @@ async def test_an_upstream_that_is_gone_is_an_error_that_clients_resume_after():
     assert error.value.code == 6
 
 
-async def test_no_connection_stays_when_nobody_reads():
+async def test_connections_close_without_readers():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos)
         source.enter()
@@ -194,7 +194,7 @@ async def test_no_connection_stays_when_nobody_reads():
         await until(lambda: mongos.server.open == 0)
 
 
-async def test_a_lookup_that_is_cancelled_ends_at_the_upstream():
+async def test_a_cancelled_lookup_ends_upstream():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         mongos.open.clear()
         source = reads(mongos)

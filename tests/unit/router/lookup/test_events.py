@@ -42,7 +42,7 @@ def test_an_update_looks_up_its_document_key():
 
 
 @pytest.mark.parametrize("kind", ["insert", "replace", "delete", "drop", "invalidate"])
-def test_other_events_look_up_nothing(kind):
+def test_other_events_need_no_lookup(kind):
     assert wanted(bson.encode({**EVENT, "operationType": kind})) is None
 
 
@@ -58,7 +58,7 @@ def test_other_events_look_up_nothing(kind):
          "6E54797065003C757064617465000004", 2),
     ],
 )  # fmt: skip
-def test_the_collection_is_told_by_the_token(data, version):
+def test_the_token_identifies_the_collection(data, version):
     want = wanted(bson.encode({**EVENT, "_id": {"_data": data}}))
     assert want is not None
     assert (want.uuid, want.token_version) == (UUID_BYTES, version)
@@ -72,7 +72,7 @@ def test_a_malformed_update_is_an_error(missing):
     assert error.value.code == 40578
 
 
-def test_a_document_goes_before_the_namespace():
+def test_a_document_is_inserted_before_the_namespace():
     event = bson.encode(EVENT)
     want = wanted(event)
     assert want is not None
@@ -85,7 +85,7 @@ def test_a_document_goes_before_the_namespace():
         assert whole == {**EVENT, "fullDocument": document}
 
 
-def test_an_event_must_not_become_too_large():
+def test_an_event_that_becomes_too_large_is_an_error():
     event = bson.encode(EVENT)
     want = wanted(event)
     assert want is not None
@@ -115,7 +115,7 @@ SESSION = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
     "expanded", [{}, {"collectionUUID": Binary(UUID_BYTES, 4)}], ids=["", "uuid"]
 )
 @pytest.mark.parametrize("walled", [{}, {"wallTime": datetime(2026, 1, 1, tzinfo=UTC)}])
-def test_the_usual_form_is_read_as_any_other(front, expanded, walled):
+def test_the_usual_form_is_parsed_as_any_other(front, expanded, walled):
     """A fast path parses events that begin as servers' do; others are read field by field."""
     event = encoded({**front, **{k: EVENT[k] for k in HEAD}, **expanded, **walled, **REST})
     other = encoded({"x": 1, **bson.decode(event)})

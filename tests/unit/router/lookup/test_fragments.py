@@ -39,12 +39,12 @@ def after(fragment: str, second: int = 1) -> Splitter:
     return Splitter(ResumeToken.parse(token(second, fragment)))
 
 
-def test_an_event_that_is_not_large_stays_whole():
+def test_a_small_event_is_not_split():
     small = event(fullDocument={"x": "a" * 15 * MIB})
     assert Splitter(None).split(small) == [small]
 
 
-def test_small_fields_come_first_in_fragments_with_tokens_of_their_own():
+def test_fragments_begin_with_small_fields_and_have_own_tokens():
     fragments = [bson.decode(each) for each in Splitter(None).split(LARGE)]
     assert [each["_id"] for each in fragments] == [token(1, "29"), token(1, "2B02")]
     assert [each["splitEvent"] for each in fragments] == [
@@ -58,13 +58,13 @@ def test_small_fields_come_first_in_fragments_with_tokens_of_their_own():
     assert list(fragments[1]) == ["_id", "splitEvent", "fullDocument"]
 
 
-def test_a_field_that_fits_into_no_fragment_is_an_error():
+def test_a_field_too_large_for_a_fragment_is_an_error():
     with pytest.raises(CommandError) as error:
         Splitter(None).split(event(fullDocument={"x": "a" * MAX_WHOLE_BYTES}))
     assert error.value.code == 7182500
 
 
-def test_fragments_are_joined_to_what_they_were_made_of():
+def test_joining_fragments_restores_the_event():
     fragments = Splitter(None).split(LARGE)
     insert = bson.encode({"_id": token(2), "operationType": "insert"})
     [joined, other], counts = whole_events([*fragments, insert])
@@ -73,13 +73,13 @@ def test_fragments_are_joined_to_what_they_were_made_of():
     assert whole_events([insert, fragments[0]]) == ([insert], [1])
 
 
-def test_fragments_of_other_events_stay():
+def test_fragments_of_other_events_are_not_joined():
     large = LARGE.replace(b"update\0", b"delete\0", 1)
     fragments = Splitter(None).split(large)
     assert whole_events(fragments) == (fragments, [1, 1])
 
 
-def test_resuming_leaves_out_what_the_client_has():
+def test_resuming_skips_the_client_s_fragments():
     for number, fragment in enumerate(("29", "2B02")):
         splitter = after(fragment, second=5)
         assert splitter.resuming == bson.encode(token(5, fragment))
@@ -100,7 +100,7 @@ def test_resuming_leaves_out_what_the_client_has():
     ],
     ids=["small now", "not there", "fewer fragments"],
 )
-def test_what_cannot_be_resumed_is_fatal(fragment: str, comes: bytes, message: str):
+def test_a_missing_fragment_is_fatal_on_resuming(fragment: str, comes: bytes, message: str):
     with pytest.raises(CommandError) as error:
         after(fragment).split(comes)
     assert error.value.code == 280

@@ -36,7 +36,7 @@ def matched(keys: list[Document], documents: list[Document]) -> tuple[list[Any],
     return found, decoded(answer.absent), decoded(answer.alone), decoded(answer.again)
 
 
-def test_the_filter_goes_by_id_and_by_the_front_of_the_shard_key():
+def test_the_filter_uses_the_id_and_the_first_shard_key_field():
     keys = keyed({"_id": 1}, {"_id": "x"}, {"_id": 1.0})
     assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, "x", 1.0]}}
     keys = keyed({"k": 7, "l": 1, "_id": 1}, {"k": 7, "l": 2, "_id": 2})
@@ -46,7 +46,7 @@ def test_the_filter_goes_by_id_and_by_the_front_of_the_shard_key():
     assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, 2]}}
 
 
-def test_keys_of_one_id_are_asked_for_one_after_the_other():
+def test_keys_with_equal_ids_are_requested_one_after_the_other():
     keys = keyed({"k": 1, "_id": 5}, {"k": 2, "_id": 5}, {"k": 1, "_id": 6})
     assert [decoded(each) for each in each_once(keys)] == [
         [{"k": 1, "_id": 5}, {"k": 1, "_id": 6}],
@@ -54,20 +54,20 @@ def test_keys_of_one_id_are_asked_for_one_after_the_other():
     ]
 
 
-def test_documents_are_found_by_their_whole_key():
+def test_documents_match_by_their_whole_key():
     keys = [{"n.k": 1, "_id": 1}, {"n.k": 2, "_id": 2}]
     documents = [{"_id": 2, "n": {"k": 2}, "v": 1}, {"_id": 1, "n": {"k": 1}}]
     assert matched(keys, documents) == (documents, [], [], [])
 
 
-def test_what_was_not_found_is_absent():
+def test_missing_documents_are_absent():
     keys = [{"_id": 1}, {"_id": 2}]
     assert matched(keys, []) == ([], keys, [], [])
     one, two = {"_id": ObjectId()}, {"_id": ObjectId()}
     assert matched([one, two], [two]) == ([two], [one], [], [])
 
 
-def test_a_number_or_a_text_may_equal_another_and_is_asked_for_again():
+def test_numbers_and_texts_without_a_match_are_requested_again():
     for one, two in (({"_id": 1}, {"_id": 1.0}), ({"_id": "a"}, {"_id": "A"})):
         found, absent, alone, again = matched([one, two], [two])
         assert (raw(*found), absent, alone) == (raw(two), [], [])
@@ -76,13 +76,13 @@ def test_a_number_or_a_text_may_equal_another_and_is_asked_for_again():
         assert match_up(keyed(one), raw(two)).alone == keyed(one)
 
 
-def test_a_document_whose_shard_key_has_changed_is_looked_up_by_itself():
+def test_a_document_with_a_changed_shard_key_is_requested_alone():
     keys = [{"k": 1, "_id": ObjectId()}, {"k": 1, "_id": ObjectId()}]
     moved = {**keys[0], "k": 2}
     assert matched(keys, [moved]) == ([], [keys[1]], [keys[0]], [])
 
 
-def test_two_documents_of_one_key_are_mongoses_error_to_tell():
+def test_a_key_with_two_documents_is_requested_alone():
     key = {"_id": 1}
     documents = [{"_id": 1, "shard": 0}, {"_id": 1, "shard": 1}]
     assert matched([key], documents) == ([], [], [key], [])
@@ -110,7 +110,7 @@ def equal(one: Any, other: Any) -> bool:
     st.lists(st.tuples(st.integers(0, 1), IDS), max_size=8),
     st.lists(st.tuples(st.integers(0, 1), IDS), max_size=5),
 )
-def test_each_key_gets_what_a_server_finds_for_it_alone(wanted, stored):
+def test_each_key_gets_the_document_of_its_own_request(wanted, stored):
     """After all repeated requests, each key has the document that its own request would find."""
     documents = [bson.encode({"_id": i, "k": k}) for k, i in stored]
     asked_for = raw(*({"k": k, "_id": i} for k, i in wanted))

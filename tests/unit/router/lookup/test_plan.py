@@ -22,7 +22,7 @@ def test_only_update_lookup_needs_a_plan():
     assert plan_of(fullDocument="updateLookup") is not None
 
 
-def test_the_shards_are_asked_for_the_events_alone():
+def test_shards_return_events_without_lookups():
     plan = plan_of(UPDATES, PROJECT, fullDocument="updateLookup", showExpandedEvents=True)
     assert plan is not None
     assert plan.remote.change_stream_options == {"showExpandedEvents": True}
@@ -31,7 +31,7 @@ def test_the_shards_are_asked_for_the_events_alone():
     assert plan.user_stages == (UPDATES, PROJECT)
 
 
-def test_what_is_passed_through_to_a_shard_is_looked_up_there():
+def test_a_passthrough_to_a_shard_is_looked_up_there():
     command = {
         "aggregate": "c",
         "pipeline": [{"$changeStream": {"fullDocument": "updateLookup"}}],
@@ -75,7 +75,7 @@ def conditions(*fields):
         ),
     ],
 )
-def test_conditions_that_a_lookup_does_not_touch_go_to_the_shards(stages, early, late):
+def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, late):
     assert divide(stages) == (tuple(early), tuple(late))
 
 
@@ -95,10 +95,10 @@ def test_conditions_that_a_lookup_does_not_touch_go_to_the_shards(stages, early,
     ],
     ids=str,
 )
-def test_what_is_not_understood_stays_behind(condition):
+def test_unknown_conditions_run_after_the_lookup(condition):
     assert divide([{"$match": condition}]) == ((), ({"$match": condition},))
 
 
-def test_an_operator_inside_another_is_looked_at():
+def test_nested_operators_are_inspected():
     match = {"$match": {"documentKey.k": {"$elemMatch": {"$gt": 1, "$lt": 3}}}}
     assert divide([match]) == ((match,), ())

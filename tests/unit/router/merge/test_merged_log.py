@@ -57,7 +57,7 @@ def test_an_event_too_large_for_the_rest_of_a_batch_waits():
 
 
 @pytest.mark.parametrize("space", [125, 124])
-def test_the_last_event_needs_no_room_for_a_next_one(space):
+def test_the_last_event_needs_no_room_for_another(space):
     assert len(cut(events(50, 65), None, space, first=True)[0]) == (2 if space == 125 else 1)
 
 
@@ -74,7 +74,7 @@ def test_the_last_event_needs_no_room_for_a_next_one(space):
     ),
     st.lists(st.booleans(), min_size=100, max_size=100),
 )
-def test_the_log_is_the_end_of_what_was_appended(appends, repeats):
+def test_the_log_keeps_the_latest_events(appends, repeats):
     """Compare content, key positions and reads from each number with those of a plain list."""
     log = MergedLog(b"", key_of)
     everything: list[bytes] = []

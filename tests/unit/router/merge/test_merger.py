@@ -97,7 +97,7 @@ def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
 
 
 @given(histories())
-def test_what_is_buffered_is_what_was_not_released(history):
+def test_unreleased_events_count_as_buffered(history):
     remotes, arrivals = history
     made = merger(remotes)
     expected = dict.fromkeys(range(remotes), 0)
@@ -133,7 +133,7 @@ def test_equal_keys_keep_the_order_of_the_remotes():
 
 @pytest.mark.parametrize("remotes", [1, 3, 16])
 @pytest.mark.parametrize("batch", [10, 700, 5000])
-def test_blocks_are_about_as_large_however_many_remotes_and_batches_there_are(remotes, batch):
+def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
     made = merger(remotes)
     each = 10_000 // remotes
     for remote in range(remotes):
@@ -151,7 +151,7 @@ def test_blocks_are_about_as_large_however_many_remotes_and_batches_there_are(re
     assert min(sizes[:-1]) >= BLOCK_EVENTS - remotes
 
 
-def test_what_was_merged_ahead_is_released_first_and_counts_as_buffered_until_then():
+def test_events_merged_ahead_count_as_buffered_and_are_released_first():
     made = merger(2)
     add(made, 0, [1, 3, 5], 5)
     add(made, 1, [2, 4], 4)
@@ -169,7 +169,7 @@ def test_what_was_merged_ahead_is_released_first_and_counts_as_buffered_until_th
     assert [origin(raw)[0] for raw in released(made)] == [5]
 
 
-def test_a_remote_that_is_retired_after_its_events_were_merged_ahead_leaves_nothing_behind():
+def test_a_remote_retired_after_merging_ahead_leaves_no_events():
     made = merger(2)
     add(made, 0, [1, 2], 2)
     add(made, 1, [], 9)
@@ -188,7 +188,7 @@ def test_a_remote_that_is_retired_after_its_events_were_merged_ahead_leaves_noth
         ([7, 6], 7, "not in the order"),
     ],
 )
-def test_broken_promises_are_errors_and_change_nothing(numbers, promise, message):
+def test_broken_promises_are_errors_without_effect(numbers, promise, message):
     made = merger(1)
     add(made, 0, [], 5)
     with pytest.raises(MergeOrderError, match=message) as caught:
@@ -197,7 +197,7 @@ def test_broken_promises_are_errors_and_change_nothing(numbers, promise, message
     assert (made.gate, made.buffered_bytes(0), made.ready) == (key(5), 0, False)
 
 
-def test_a_retired_remote_holds_nothing_back_and_loses_nothing():
+def test_a_retired_remote_holds_no_gate_and_loses_no_events():
     made = merger(3)
     add(made, 0, [1, 4], 4)
     add(made, 1, [2, 3], 3)
@@ -212,7 +212,7 @@ def test_a_retired_remote_holds_nothing_back_and_loses_nothing():
 
 
 @pytest.mark.parametrize("bound", range(9))
-def test_a_remote_that_is_retired_at_a_key_releases_what_lies_below(bound):
+def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
     made = merger(2)
     add(made, 0, [1, 3, 5], 5)
     add(made, 0, [6, 7], 7)
@@ -225,12 +225,12 @@ def test_a_remote_that_is_retired_at_a_key_releases_what_lies_below(bound):
     assert made.head is None
 
 
-def test_a_remote_that_joins_with_a_known_start_holds_the_gate_there():
+def test_a_remote_with_a_known_start_holds_the_gate_there():
     made = merger(1)
     made.add_remote(7, promise=key(3))
     add(made, 0, [1, 2, 3, 4], 9)
     assert [origin(raw)[0] for raw in released(made)] == [1, 2, 3]
-    assert made.mark is None, "its start is no promise of its own"
+    assert made.mark is None, "its start does not count as a promise"
     add(made, 7, [], 6)
     assert [origin(raw)[0] for raw in released(made)] == [4]
     assert made.mark == (key(6), b"p6")
@@ -239,7 +239,7 @@ def test_a_remote_that_joins_with_a_known_start_holds_the_gate_there():
 def test_the_mark_is_the_smallest_promise():
     made = merger(2)
     add(made, 0, [], 3)
-    assert made.mark is None, "a remote is silent"
+    assert made.mark is None, "a remote has not promised anything"
     add(made, 1, [], 8)
     assert made.mark == (key(3), b"p3")
     add(made, 0, [], 9)
@@ -260,14 +260,14 @@ class TestTopologyRemote:
         add(made, 0, numbers, promise)
         return made.mark and made.mark[1]
 
-    def test_never_the_first_batch(self):
+    def test_the_first_promise_is_not_the_mark(self):
         made = self.make()
         assert self.mark_after(made, [], 6) is None
         assert self.mark_after(made, [], 6) is None
         assert self.mark_after(made, [], 7) == b"p7"
         assert self.mark_after(made, [], 7) == b"p7"
 
-    def test_never_one_with_events_and_then_only_when_it_has_moved(self):
+    def test_only_an_advanced_promise_without_events_is_the_mark(self):
         made = self.make()
         self.mark_after(made, [], 6)
         assert self.mark_after(made, [], 7) == b"p7"
@@ -275,14 +275,14 @@ class TestTopologyRemote:
         assert self.mark_after(made, [], 8) is None
         assert self.mark_after(made, [], 9) == b"p9"
 
-    def test_its_events_reach_nobody(self):
+    def test_its_events_are_not_delivered(self):
         made = self.make()
         add(made, 0, [6, 7], 9)
         assert not made.ready
         assert made.buffered_bytes(0) == 0
 
 
-def test_who_is_behind():
+def test_remotes_behind_a_key_are_listed():
     made = merger(4)
     for remote, promise in ((0, 5), (1, 3), (2, 9)):
         add(made, remote, [], promise)
@@ -294,7 +294,7 @@ def test_who_is_behind():
     assert made.holding(key(9)) == [2, 3]
 
 
-def test_what_was_released_is_let_go_even_when_a_remote_is_always_ahead():
+def test_released_events_are_freed_even_if_a_remote_stays_ahead():
     made = merger(2)
     for n in range(1, 300):
         add(made, 0, [2 * n, 2 * n + 1], 2 * n + 1)

@@ -11,14 +11,14 @@ WORKERS = st.integers(1, MOST_WORKERS)
 
 
 @given(worker=WORKERS, asking=WORKERS, mark=MARKS, chance=st.integers(0, 2**40 - 1))
-def test_every_worker_reads_whose_it_is(worker: int, asking: int, mark: int, chance: int) -> None:
+def test_a_cursor_id_encodes_its_worker(worker: int, asking: int, mark: int, chance: int) -> None:
     cursor_id = CursorIds(worker, mark, lambda _bits: chance).new_id()
     assert 0 < cursor_id < 2**63
     assert CursorIds(asking, mark).owner(cursor_id) == worker
 
 
 @given(cursor_id=st.integers(-(2**63), 2**63 - 1), mark=MARKS)
-def test_an_id_without_the_mark_is_nobody_s(cursor_id: int, mark: int) -> None:
+def test_an_id_without_the_mark_has_no_worker(cursor_id: int, mark: int) -> None:
     marked = cursor_id >= 0 and cursor_id >> 48 == mark
     owner = CursorIds(1, mark).owner(cursor_id)
     assert owner is None or marked
@@ -31,6 +31,6 @@ def test_ids_of_one_worker_differ() -> None:
 
 
 @pytest.mark.parametrize("worker", [0, -1, MOST_WORKERS + 1])
-def test_there_are_only_so_many_workers(worker: int) -> None:
+def test_the_number_of_workers_is_limited(worker: int) -> None:
     with pytest.raises(ValueError, match="a worker's number"):
         CursorIds(worker, 0)

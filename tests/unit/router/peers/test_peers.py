@@ -22,7 +22,7 @@ def get_more(cursor_id: int, **fields: Any) -> dict[str, Any]:
     return {"getMore": Int64(cursor_id), "collection": "c", **fields}
 
 
-async def test_any_worker_answers_for_a_cursor() -> None:
+async def test_any_worker_answers_a_get_more() -> None:
     async with (
         worker_facades(3) as workers,
         await workers[0].client() as opener,
@@ -38,7 +38,7 @@ async def test_any_worker_answers_for_a_cursor() -> None:
         assert not workers[1].cursors.cursors
 
 
-async def test_a_client_that_goes_takes_its_get_more_along() -> None:
+async def test_a_disconnect_ends_a_get_more_on_another_worker() -> None:
     async with worker_facades() as workers, await workers[0].client() as opener:
         cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
         cursor = workers[0].cursors.cursors[cursor_id]
@@ -50,7 +50,7 @@ async def test_a_client_that_goes_takes_its_get_more_along() -> None:
         await until(lambda: not workers[0].cursors.cursors)
 
 
-async def test_a_get_more_without_an_answer_leaves_the_connection_in_step() -> None:
+async def test_an_unacknowledged_get_more_keeps_the_connection_usable() -> None:
     async with (
         worker_facades() as workers,
         await workers[0].client() as opener,
@@ -61,7 +61,7 @@ async def test_a_get_more_without_an_answer_leaves_the_connection_in_step() -> N
         assert (await reader.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_the_cursors_of_a_worker_that_has_died_are_not_found() -> None:
+async def test_the_cursors_of_a_dead_worker_are_not_found() -> None:
     async with (
         worker_facades() as workers,
         await workers[0].client() as opener,
@@ -79,7 +79,7 @@ async def test_the_cursors_of_a_worker_that_has_died_are_not_found() -> None:
         assert killed["cursorsNotFound"] == [cursor_id]
 
 
-async def test_cursors_are_killed_wherever_they_are() -> None:
+async def test_cursors_of_all_workers_can_be_killed() -> None:
     async with (
         worker_facades(3) as workers,
         await workers[0].client() as one,
@@ -95,7 +95,7 @@ async def test_cursors_are_killed_wherever_they_are() -> None:
         assert not any(worker.cursors.cursors for worker in workers)
 
 
-async def test_an_upstream_s_cursor_that_looks_like_ours_goes_on_there() -> None:
+async def test_an_upstream_cursor_with_a_similar_id_continues_there() -> None:
     looks_like = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
 
     async def script(asked: Asked) -> None:
@@ -124,7 +124,7 @@ async def test_an_upstream_s_cursor_that_looks_like_ours_goes_on_there() -> None
 
 
 @pytest.mark.parametrize("command", ["endSessions", "killSessions", "refreshSessions"])
-async def test_sessions_end_and_go_on_everywhere(command: str) -> None:
+async def test_sessions_end_and_are_refreshed_on_all_workers(command: str) -> None:
     async with worker_facades(3) as workers, await workers[1].client() as client:
         lsid = {"id": Binary(b"s" * 16, 4)}
         assert (await client.command("admin", {command: [lsid]}))["ok"] == 1
@@ -133,7 +133,7 @@ async def test_sessions_end_and_go_on_everywhere(command: str) -> None:
             assert reached[command == "refreshSessions"] == [b"s" * 16]
 
 
-async def test_any_worker_s_status_is_that_of_all() -> None:
+async def test_any_worker_returns_the_status_of_all() -> None:
     async with (
         worker_facades(2) as workers,
         await workers[0].client() as one,
@@ -153,7 +153,7 @@ async def test_any_worker_s_status_is_that_of_all() -> None:
         assert status["network"]["numRequests"] == 5  # without those between workers
 
 
-async def test_a_worker_that_is_gone_is_left_out_of_the_status() -> None:
+async def test_a_dead_worker_is_missing_from_the_status() -> None:
     async with worker_facades(2) as workers, await workers[1].client() as client:
         assert workers[0].private is not None
         await workers[0].private.__aexit__(None, None, None)
@@ -161,7 +161,7 @@ async def test_a_worker_that_is_gone_is_left_out_of_the_status() -> None:
         assert [each["worker"] for each in status["mergerouter"]["workers"]] == [2]
 
 
-async def test_a_fail_point_fires_as_often_as_asked_over_all_workers() -> None:
+async def test_a_fail_point_s_count_covers_all_workers() -> None:
     async with (
         worker_facades(3, fail_points=FailPoints) as workers,
         await workers[0].client() as one,
@@ -180,7 +180,7 @@ async def test_a_fail_point_fires_as_often_as_asked_over_all_workers() -> None:
         assert again["count"] == 2
 
 
-async def test_a_get_more_fails_once_though_two_workers_see_it() -> None:
+async def test_a_get_more_on_another_worker_fails_once() -> None:
     async with (
         worker_facades(2, fail_points=FailPoints) as workers,
         await workers[0].client() as opener,
@@ -195,7 +195,7 @@ async def test_a_get_more_fails_once_though_two_workers_see_it() -> None:
         assert (await reader.command("db", command))["code"] == 91
 
 
-async def test_a_client_that_knows_of_a_change_first_is_no_error() -> None:
+async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
     async with worker_facades(2) as workers, await workers[0].client() as client:
         topology = workers[0].node.topology
         ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}

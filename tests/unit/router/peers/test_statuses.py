@@ -43,19 +43,19 @@ def test_counts_are_added_and_lists_joined() -> None:
     assert ours["nudges"] == {"s0": 6, "s1": 2}
 
 
-def test_what_is_said_of_the_whole_stays() -> None:
+def test_router_wide_fields_are_kept() -> None:
     summed = sum_statuses([status(3, [], {}), status(9, [], {})])
     assert (summed["host"], summed["pid"], summed["uptime"]) == ("here:27020", 7, 12.0)
     assert (summed["uptimeMillis"], summed["localTime"]) == (12003, NOW)
     assert summed["mem"] == {"bits": 64, "resident": 100, "supported": True}
 
 
-def test_of_times_the_largest_stands() -> None:
+def test_the_largest_time_is_kept() -> None:
     summed = sum_statuses([status(3, [], {}), status(9, [], {})])
     assert summed["mergerouter"]["behindMillis"] == 9
 
 
-def test_one_worker_s_status_is_itself_and_left_as_it_was() -> None:
+def test_a_single_status_is_returned_unchanged() -> None:
     own = status(3, ["a"], {"s0": 1})
     assert sum_statuses([own]) == status(3, ["a"], {"s0": 1})
     sum_statuses([own, status(1, [], {})])

@@ -28,7 +28,7 @@ CUT = documents.filter(
 
 
 @given(CUT)
-def test_pieces_give_what_the_whole_gives(document: dict[str, Any]) -> None:
+def test_decoding_in_pieces_gives_the_same_document(document: dict[str, Any]) -> None:
     encoded = bson.encode(document)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradual_decoding, "PIECE_SIZE", SMALL)
@@ -46,7 +46,7 @@ def test_damage_is_a_protocol_error(document: dict[str, Any], data: st.DataObjec
             asyncio.run(decode_gradually(bytes(damaged)))
 
 
-async def test_the_loop_turns_between_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_runs_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     def counting(encoded: bytes) -> dict[str, Any]:
@@ -71,13 +71,13 @@ async def test_the_loop_turns_between_small_pieces(monkeypatch: pytest.MonkeyPat
     assert turns >= len(sizes) > 20
 
 
-async def test_what_cannot_be_cut_is_refused_if_it_is_costly() -> None:
+async def test_costly_values_that_cannot_be_cut_are_refused() -> None:
     scope = {"a": [Timestamp(1, 1)] * PIECE_SIZE}
     with pytest.raises(ProtocolError, match="code with scope"):
         await decode_gradually(bson.encode({"a": Code("", scope)}))
 
 
-async def test_nesting_has_an_end() -> None:
+async def test_deep_nesting_is_refused() -> None:
     document: dict[str, Any] = {"pad": b"x" * PIECE_SIZE}
     for _ in range(201):
         document = {"a": document}

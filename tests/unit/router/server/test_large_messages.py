@@ -64,7 +64,9 @@ async def test_a_body_beyond_the_limit_is_refused_undecoded(
             )
 
 
-async def test_only_change_streams_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_change_streams_are_accepted_as_large_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with facade() as router, await router.client() as client:
         pad = "x" * request.MOST_OWN
         pipeline = [*WATCH["pipeline"], {"$match": {"a": pad}}]
@@ -76,7 +78,7 @@ async def test_only_change_streams_may_be_large(monkeypatch: pytest.MonkeyPatch)
         assert "1048576 at most" in reply["errmsg"]
 
 
-async def test_what_passes_through_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_passed_through_messages_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     undecodable(monkeypatch)
     documents = [{"_id": number, "pad": "x" * 100_000} for number in range(30)]
     commands: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -95,7 +97,7 @@ async def test_what_passes_through_is_not_decoded(monkeypatch: pytest.MonkeyPatc
             assert (await client.command("db", command, **how))["n"] == next(iter(command))
 
 
-async def test_document_sequences_of_own_commands_are_left_alone() -> None:
+async def test_document_sequences_of_the_router_s_commands_are_ignored() -> None:
     async with facade() as router, await router.client() as client:
         documents = [{}] * 100_000
         reply = await client.command("admin", {"ping": 1}, sequences={"documents": documents})

@@ -27,7 +27,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert answered == asked
 
 
-async def test_a_waiting_get_more_holds_back_only_its_own_connection() -> None:
+async def test_a_waiting_get_more_blocks_only_its_own_connection() -> None:
     async with facade() as router, await router.client() as one, await router.client() as other:
         cursor_id = await open_stream(one)
         one.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
@@ -39,7 +39,7 @@ async def test_a_waiting_get_more_holds_back_only_its_own_connection() -> None:
         assert [each["n"] for each in batch] == [1, 2]
 
 
-async def test_get_more_takes_no_more_than_batch_size() -> None:
+async def test_get_more_returns_at_most_batch_size_events() -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = await open_stream(client)
         router.cursors.cursors[cursor_id].put(*map(event, range(5)))
@@ -50,7 +50,7 @@ async def test_get_more_takes_no_more_than_batch_size() -> None:
         assert sizes == [2, 2, 1]
 
 
-async def test_an_ended_stream_answers_with_cursor_id_zero() -> None:
+async def test_an_ended_stream_returns_cursor_id_zero() -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = await open_stream(client)
         router.cursors.cursors[cursor_id].end()
@@ -67,7 +67,7 @@ async def test_a_large_reply_arrives_whole() -> None:
         assert [each["n"] for each in reply["cursor"]["nextBatch"]] == list(range(3000))
 
 
-async def test_a_client_that_goes_takes_its_get_more_and_cursor_along() -> None:
+async def test_a_disconnect_ends_the_client_s_get_more_and_cursor() -> None:
     async with facade() as router:
         client = await router.client()
         cursor_id = await open_stream(client)
@@ -97,7 +97,7 @@ async def test_unacknowledged_messages_get_no_reply() -> None:
         assert (await client.receive()).response_to == last
 
 
-async def test_document_sequences_are_no_fields_of_own_commands() -> None:
+async def test_document_sequences_are_not_fields_of_the_router_s_commands() -> None:
     async with facade() as router, await router.client() as client:
         command = {"killCursors": "c"}
         reply = await client.command("db", command, sequences={"cursors": [{}]})
@@ -107,7 +107,7 @@ async def test_document_sequences_are_no_fields_of_own_commands() -> None:
         )
 
 
-async def test_compression_is_negotiated_and_used_as_the_client_uses_it() -> None:
+async def test_compression_is_negotiated_and_follows_the_client() -> None:
     async with facade() as router, await router.client() as client:
         hello = await client.command("admin", {"hello": 1, "compression": ["lz4", "zlib"]})
         assert hello["compression"] == ["zlib"]
@@ -134,7 +134,7 @@ async def test_hello_waits_for_a_change_of_the_topology() -> None:
         assert (await client.command("admin", command))["ok"] == 1
 
 
-async def test_hello_streams_to_clients_that_take_it() -> None:
+async def test_hello_streams_to_clients_that_allow_exhaust() -> None:
     async with facade() as router, await router.client() as client:
         version = await hello_version(client)
         command = {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 5}
@@ -177,7 +177,7 @@ async def test_hello_from_the_future_is_refused() -> None:
         assert (await client.command("admin", command))["code"] == 51761
 
 
-async def test_old_drivers_say_hello_in_an_op_query() -> None:
+async def test_hello_in_an_op_query_is_answered() -> None:
     async with facade() as router, await router.client() as client:
         asked = client.send_query("admin.$cmd", {"ismaster": 1, "helloOk": True})
         reply = await client.receive()
@@ -214,7 +214,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_bad_input_closes_its_connection_and_no_other(name: str) -> None:
+async def test_bad_input_closes_only_its_own_connection(name: str) -> None:
     async with facade() as router, await router.client() as good:
         async with await router.client() as bad:
             bad.send_bytes(BAD[name])
@@ -229,7 +229,7 @@ async def test_a_command_without_database_is_refused() -> None:
         assert (await client.receive())["code"] == 40571
 
 
-async def test_a_bug_in_a_command_is_an_error_for_its_client_only() -> None:
+async def test_an_internal_error_affects_only_its_client() -> None:
     async with facade() as router, await router.client() as client:
         router.node.cursors = None  # type: ignore[assignment]
         reply = await client.command("db", WATCH)
@@ -237,14 +237,14 @@ async def test_a_bug_in_a_command_is_an_error_for_its_client_only() -> None:
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_connections_beyond_the_most_are_closed() -> None:
+async def test_connections_over_the_limit_are_closed() -> None:
     async with facade(max_connections=1) as router, await router.client() as client:
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
         async with await router.client() as late:
             assert await late.closed()
 
 
-async def test_draining_refuses_new_commands_and_lets_running_ones_end() -> None:
+async def test_draining_refuses_new_commands_and_finishes_running_ones() -> None:
     async with facade() as router, await router.client() as running, await router.client() as new:
         cursor_id = await open_stream(running)
         running.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
@@ -263,7 +263,7 @@ async def test_draining_refuses_new_commands_and_lets_running_ones_end() -> None
         await draining
 
 
-async def test_draining_interrupts_what_lasts_too_long() -> None:
+async def test_draining_interrupts_long_commands() -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = await open_stream(client)
         client.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})

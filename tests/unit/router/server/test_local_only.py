@@ -26,7 +26,9 @@ def upstream(port: int) -> UpstreamMongos:
 
 
 @pytest.mark.parametrize("name", sorted(LOCAL_ONLY))
-async def test_remote_clients_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remote_clients_cannot_run_local_commands(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from_elsewhere(monkeypatch)
     async with (
         scripted_server(answer_ok) as mongos,
@@ -41,7 +43,7 @@ async def test_remote_clients_are_refused(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", sorted(LOCAL_ONLY))
-async def test_local_clients_are_not(name: str) -> None:
+async def test_local_clients_can_run_local_commands(name: str) -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,
@@ -50,7 +52,7 @@ async def test_local_clients_are_not(name: str) -> None:
         assert (await client.command("admin", {name: 1}))["n"] == name
 
 
-async def test_a_remote_upstream_judges_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_remote_upstream_decides_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from_elsewhere(monkeypatch)
     monkeypatch.setattr(connection, "is_loopback", lambda _peername: False)
     async with (
@@ -62,7 +64,7 @@ async def test_a_remote_upstream_judges_by_itself(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("remote", [False, True])
-async def test_nobody_shuts_the_upstream_down(
+async def test_no_client_can_shut_down_the_upstream(
     remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if remote:
@@ -100,5 +102,5 @@ async def test_nobody_shuts_the_upstream_down(
         (None, False),
     ],
 )
-def test_loopback_addresses(peername: Any, local: bool) -> None:
+def test_loopback_addresses_are_local(peername: Any, local: bool) -> None:
     assert is_loopback(peername) is local

@@ -27,7 +27,7 @@ def upstream(port: int) -> UpstreamMongos:
     return UpstreamMongos([("127.0.0.1", port)])
 
 
-async def test_messages_pass_unchanged_but_for_their_ids() -> None:
+async def test_messages_pass_unchanged_except_their_ids() -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,
@@ -76,7 +76,7 @@ async def test_exhaust_replies_are_relayed_until_the_last() -> None:
         assert (second["n"], second.flags, second.response_to) == (2, 0, first.request_id)
 
 
-async def test_cursors_go_on_where_they_were_opened() -> None:
+async def test_cursors_continue_on_their_connection() -> None:
     async def script(asked: Asked) -> None:
         lists = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
         if "killCursors" in asked.command:
@@ -103,7 +103,7 @@ async def test_cursors_go_on_where_they_were_opened() -> None:
         assert reply["cursorsKilled"] == [theirs]
 
 
-async def test_plain_aggregates_pass_and_change_streams_do_not() -> None:
+async def test_plain_aggregates_pass_through_and_change_streams_do_not() -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,
@@ -126,7 +126,7 @@ async def test_plain_aggregates_pass_and_change_streams_do_not() -> None:
         {"fieldOfAnotherVersion": 1},
     ],
 )
-async def test_what_the_router_refuses_is_the_upstream_s_to_answer(change: dict[str, Any]) -> None:
+async def test_refused_change_streams_are_answered_by_the_upstream(change: dict[str, Any]) -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,
@@ -141,7 +141,7 @@ async def test_what_the_router_refuses_is_the_upstream_s_to_answer(change: dict[
         assert (await client.command("db", command))["ok"] == 0
 
 
-async def test_an_upstream_without_change_streams_leaves_the_refusal_to_the_router() -> None:
+async def test_the_router_refuses_streams_if_the_upstream_has_none() -> None:
     async def unknown(asked: Asked) -> None:
         asked.reply({"ok": 0.0, "errmsg": "none here", "code": 59, "codeName": "CommandNotFound"})
 
@@ -158,7 +158,7 @@ async def test_an_upstream_without_change_streams_leaves_the_refusal_to_the_rout
 
 
 @pytest.mark.parametrize("database", ["config", "local"])
-async def test_streams_on_the_cluster_s_own_databases_go_nowhere(database: str) -> None:
+async def test_streams_on_internal_databases_are_not_passed_through(database: str) -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,
@@ -170,7 +170,7 @@ async def test_streams_on_the_cluster_s_own_databases_go_nowhere(database: str) 
         assert not mongos.asked
 
 
-async def test_a_field_given_twice_is_not_dropped() -> None:
+async def test_a_repeated_field_is_passed_through() -> None:
     body = bson.encode({**WATCH, "batchSizf": 1, "batchSize": 2, "$db": "db"})
     frame = build_msg(body.replace(b"batchSizf", b"batchSize"), request_id=7)
     async with (
@@ -186,7 +186,7 @@ async def test_a_field_given_twice_is_not_dropped() -> None:
         assert (await client.receive())["code"] == 40413
 
 
-async def test_opening_takes_no_longer_than_max_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_max_time_limits_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     async with facade() as router, await router.client() as client:
 
         async def never(*_: object) -> None:
@@ -197,7 +197,7 @@ async def test_opening_takes_no_longer_than_max_time(monkeypatch: pytest.MonkeyP
         assert (reply["code"], reply["codeName"]) == (50, "MaxTimeMSExpired")
 
 
-async def test_ended_sessions_end_here_and_upstream() -> None:
+async def test_sessions_end_in_the_router_and_upstream() -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,
@@ -212,7 +212,7 @@ async def test_ended_sessions_end_here_and_upstream() -> None:
         assert router.cursors.refreshed_sessions == [b"s" * 16]
 
 
-async def test_cluster_times_of_replies_are_noted() -> None:
+async def test_cluster_times_of_replies_advance_the_clock() -> None:
     later = Timestamp(2_000_000_000, 5)
 
     async def script(asked: Asked) -> None:
@@ -230,7 +230,7 @@ async def test_cluster_times_of_replies_are_noted() -> None:
         assert reply["$clusterTime"]["signature"]["keyId"] == 9
 
 
-async def test_a_client_s_time_moves_no_clock() -> None:
+async def test_a_client_s_time_does_not_advance_the_clock() -> None:
     async with facade() as router, await router.client() as client, await router.client() as other:
         before = router.node.clock.raw
         signature = {"hash": b"\1" * 20, "keyId": Int64(7), "pad": "x" * 100_000}
@@ -242,7 +242,7 @@ async def test_a_client_s_time_moves_no_clock() -> None:
         assert bson.encode(reply["$clusterTime"]) == before == router.node.clock.raw
 
 
-async def test_a_client_s_time_is_checked_as_mongos_checks_it() -> None:
+async def test_a_client_s_time_is_checked_as_by_mongos() -> None:
     async with facade() as router, await router.client() as client:
         time = {"clusterTime": Timestamp(5, 1), "signature": "junk"}
         reply = await client.command("admin", {"ping": 1, "$clusterTime": time})
@@ -280,7 +280,7 @@ async def test_an_unreachable_upstream_is_an_error_that_drivers_retry(
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_all_clients_move_on_together_when_a_mongos_fails() -> None:
+async def test_all_clients_switch_together_when_a_mongos_fails() -> None:
     async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
         moves: list[tuple[int, int]] = []
         both = UpstreamMongos(
@@ -304,7 +304,7 @@ async def test_all_clients_move_on_together_when_a_mongos_fails() -> None:
             assert moves == [(1, 1)]
 
 
-async def test_workers_follow_the_one_that_has_moved_on() -> None:
+async def test_workers_follow_another_worker_s_switch() -> None:
     async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
         both = UpstreamMongos([("127.0.0.1", first.port), ("127.0.0.1", second.port)])
         async with facade(both) as router, await router.client() as client:
@@ -315,7 +315,7 @@ async def test_workers_follow_the_one_that_has_moved_on() -> None:
                 assert len(asked.asked) == count + 1
 
 
-async def test_a_mongos_that_cannot_be_reached_at_all_moves_nobody() -> None:
+async def test_an_unreachable_mongos_is_not_switched_to() -> None:
     async with scripted_server(answer_ok) as gone:
         port = gone.port
     both = UpstreamMongos([("127.0.0.1", port), ("127.0.0.1", port)])
@@ -324,7 +324,7 @@ async def test_a_mongos_that_cannot_be_reached_at_all_moves_nobody() -> None:
     assert (both.chosen, both.generation) == (0, 0)
 
 
-async def test_an_upstream_that_breaks_off_breaks_the_client_s_connection() -> None:
+async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None:
     async def script(asked: Asked) -> None:
         asked.writer.transport.abort()
 
@@ -337,7 +337,7 @@ async def test_an_upstream_that_breaks_off_breaks_the_client_s_connection() -> N
             assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_a_client_that_goes_ends_what_it_runs_upstream() -> None:
+async def test_a_disconnect_ends_the_client_s_commands_upstream() -> None:
     async def silence(asked: Asked) -> None:
         pass
 
@@ -350,7 +350,7 @@ async def test_a_client_that_goes_ends_what_it_runs_upstream() -> None:
         assert not router.node.counters.connections
 
 
-async def test_without_upstream_its_commands_are_unknown() -> None:
+async def test_commands_are_unknown_without_an_upstream() -> None:
     async with facade() as router, await router.client() as client:
         reply = await client.command("db", {"insert": "c"})
         assert (reply["code"], reply["errmsg"]) == (59, "no such cmd: insert")
@@ -363,7 +363,7 @@ def test_upstreams_are_named_by_uri() -> None:
             parse_upstream(bad)
 
 
-async def test_a_link_that_was_cut_while_idle_is_made_anew() -> None:
+async def test_an_idle_connection_that_was_cut_is_replaced() -> None:
     async with (
         scripted_server(answer_ok) as mongos,
         facade(upstream(mongos.port)) as router,

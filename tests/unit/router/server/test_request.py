@@ -34,7 +34,7 @@ async def test_the_command_s_name_is_found_without_decoding() -> None:
     assert (await read_request(build_msg(PING, request_id=1) + body)).name == "ping"
 
 
-async def test_the_body_may_follow_its_sequences() -> None:
+async def test_a_body_after_its_sequences_is_accepted() -> None:
     sequence = b"documents\0" + PING
     sections = b"\1" + struct.pack("<i", len(sequence) + 4) + sequence + b"\0" + PING
     frame = struct.pack("<iiiiI", 20 + len(sections), 3, 0, 2013, 0) + sections
@@ -43,7 +43,7 @@ async def test_the_body_may_follow_its_sequences() -> None:
     assert await request.command() == bson.decode(PING)
 
 
-async def test_a_compressed_request_is_unpacked_and_remembers_how_it_came() -> None:
+async def test_a_compressed_request_records_its_compressor() -> None:
     request = await read_request(compressed(build_msg(PING, request_id=5), ZLIB))
     assert (request.name, request.compressor, request.request_id) == ("ping", ZLIB, 5)
     assert request.frame == build_msg(PING, request_id=5)
@@ -57,14 +57,14 @@ async def test_a_wrapped_query_is_unwrapped() -> None:
 
 
 @pytest.mark.parametrize("database", [5, None])
-async def test_a_database_that_is_no_text_is_refused(database: object) -> None:
+async def test_a_database_that_is_not_a_string_is_refused(database: object) -> None:
     request = await read_request(build_msg(bson.encode({"ping": 1, "$db": database}), request_id=1))
     with pytest.raises(CommandError):
         request.database(await request.command())
 
 
 @pytest.mark.parametrize("command", [{}, {"x" * 200: 1}, {"": 1}])
-async def test_documents_without_a_usable_name_have_none(command: dict[str, int]) -> None:
+async def test_documents_without_a_command_name_have_none(command: dict[str, int]) -> None:
     assert (await read_request(build_msg(bson.encode(command), request_id=1))).name == ""
 
 

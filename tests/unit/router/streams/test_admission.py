@@ -43,7 +43,7 @@ async def test_more_cursors_than_allowed_are_refused(cluster: ScriptedCluster):
     assert registry.admission.refused == {"maxCursors": 1}
 
 
-async def test_one_client_does_not_take_the_others_share(cluster: ScriptedCluster):
+async def test_one_client_cannot_use_the_others_share(cluster: ScriptedCluster):
     registry = cluster.registry(max_cursors_per_client=2, max_streams_per_client=1)
     first, _ = await registry.open(stream(), HERE)
     error = await refusal(registry, HERE)
@@ -59,7 +59,7 @@ async def test_one_client_does_not_take_the_others_share(cluster: ScriptedCluste
     assert registry.admission.refused == {"maxStreamsPerClient": 1, "maxCursorsPerClient": 1}
 
 
-async def test_different_streams_are_what_costs_the_members(cluster: ScriptedCluster):
+async def test_only_different_streams_count_against_the_limit(cluster: ScriptedCluster):
     registry = cluster.registry(max_streams=2, share_linger=0.0)
     for _ in range(20):
         await registry.open(stream(), OWNER)
@@ -101,7 +101,7 @@ def test_a_budget_too_small_for_any_stream_still_admits_one():
     admission.stream(None, 10)
 
 
-async def test_what_fails_or_is_given_up_is_not_counted(cluster: ScriptedCluster):
+async def test_failed_and_abandoned_openings_are_not_counted(cluster: ScriptedCluster):
     registry = cluster.registry(share_linger=0.0)
     cluster.shards["s0"].fail("aggregate", 2, "refused", times=1)
     with pytest.raises(CommandError):
@@ -121,7 +121,7 @@ async def test_what_fails_or_is_given_up_is_not_counted(cluster: ScriptedCluster
     assert (registry.admission.cursors, registry.admission.streams) == (0, 0)
 
 
-async def test_a_client_left_behind_that_gets_no_remotes_may_resume(cluster: ScriptedCluster):
+async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: ScriptedCluster):
     """The shared stream has passed it, and there is no room for another one, so it retries."""
     registry = cluster.registry(share_log_bytes=BIG, max_streams=1)
     slow, _ = await registry.open(stream(), OWNER)
@@ -142,7 +142,7 @@ async def test_a_client_left_behind_that_gets_no_remotes_may_resume(cluster: Scr
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_open_never_exceeds_any_bound(seed: int):
+def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
     chance = Random(seed)
     limits = StreamSettings(
         max_cursors=8, max_cursors_per_client=5, max_streams=6, max_streams_per_client=4
@@ -182,7 +182,7 @@ def test_batches_shrink_with_the_number_of_remotes():
     assert memory.batch_bytes == LEAST_BATCH
 
 
-async def test_a_remote_s_batches_follow_the_memory_that_is_left(cluster: ScriptedCluster):
+async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedCluster):
     """Eight streams share the memory, so each one's getMores ask for fewer events."""
     registry = cluster.registry(total_buffer_bytes=32 * 4 * LEAST_BATCH, batch_target_bytes=1 << 20)
     cursor, _ = await registry.open(stream(), OWNER)

@@ -11,7 +11,7 @@ from tests.harness.scripted_member import event_token
 from tests.unit.router.conftest import OWNER, ScriptedCluster, read_until, stream
 
 
-async def test_what_a_resumed_client_has_already_makes_room_again(cluster: ScriptedCluster):
+async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):
     """Events up to the token fill the budget and are dropped, so that the next one fits."""
     registry = cluster.registry(
         remote_buffer_bytes=2000, stream_buffer_bytes=4000, batch_target_bytes=500
@@ -26,7 +26,7 @@ async def test_what_a_resumed_client_has_already_makes_room_again(cluster: Scrip
     assert await read_until(cursor, 1) == [300]
 
 
-async def test_a_get_more_that_fails_while_others_are_opened(cluster: ScriptedCluster):
+async def test_a_get_more_that_fails_during_the_opening_fails_it(cluster: ScriptedCluster):
     registry = cluster.registry()
     cluster.shards["s0"].hang.add("aggregate")
     cluster.shards["s2"].fail("getMore", 286, "resume point lost")

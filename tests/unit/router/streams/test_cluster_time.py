@@ -10,7 +10,7 @@ from bson import Timestamp
 from tests.unit.router.conftest import OWNER, ScriptedCluster, numbers, stream, until
 
 
-async def test_shards_behind_the_time_told_are_told_it(cluster: ScriptedCluster):
+async def test_shards_behind_the_cluster_time_learn_it(cluster: ScriptedCluster):
     registry = cluster.registry()
     await registry.open(stream(None), OWNER)
     ahead, *behind = cluster.shards.values()
@@ -25,7 +25,7 @@ async def test_shards_behind_the_time_told_are_told_it(cluster: ScriptedCluster)
     assert numbers(await cursor.next_batch(None, 2.0)) == [1]
 
 
-async def test_all_who_open_at_once_ask_for_the_time_once(cluster: ScriptedCluster):
+async def test_concurrent_openings_share_one_request_for_the_time(cluster: ScriptedCluster):
     """This holds even for different streams, and the shard list is also read only once."""
     registry = cluster.registry()
     # The first opening sends a request at once; the others share the next one.
@@ -44,7 +44,7 @@ async def test_all_who_open_at_once_ask_for_the_time_once(cluster: ScriptedClust
         assert shard.commands["aggregate"] == 1 + len(requests)
 
 
-async def test_a_stream_opens_over_the_connection_that_asked_for_the_time(
+async def test_a_stream_opens_over_the_connection_of_the_time_request(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(share_linger=0.0)

@@ -50,7 +50,7 @@ def fault(member: ScriptedMember, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_every_event_once_and_in_order(cluster: ScriptedCluster, seed: int):
+async def test_every_event_arrives_once_and_in_order(cluster: ScriptedCluster, seed: int):
     chance = random.Random(seed)
     registry = cluster.registry(failure_timeout=10.0)
     cursor, first = await registry.open(stream(), OWNER)

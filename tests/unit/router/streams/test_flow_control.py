@@ -31,25 +31,25 @@ def pace_of(interval: float, count: int = 100) -> tuple[Pace, float]:
     return pace, now
 
 
-def test_a_stream_without_events_is_neither():
+def test_a_stream_without_events_is_neither_active_nor_lively():
     assert not Pace(LIMITS).active(0.0)
     assert not Pace(LIMITS).lively(0.0)
 
 
 @pytest.mark.parametrize("interval", [0.0001, 0.001, 0.003])
-def test_where_events_come_quickly_the_stream_is_active(interval: float):
+def test_a_stream_with_rapid_events_is_active(interval: float):
     pace, now = pace_of(interval)
     assert pace.active(now)
 
 
 @pytest.mark.parametrize("interval", [0.005, 0.02, 1.0, 3600.0])
-def test_a_stream_with_other_events_is_not_active(interval: float):
+def test_a_stream_with_slower_events_is_only_lively(interval: float):
     pace, now = pace_of(interval)
     assert not pace.active(now)
     assert pace.lively(now)
 
 
-def test_a_quick_stream_that_stops_is_quiet_soon_and_quick_again_soon():
+def test_an_active_stream_becomes_quiet_and_active_again_soon():
     pace, now = pace_of(0.002)
     assert not pace.active(now + LIMITS.active_for)
     assert pace.lively(now + 0.5)
@@ -64,7 +64,7 @@ def test_a_quick_stream_that_stops_is_quiet_soon_and_quick_again_soon():
 
 
 @given(st.integers(1, 200), st.data())
-def test_whoever_asks_in_whatever_order_the_budget_is_kept_and_nobody_runs_dry(remotes, data):
+def test_any_order_of_requests_stays_within_the_budget(remotes, data):
     limits = StreamSettings()
     prefetch = Prefetch(limits)
     batch = prefetch.batch_bytes(remotes)
@@ -81,7 +81,7 @@ def test_whoever_asks_in_whatever_order_the_budget_is_kept_and_nobody_runs_dry(r
             assert prefetch.allows(held, sum(buffered), remotes)
 
 
-def test_a_remote_that_is_alone_at_work_may_use_what_the_others_leave():
+def test_a_single_active_remote_can_use_the_whole_budget():
     limits = StreamSettings()
     assert Prefetch(limits).allows(12 * MIB, 12 * MIB, 5)
     assert not Prefetch(limits).allows(14 * MIB, 17 * MIB, 20)
@@ -110,17 +110,17 @@ def looks(takes: float, every: float, seconds: float) -> int:
     return count
 
 
-def test_a_member_that_has_nothing_to_scan_may_be_looked_at_for_each_event():
+def test_a_member_with_little_to_scan_is_probed_for_each_event():
     assert looks(0.001, every=0.025, seconds=60) == 2400
 
 
-def test_a_member_that_has_much_to_scan_is_looked_at_for_a_part_of_the_time():
+def test_a_member_with_much_to_scan_is_probed_for_a_share_of_the_time():
     seconds = 100
     busy = looks(0.08, every=0.02, seconds=seconds) * 0.08
     assert seconds * 0.045 < busy < seconds * 0.05 + 0.25 + 0.08
 
 
-def test_what_was_not_used_is_not_kept_for_ever():
+def test_unused_budget_expires():
     budget = ProbeBudget(PROBING, 0.0)
     budget.spend(1e6, 0.25)
     assert not budget.affords(1e6)

@@ -20,7 +20,7 @@ def spend(budget: NoteBudget, begin: float, seconds: float) -> list[float]:
 
 @pytest.mark.parametrize("begin", [0.0, 0.031, 12_345.678, 1e7 + 0.0499999])
 @pytest.mark.parametrize("rate", [0.3, 7.0, 20.0, 333.3])
-def test_a_burst_and_then_the_rate(begin: float, rate: float):
+def test_tokens_come_in_a_burst_and_then_at_the_rate(begin: float, rate: float):
     budget = NoteBudget(rate, 100)
     taken = spend(budget, begin, 60)
     assert taken[99] == begin
@@ -28,20 +28,20 @@ def test_a_burst_and_then_the_rate(begin: float, rate: float):
     assert spend(budget, taken[-1] + 1e6, 0.0) == [taken[-1] + 1e6] * 100
 
 
-def test_all_buckets_of_a_rate_fill_at_the_same_moments():
+def test_buckets_of_one_rate_fill_at_the_same_times():
     one, other = NoteBudget(20.0, 3), NoteBudget(20.0, 50)
     first, second = spend(one, 5.013, 2), spend(other, 5.020, 2)
     assert set(first[3:]) & set(second[50:]) == set(second[50:])
 
 
-def test_a_token_that_is_not_there_cannot_be_taken():
+def test_a_missing_token_cannot_be_taken():
     budget = NoteBudget(20.0, 1)
     assert budget.take(3.0)
     assert not budget.take(3.01)
     assert budget.ready_at(3.01) == pytest.approx(3.05)
 
 
-def test_nothing_a_second_is_nothing():
+def test_a_rate_of_zero_gives_no_tokens():
     budget = NoteBudget(0.0, 100)
     assert not budget.take(1.0)
     assert budget.ready_at(1.0) == inf

@@ -57,21 +57,23 @@ class Nudged:
         return self.loads.of("s1").nudges
 
 
-async def test_a_note_takes_the_member_past_the_time_wanted(cluster: ScriptedCluster):
+async def test_a_note_advances_the_member_beyond_the_requested_time(cluster: ScriptedCluster):
     nudged, member = Nudged(cluster), cluster.shards["s1"]
     await nudged.cluster.shards()
     await nudged.once(Timestamp(200, 5))
     assert member.commands["appendOplogNote"] == 1
     assert member.commands["find"] == 0
     await nudged.once(Timestamp(50, 1))
-    assert member.commands["appendOplogNote"] == 2, "a member that is there already says so"
+    assert member.commands["appendOplogNote"] == 2, (
+        "a member that is already past the time writes no note"
+    )
     assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.THERE]
     load = nudged.loads.of("s1")
     assert (load.nudges, load.notes, load.note_bytes) == (2, 1, 101)
     await nudged.nudger.close()
 
 
-async def test_a_member_that_allows_no_note_is_read_from_at_once_and_ever_after(
+async def test_a_member_that_refuses_notes_is_read_from_at_once_and_later(
     cluster: ScriptedCluster,
 ):
     nudged, member = Nudged(cluster), cluster.shards["s1"]
@@ -81,11 +83,11 @@ async def test_a_member_that_allows_no_note_is_read_from_at_once_and_ever_after(
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
     await nudged.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
-    assert nudged.results == [NudgeResult.READ] * 2, "the time that was read may be an earlier one"
+    assert nudged.results == [NudgeResult.READ] * 2, "a read may not show the requested time"
     await nudged.nudger.close()
 
 
-async def test_requests_that_come_meanwhile_are_one_nudge(cluster: ScriptedCluster):
+async def test_concurrent_requests_share_one_nudge(cluster: ScriptedCluster):
     nudged, member = Nudged(cluster), cluster.shards["s1"]
     for second in range(150, 250):
         nudged.ask(Timestamp(second, 1))
@@ -94,7 +96,7 @@ async def test_requests_that_come_meanwhile_are_one_nudge(cluster: ScriptedClust
     await nudged.nudger.close()
 
 
-async def test_bursts_are_free_and_load_is_not(cluster: ScriptedCluster):
+async def test_bursts_are_not_delayed_and_sustained_load_is(cluster: ScriptedCluster):
     free = Nudged(cluster, nudges_per_second=0.01, nudge_burst=5.0)
     for number in range(5):
         await free.once(Timestamp(200 + number, 1))
@@ -120,11 +122,11 @@ async def test_notes_alone_need_three_days_to_fill_an_oplog(cluster: ScriptedClu
     for number in range(4):
         await nudged.once(Timestamp(300 + number, 1))
     assert loop.time() - begun > 3 / per_second
-    assert member.commands["collStats"] == 1, "asked once for each connection"
+    assert member.commands["collStats"] == 1, "requested once for each connection"
     await nudged.nudger.close()
 
 
-async def test_what_is_not_wanted_any_more_when_its_turn_comes_is_no_nudge(
+async def test_a_nudge_that_is_no_longer_needed_is_skipped(
     cluster: ScriptedCluster,
 ):
     nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
@@ -141,7 +143,7 @@ async def test_what_is_not_wanted_any_more_when_its_turn_comes_is_no_nudge(
     await nudged.nudger.close()
 
 
-async def test_a_nudge_goes_past_what_is_wanted_when_its_turn_comes(cluster: ScriptedCluster):
+async def test_a_delayed_nudge_uses_the_latest_requested_time(cluster: ScriptedCluster):
     """Otherwise each note of a busy stream would cover one event only."""
     nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
     await nudged.once(Timestamp(200, 1))
@@ -155,7 +157,7 @@ async def test_a_nudge_goes_past_what_is_wanted_when_its_turn_comes(cluster: Scr
     await nudged.nudger.close()
 
 
-async def test_no_nudges_a_second_are_none(cluster: ScriptedCluster):
+async def test_zero_nudges_a_second_disables_nudges(cluster: ScriptedCluster):
     registry = cluster.registry(NUDGING, nudges_per_second=0.0)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.shards["s0"].insert(105, 1)
@@ -165,7 +167,7 @@ async def test_no_nudges_a_second_are_none(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [1]
 
 
-async def test_a_note_that_no_majority_has_is_no_success(cluster: ScriptedCluster):
+async def test_a_note_without_a_majority_is_not_acknowledged(cluster: ScriptedCluster):
     nudged, member = Nudged(cluster), cluster.shards["s1"]
     member.unreplicated = True
     await nudged.once(Timestamp(200, 1))
@@ -176,7 +178,7 @@ async def test_a_note_that_no_majority_has_is_no_success(cluster: ScriptedCluste
     await nudged.nudger.close()
 
 
-async def test_a_shard_that_comes_back_elsewhere_is_nudged_there(cluster: ScriptedCluster):
+async def test_a_returning_shard_is_nudged_at_its_new_address(cluster: ScriptedCluster):
     nudged, old = Nudged(cluster), cluster.shards["s1"]
     await nudged.cluster.shards()
     await nudged.once(Timestamp(200, 1))
@@ -189,7 +191,7 @@ async def test_a_shard_that_comes_back_elsewhere_is_nudged_there(cluster: Script
     await nudged.nudger.close()
 
 
-async def test_what_a_nudge_takes_is_learnt(cluster: ScriptedCluster):
+async def test_the_duration_of_nudges_is_measured(cluster: ScriptedCluster):
     nudged = Nudged(cluster, nudges_per_second=1000.0)
     cluster.shards["s1"].slow["appendOplogNote"] = 0.03
     for number in range(10):
@@ -199,7 +201,7 @@ async def test_what_a_nudge_takes_is_learnt(cluster: ScriptedCluster):
     await nudged.nudger.close()
 
 
-async def test_a_connection_that_was_cut_while_idle_costs_no_nudge(cluster: ScriptedCluster):
+async def test_a_cut_idle_connection_does_not_fail_a_nudge(cluster: ScriptedCluster):
     nudged, member = Nudged(cluster), cluster.shards["s1"]
     await nudged.once(Timestamp(200, 1))
     member.cut()
@@ -208,7 +210,7 @@ async def test_a_connection_that_was_cut_while_idle_costs_no_nudge(cluster: Scri
     await nudged.nudger.close()
 
 
-async def test_a_member_that_fails_is_left_alone_for_a_while(cluster: ScriptedCluster):
+async def test_a_failing_member_is_not_nudged_for_a_while(cluster: ScriptedCluster):
     nudged, member = Nudged(cluster), cluster.shards["s1"]
     await nudged.once(Timestamp(200, 1))
     member.fail("appendOplogNote", 91)
@@ -232,7 +234,7 @@ async def test_nudging_can_be_turned_off(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [1]
 
 
-async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
+async def test_members_that_advance_by_themselves_are_not_nudged(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(NUDGING, nudge_delay=0.5)
@@ -245,7 +247,7 @@ async def test_members_that_get_past_the_event_by_themselves_are_not_nudged(
     assert sum(registry.nudges.values()) == 0
 
 
-async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: ScriptedCluster):
+async def test_an_event_after_a_quiet_time_is_delivered_as_quickly(cluster: ScriptedCluster):
     """Quiet or not, an event takes one nudge a member; the test counts requests, not time."""
     registry = cluster.registry(NUDGING, await_quiet=30.0, probe_worth=0.002, linger=60.0)
     cursor, _ = await registry.open(stream(), OWNER)
@@ -255,7 +257,7 @@ async def test_a_stream_that_has_been_quiet_is_as_quick_as_any(cluster: Scripted
             member.commands.clear()
         await cursor.next_batch(None, 0.2)
         quiet = sum(member.commands["getMore"] for member in cluster.members)
-        assert quiet <= 8, "a quiet stream hardly asks"
+        assert quiet <= 8, "a quiet stream sends few requests"
         cluster.shards["s0"].insert(1000 * (number + 1), number)
         async with asyncio.timeout(PATIENCE):
             assert await read_until(cursor, 1) == [number]

@@ -43,7 +43,7 @@ def write(cluster: ScriptedCluster, *seconds: int, size: int = 0) -> None:
         cluster.noop(second + 1)
 
 
-async def test_clients_of_one_stream_share_remotes_and_get_all_of_it(cluster: ScriptedCluster):
+async def test_clients_of_one_stream_share_remotes_and_get_all_events(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursors = await opened(registry, 20)
     assert cluster.open_cursors == REMOTES
@@ -88,7 +88,7 @@ async def test_sharing_can_be_turned_off(cluster: ScriptedCluster):
     await until(lambda: cluster.open_cursors == 2 * REMOTES)
 
 
-async def test_who_starts_now_gets_nothing_of_the_past(cluster: ScriptedCluster):
+async def test_a_client_from_now_gets_no_earlier_events(cluster: ScriptedCluster):
     registry = cluster.registry()
     first, _ = await registry.open(stream(None), OWNER)
     write(cluster, 101, 103)
@@ -100,7 +100,7 @@ async def test_who_starts_now_gets_nothing_of_the_past(cluster: ScriptedCluster)
     assert cluster.open_cursors == REMOTES
 
 
-async def test_resuming_and_starting_inside_the_log(cluster: ScriptedCluster):
+async def test_clients_can_resume_and_start_inside_the_log(cluster: ScriptedCluster):
     registry = cluster.registry()
     ahead, _ = await registry.open(stream(), OWNER)
     write(cluster, *range(101, 111))
@@ -133,7 +133,7 @@ async def test_resuming_and_starting_inside_the_log(cluster: ScriptedCluster):
     assert cluster.open_cursors == REMOTES
 
 
-async def test_who_starts_before_the_log_reads_alone_until_it_has_caught_up(
+async def test_a_client_before_the_log_reads_alone_until_it_catches_up(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(share_linger=0.01)
@@ -149,7 +149,7 @@ async def test_who_starts_before_the_log_reads_alone_until_it_has_caught_up(
     assert await read_until(ahead, 1) == await read_until(behind, 1) == [120]
 
 
-async def test_a_slow_client_holds_up_nobody_and_loses_nothing(cluster: ScriptedCluster):
+async def test_a_slow_client_delays_no_other_and_loses_no_events(cluster: ScriptedCluster):
     registry = cluster.registry(share_log_bytes=3 * BIG, share_linger=0.01)
     slow, fast = await opened(registry, 2)
     for second in range(101, 131):
@@ -167,7 +167,7 @@ async def test_a_slow_client_holds_up_nobody_and_loses_nothing(cluster: Scripted
     assert await read_until(slow, 1) == await read_until(fast, 1) == [140]
 
 
-async def test_a_client_that_never_waits_goes_on_as_well(cluster: ScriptedCluster):
+async def test_a_client_that_never_waits_gets_all_events(cluster: ScriptedCluster):
     registry = cluster.registry(share_log_bytes=2 * BIG)
     impatient, fast = await opened(registry, 2)
     write(cluster, *range(101, 111), size=BIG)
@@ -180,7 +180,7 @@ async def test_a_client_that_never_waits_goes_on_as_well(cluster: ScriptedCluste
     assert found == [*range(101, 111)]
 
 
-async def test_a_lone_slow_client_does_not_make_the_shards_be_read_without_bound(
+async def test_a_single_slow_client_pauses_the_remotes(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(
@@ -202,7 +202,7 @@ def paused(registry: CursorRegistry) -> bool:
     return all(remote.state == "paused" for remote in shards)
 
 
-async def test_one_who_waits_far_behind_does_not_hold_up_who_starts_now(
+async def test_a_client_far_behind_does_not_delay_new_clients(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(
@@ -223,7 +223,7 @@ async def test_one_who_waits_far_behind_does_not_hold_up_who_starts_now(
     assert len(registry.describe()) == 1
 
 
-async def test_killing_one_clients_cursor_touches_nobody_else(cluster: ScriptedCluster):
+async def test_killing_a_cursor_does_not_affect_other_clients(cluster: ScriptedCluster):
     registry = cluster.registry(share_linger=0.02)
     first, second, third = await opened(registry, 3)
     waiting = [asyncio.create_task(each.next_batch(None, 5)) for each in (first, second)]
@@ -237,7 +237,7 @@ async def test_killing_one_clients_cursor_touches_nobody_else(cluster: ScriptedC
     await until(lambda: cluster.open_cursors == 0)
 
 
-async def test_remotes_outlive_their_last_client_for_a_while(cluster: ScriptedCluster):
+async def test_remotes_linger_after_their_last_client(cluster: ScriptedCluster):
     registry = cluster.registry(share_linger=0.2)
     first, _ = await registry.open(stream(), OWNER)
     write(cluster, 101, 103)
@@ -251,7 +251,7 @@ async def test_remotes_outlive_their_last_client_for_a_while(cluster: ScriptedCl
     await until(lambda: cluster.open_cursors == 0)
 
 
-async def test_an_error_reaches_every_client_after_what_came_before(cluster: ScriptedCluster):
+async def test_an_error_reaches_every_client_after_earlier_events(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursors = await opened(registry, 3)
     waiting = asyncio.create_task(cursors[0].next_batch(None, 5))
@@ -269,7 +269,7 @@ async def test_an_error_reaches_every_client_after_what_came_before(cluster: Scr
     assert await read_until((await registry.open(stream(), OWNER))[0], 1) == [101]
 
 
-async def test_an_invalidate_ends_the_stream_for_each_client_in_its_time(
+async def test_an_invalidate_ends_the_stream_when_a_client_reaches_it(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(share_linger=0.01)
@@ -289,7 +289,7 @@ async def test_an_invalidate_ends_the_stream_for_each_client_in_its_time(
     assert (await second.next_batch(1, 1)).closed
 
 
-async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedCluster):
+async def test_clients_that_start_after_an_invalidate_share_a_stream(cluster: ScriptedCluster):
     registry = cluster.registry()
     token = {"_data": invalidate(cluster.shards["s0"], 102)}
     later = {"_data": invalidate(cluster.shards["s1"], 103)}
@@ -311,7 +311,7 @@ async def test_those_who_start_after_one_invalidate_share(cluster: ScriptedClust
         assert await read_until(cursor, 1) == [120]
 
 
-async def test_a_refusal_is_the_answer_to_all_who_open(cluster: ScriptedCluster):
+async def test_a_refusal_fails_all_concurrent_openings(cluster: ScriptedCluster):
     registry = cluster.registry()
     cluster.shards["s1"].fail("aggregate", 40324, "Unrecognized pipeline stage name: '$nope'")
     opening = [registry.open(stream(), OWNER) for _ in range(3)]
@@ -321,7 +321,7 @@ async def test_a_refusal_is_the_answer_to_all_who_open(cluster: ScriptedCluster)
     await registry.open(stream(), OWNER)
 
 
-async def test_all_who_open_are_told_in_time_that_the_config_server_is_away(
+async def test_an_unreachable_config_server_fails_all_openings_in_time(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(open_timeout=0.3)
@@ -332,7 +332,7 @@ async def test_all_who_open_are_told_in_time_that_the_config_server_is_away(
     assert all(isinstance(result, CommandError) for result in results)
 
 
-async def test_closing_tells_those_who_are_still_opening(cluster: ScriptedCluster):
+async def test_closing_fails_pending_openings(cluster: ScriptedCluster):
     registry = cluster.registry(open_timeout=20.0)
     cluster.shards["s1"].hang.add("aggregate")
     opening = [asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(3)]
@@ -343,7 +343,7 @@ async def test_closing_tells_those_who_are_still_opening(cluster: ScriptedCluste
         assert result.labels == {"ResumableChangeStreamError"}
 
 
-async def test_an_opener_that_goes_away_leaves_the_others_alone(cluster: ScriptedCluster):
+async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedCluster):
     # The opening is still answered, which may take a while on a busy machine.
     registry = cluster.registry(share_linger=0.01, close_timeout=PATIENCE)
     first, second = (asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(2))
@@ -363,7 +363,7 @@ async def test_an_opener_that_goes_away_leaves_the_others_alone(cluster: Scripte
     await until(lambda: cluster.open_cursors == REMOTES)
 
 
-async def test_clients_that_come_and_go_at_random_get_what_is_theirs(cluster: ScriptedCluster):
+async def test_random_clients_get_their_own_events(cluster: ScriptedCluster):
     """Twenty clients read at their own paces from a log that keeps a few events."""
     registry = cluster.registry(share_log_bytes=4 * BIG, share_linger=0.01)
     last = 160

@@ -56,10 +56,10 @@ async def test_a_failed_remote_is_reopened_after_its_own_promise(
     shard.insert(103, 2)
     cluster.noop(104)
     assert await read_until(cursor, 1) == [2]
-    assert len(shard.cursors) == 1, "what was left behind is killed"
+    assert len(shard.cursors) == 1, "the abandoned cursors are killed"
 
 
-async def test_what_cannot_be_resumed_reaches_the_client_at_once(cluster: ScriptedCluster):
+async def test_a_fatal_error_reaches_the_client_at_once(cluster: ScriptedCluster):
     registry = cluster.registry()
     shard = cluster.shards["s2"]
     cursor, _ = await registry.open(stream(), OWNER)
@@ -76,7 +76,7 @@ async def test_what_cannot_be_resumed_reaches_the_client_at_once(cluster: Script
     assert cluster.open_cursors == 0
 
 
-async def test_a_shards_refusal_is_the_answer_to_the_aggregate(cluster: ScriptedCluster):
+async def test_a_shard_s_refusal_fails_the_opening(cluster: ScriptedCluster):
     registry = cluster.registry()
     cluster.shards["s2"].fail("aggregate", 40324, "Unrecognized pipeline stage name: '$nope'")
     with pytest.raises(CommandError) as failure:
@@ -88,7 +88,7 @@ async def test_a_shards_refusal_is_the_answer_to_the_aggregate(cluster: Scripted
     assert cluster.open_cursors == 0
 
 
-async def test_a_shard_that_stays_away_becomes_a_retriable_error(cluster: ScriptedCluster):
+async def test_a_shard_that_stays_unreachable_is_a_retriable_error(cluster: ScriptedCluster):
     registry = cluster.registry(failure_timeout=0.2, connect_timeout=0.1)
     cursor, _ = await registry.open(stream(), OWNER)
     await cluster.shards["s0"].stop()
@@ -156,7 +156,7 @@ async def test_a_removed_shards_cursor_is_closed(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [2]
 
 
-async def test_a_client_that_stops_reading_stops_the_prefetch(cluster: ScriptedCluster):
+async def test_prefetching_stops_when_the_client_stops_reading(cluster: ScriptedCluster):
     cursor, _ = await cluster.registry(linger=0.05).open(stream(), OWNER)
     await asyncio.sleep(0.15)
     asked = sum(member.commands["getMore"] for member in cluster.members)
@@ -193,7 +193,7 @@ async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
     assert found == [*range(251), 5000, *range(251, 1000)]
 
 
-async def test_a_reply_has_all_that_was_asked_for_and_else_about_its_target(
+async def test_a_reply_has_the_requested_events_or_about_its_target_size(
     cluster: ScriptedCluster,
 ):
     for n in range(12):
@@ -226,10 +226,10 @@ async def test_idle_members_are_nudged_past_a_waiting_event(cluster: ScriptedClu
     assert all(count <= 3 for count in registry.nudges.values())
     before = sum(registry.nudges.values())
     await cursor.next_batch(None, 0.1)
-    assert sum(registry.nudges.values()) == before, "nothing waits, so nobody is nudged"
+    assert sum(registry.nudges.values()) == before, "no event waits, so no member is nudged"
 
 
-async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluster):
+async def test_no_event_is_delayed_by_a_long_wait(cluster: ScriptedCluster):
     registry = cluster.registry(nudge=True, await_quiet=20.0, active_for=0.0, probe_worth=0.002)
     cursor, _ = await registry.open(stream(), OWNER)
     await until(lambda: all(member.commands["getMore"] for member in cluster.members))
@@ -237,13 +237,13 @@ async def test_no_event_waits_for_the_end_of_a_long_wait(cluster: ScriptedCluste
         cluster.shards[f"s{number}"].insert(second, number)
         async with asyncio.timeout(PATIENCE):
             assert await read_until(cursor, 1) == [number]
-    assert cluster.open_cursors <= 4 + 3, "a second one for each shard at most"
+    assert cluster.open_cursors <= 4 + 3, "at most a second cursor on each shard"
     async with asyncio.timeout(PATIENCE):
         await registry.close()
     assert cluster.open_cursors == 0
 
 
-async def test_nobody_looks_at_a_member_that_reads_its_oplog(cluster: ScriptedCluster):
+async def test_a_member_that_is_still_scanning_is_not_probed(cluster: ScriptedCluster):
     """Before its first reply the member may be scanning, and a second scan would slow it down."""
     registry = cluster.registry(nudge=True, await_quiet=20.0, probe_worth=0.0)
     slow = cluster.shards["s1"]
@@ -255,7 +255,7 @@ async def test_nobody_looks_at_a_member_that_reads_its_oplog(cluster: ScriptedCl
     assert await read_until(cursor, 1) == [1]
 
 
-async def test_members_that_allow_no_note_are_read_from(cluster: ScriptedCluster):
+async def test_members_that_refuse_notes_are_read_from(cluster: ScriptedCluster):
     registry = cluster.registry(nudge=True, nudge_delay=0.002)
     for member in cluster.members:
         member.notes = False

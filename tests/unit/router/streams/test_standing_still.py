@@ -34,7 +34,7 @@ async def second_member(cluster: ScriptedCluster) -> tuple[ScriptedMember, Scrip
     return old, new
 
 
-async def test_a_former_primary_behind_a_partition_is_left(cluster: ScriptedCluster):
+async def test_a_partitioned_former_primary_is_abandoned(cluster: ScriptedCluster):
     old, new = await second_member(cluster)
     registry = cluster.registry(NUDGING)
     cursor, _ = await registry.open(stream(), OWNER)
@@ -48,7 +48,7 @@ async def test_a_former_primary_behind_a_partition_is_left(cluster: ScriptedClus
     assert new.commands["appendOplogNote"], "the note went to the primary"
 
 
-async def test_a_member_that_has_no_other_is_opened_again_and_borne_with(
+async def test_a_single_member_without_progress_is_reopened_and_kept(
     cluster: ScriptedCluster,
 ):
     registry = cluster.registry(NUDGING)
@@ -63,7 +63,7 @@ async def test_a_member_that_has_no_other_is_opened_again_and_borne_with(
     assert await read_until(cursor, 1) == [5]
 
 
-async def test_a_member_may_stand_still_for_ever_if_so_told(cluster: ScriptedCluster):
+async def test_without_a_promise_timeout_a_member_is_kept(cluster: ScriptedCluster):
     registry = cluster.registry(NUDGING, promise_timeout=0.0)
     cursor, _ = await registry.open(stream(), OWNER)
     slow = cluster.shards["s1"]
@@ -77,7 +77,7 @@ async def test_a_member_may_stand_still_for_ever_if_so_told(cluster: ScriptedClu
 
 
 @pytest.mark.parametrize("away", ["config", "shard"])
-async def test_members_that_are_away_are_hardly_looked_at(cluster: ScriptedCluster, away: str):
+async def test_unreachable_members_are_rarely_nudged(cluster: ScriptedCluster, away: str):
     registry = cluster.registry(NUDGING, backoff_max=0.5)
     cursor, _ = await registry.open(stream(), OWNER)
     member = cluster.config if away == "config" else cluster.shards["s1"]
@@ -104,7 +104,7 @@ async def test_members_that_are_away_are_hardly_looked_at(cluster: ScriptedClust
     assert await read_until(cursor, 1, 20.0) == [5]
 
 
-def test_patience_doubles_and_comes_back():
+def test_the_patience_doubles_and_resets():
     overdue, past = Overdue(5.0), Timestamp(10, 1)
     overdue.reached(past, now=100.0)
     overdue.reached(Timestamp(20, 1), now=104.0)
@@ -113,7 +113,7 @@ def test_patience_doubles_and_comes_back():
     assert not overdue.give_up(115.0)
     assert overdue.give_up(115.2)
     overdue.promised(past)
-    assert overdue.waiting, "a promise up to a time is not one beyond it"
+    assert overdue.waiting, "a promise up to the time does not suffice"
     overdue.promised(Timestamp(10, 2))
     assert not overdue.waiting
     overdue.reached(past, now=200.0)
@@ -133,7 +133,7 @@ def test_without_a_timeout_nothing_is_overdue():
     assert not overdue.give_up(1e9)
 
 
-def test_a_nudge_in_vain_is_repeated_ever_more_rarely():
+def test_pauses_between_ineffective_nudges_grow():
     nudge, now, pauses = NudgeState(), 0.0, []
     for _ in range(8):
         nudge.ask(Timestamp(10, 1))
@@ -144,4 +144,4 @@ def test_a_nudge_in_vain_is_repeated_ever_more_rarely():
     assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
     nudge.ask(Timestamp(11, 1))
     nudge.done(now)
-    assert nudge.again - now == pytest.approx(0.1), "a later event is another matter"
+    assert nudge.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"

@@ -9,7 +9,7 @@ from router.workers.channel import DRIVER, FEED, Arrivals, Channel, HandedConnec
 from tests.harness.until import PATIENCE, until
 
 
-async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
+async def test_messages_arrive_in_order_and_the_end_is_received() -> None:
     parent, worker = [await Channel.over(end) for end in socket.socketpair()]
     for number in range(100):
         parent.send(load=number)
@@ -22,7 +22,7 @@ async def test_messages_arrive_in_order_and_the_end_is_heard() -> None:
     parent.close()
 
 
-async def test_connections_are_handed_over_with_their_port_and_number() -> None:
+async def test_connections_arrive_with_their_port_and_number() -> None:
     way, arriving = socket.socketpair()
     way.setblocking(False)
     arrived: asyncio.Queue[HandedConnection] = asyncio.Queue()
@@ -41,7 +41,7 @@ async def test_connections_are_handed_over_with_their_port_and_number() -> None:
     way.close()
 
 
-async def test_a_worker_that_takes_nothing_is_an_error_not_a_wait() -> None:
+async def test_a_worker_that_does_not_read_is_an_error() -> None:
     way, arriving = socket.socketpair()
     way.setblocking(False)
     with way, arriving, socket.socket() as connection:

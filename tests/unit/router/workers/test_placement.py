@@ -23,7 +23,7 @@ def test_streams_opened_one_after_the_other_are_spread_evenly(workers: int, stre
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("pattern", ["s", "m s", "m s s", "s u", "u", "m u s"])
-def test_connections_that_come_at_once_are_spread(workers: int, pattern: str) -> None:
+def test_simultaneous_connections_are_spread(workers: int, pattern: str) -> None:
     """Each opens a stream, waits as a monitor, or has sent nothing yet."""
     numbers = range(1, workers + 1)
     found = {kind: dict.fromkeys(numbers, 0) for kind in "smu"}
@@ -40,7 +40,7 @@ def test_connections_that_come_at_once_are_spread(workers: int, pattern: str) ->
     assert most - fewest <= (2 if "u" not in pattern else most / 2)
 
 
-def test_streams_that_open_sooner_here_than_there_are_spread() -> None:
+def test_streams_that_open_at_different_speeds_are_spread() -> None:
     loads, undecided, last = {1: Load(), 2: Load()}, {1: 0, 2: 0}, 0
     chosen = []
     for _ in range(4):
@@ -53,7 +53,7 @@ def test_streams_that_open_sooner_here_than_there_are_spread() -> None:
     assert sorted(chosen) == [1, 1, 2, 2]
 
 
-def test_connections_that_are_on_their_way_count() -> None:
+def test_pending_connections_count() -> None:
     loads = {1: Load(), 2: Load()}
     given_out: dict[int, int] = {1: 0, 2: 0}
     last = 0
@@ -63,12 +63,12 @@ def test_connections_that_are_on_their_way_count() -> None:
     assert given_out == {1: 5, 2: 5}
 
 
-def test_a_busy_worker_gets_none_while_another_is_idle() -> None:
+def test_a_busy_worker_gets_no_connections_while_another_is_idle() -> None:
     loads = {1: Load(streams=1, busy=0.95), 2: Load(streams=1000, busy=0.02)}
     assert choose_worker(loads, {}, 0) == 2
 
 
-def test_connections_that_come_at_once_do_not_all_go_where_it_is_quiet() -> None:
+def test_simultaneous_connections_do_not_all_go_to_the_idle_worker() -> None:
     loads = {1: Load(streams=5, busy=0.4), 2: Load(streams=5, busy=0.1)}
     lately = {1: 0, 2: 0}
     for _ in range(8):
@@ -86,7 +86,7 @@ def test_monitors_do_not_count() -> None:
     assert choose_worker(loads, {}, 2) == 1
 
 
-def test_equals_take_turns() -> None:
+def test_equal_workers_take_turns() -> None:
     loads = {number: Load() for number in (1, 2, 3)}
     chosen = [0]
     for _ in range(6):

@@ -28,7 +28,7 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_worker_that_cannot_start_ends_the_router_with_its_status(
+async def test_a_worker_s_failed_start_ends_the_router_with_its_status(
     monkeypatch: pytest.MonkeyPatch, folders: Path
 ) -> None:
     monkeypatch.setattr(child, "_PROGRAM", "tests.harness.ending_worker")
@@ -38,7 +38,7 @@ async def test_a_worker_that_cannot_start_ends_the_router_with_its_status(
     assert not os.listdir(folders)
 
 
-async def test_no_process_to_be_had_ends_the_start(
+async def test_the_start_fails_if_no_process_can_be_started(
     monkeypatch: pytest.MonkeyPatch, folders: Path
 ) -> None:
     monkeypatch.setattr("sys.executable", "/does/not/exist")
@@ -47,7 +47,7 @@ async def test_no_process_to_be_had_ends_the_start(
     assert not os.listdir(folders)
 
 
-async def test_a_signal_before_all_are_ready_ends_what_has_begun(
+async def test_a_signal_before_all_are_ready_ends_the_started_workers(
     monkeypatch: pytest.MonkeyPatch, folders: Path
 ) -> None:
     monkeypatch.setattr(child, "_PROGRAM", "http.server")  # runs, but never reports ready
@@ -70,7 +70,7 @@ async def test_a_signal_before_all_are_ready_ends_what_has_begun(
     assert not os.listdir(folders)
 
 
-async def test_all_hosts_get_the_same_port_and_clients_none_before_listening() -> None:
+async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
     dealer = ConnectionDispatcher(10)
     port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
     for host in ("127.0.0.1", "127.0.0.2"):

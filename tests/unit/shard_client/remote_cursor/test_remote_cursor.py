@@ -178,7 +178,7 @@ async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
     reader.pool.give_back(other)
     await reader.cursor.close()
     assert not member.cursors
-    assert reader.pool.counts[address] == (0, 2, 2), "closing it cut none"
+    assert reader.pool.counts[address] == (0, 2, 2), "closing the cursor cuts no connection"
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ async def test_more_is_asked_for_before_a_large_reply_is_looked_into(member: Scr
     brought = reader.asked_ahead
     assert brought[0] is False, "an opening's reply"
     assert brought[1] is True
-    assert brought[-1] is False, "what was in flight when it was paused"
+    assert brought[-1] is False, "the reply in flight at the pause"
     asked = member.commands["getMore"]
     reader.cursor.resume()
     await until(lambda: member.commands["getMore"] > asked)
@@ -365,7 +365,7 @@ async def test_a_progress_cursor_is_given_what_chance_lets_through(member: Scrip
     heard = len(reader.batches)
     reader.cursor.probe_progress(0.001)
     await until(lambda: len(reader.batches) > heard)
-    assert reader.promise < Timestamp(110, 1), "the event at 110 has not been brought yet"
+    assert reader.promise < Timestamp(110, 1), "the event at 110 has not been returned yet"
     member.insert(130)
     await until(partial(reader.has, 2))
     await reader.cursor.close()
@@ -462,7 +462,7 @@ async def test_a_progress_cursor_that_fails_is_opened_again(member: ScriptedMemb
         member.noop(100 + code)
         reader.cursor.probe_progress(0.001)
         await until(partial(reader.promises, 100 + code))
-    assert not member.failures["getMore"], "it was the second one that failed"
+    assert not member.failures["getMore"], "only the progress cursor failed"
     assert not reader.failures
     await reader.cursor.close()
     assert not member.cursors
@@ -498,7 +498,7 @@ async def test_a_progress_cursor_that_was_passed_by_is_replaced(member: Scripted
     reader.cursor.probe_progress(0.001)
     await until(partial(reader.promises, 200))
     assert len(member.opened) == 3
-    assert len(member.cursors) == 2, "the one before was killed"
+    assert len(member.cursors) == 2, "the previous progress cursor was killed"
     await reader.cursor.close()
     assert not member.cursors
 

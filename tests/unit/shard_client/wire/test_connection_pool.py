@@ -113,9 +113,9 @@ async def test_there_are_never_more_than_allowed(member: ScriptedMember, make: M
     waiting = [asyncio.create_task(pool.take(at(member), TIME)) for _ in range(2)]
     await asyncio.sleep(0)
     pool.give_back(taken[0])
-    assert await waiting[0] is taken[0], "who has waited longest is first"
+    assert await waiting[0] is taken[0], "the longest waiting borrower comes first"
     taken[1].abort()
-    assert await waiting[1] not in taken, "one that was cut makes room for a new one"
+    assert await waiting[1] not in taken, "a cut connection makes room for a new one"
     assert len(member.writers) == 3
 
 

@@ -30,7 +30,7 @@ class Transport(asyncio.Transport):
         while taken < len(data) and not self.paused:
             buffer = self.stream.get_buffer(-1)
             piece = data[taken : taken + len(buffer)]
-            assert piece, "an event loop takes an empty buffer for an error"
+            assert piece, "event loops treat an empty buffer as an error"
             buffer[: len(piece)] = piece
             self.stream.buffer_updated(len(piece))
             taken += len(piece)
