@@ -224,11 +224,24 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
     assert await asyncio.to_thread(router.process.wait, 20) == 0
     direct = [cluster.direct(name) for name in [*cluster.shards, "config"]]
 
-    def open_cursors() -> int:
-        statuses = [client.admin.command("serverStatus") for client in direct]
-        return sum(status["metrics"]["cursor"]["open"]["total"] for status in statuses)
+    def open_cursors() -> list[str]:
+        """Return the idle cursors of all members, each with its opening command."""
+        stages = [{"$currentOp": {"idleCursors": True, "allUsers": True, "localOps": True}}]
+        return [
+            str(cursor)
+            for client in direct
+            for cursor in client.admin.aggregate([*stages, {"$match": {"type": "idleCursor"}}])
+        ]
 
-    await asyncio.to_thread(wait_for, lambda: not open_cursors(), "all cursors to be killed")
+    def settled() -> bool:
+        statuses = [client.admin.command("serverStatus") for client in direct]
+        return not sum(status["metrics"]["cursor"]["open"]["total"] for status in statuses)
+
+    try:
+        await asyncio.to_thread(wait_for, settled, "all cursors to be killed")
+    except AssertionError:
+        logs = [line for line in router.logs() if "left" in str(line)]
+        pytest.fail(f"left open: {open_cursors()}; the router's log: {logs}")
     for client in direct:
         client.close()
 
