@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from math import inf
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
@@ -18,9 +17,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from router.admin.figures import earliest_place, error_name, seconds_left
 from router.admin.sources import RouterStatus
 from router.loop_lag import BOUNDS
-from shard_client.error_codes import ErrorCode
 
 _PREFIX: Final = "mergerouter_"
 _CONFIG: Final = "config"
@@ -137,7 +136,7 @@ class StatusCollector(Collector):
         )
         named: Counter[str] = Counter()
         for code, count in self._sum(lambda each: each["errors"]).items():
-            named[_error_name(int(code))] += count
+            named[error_name(int(code))] += count
         yield _labelled(
             CounterMetricFamily, "errors", "Errors sent to drivers by code.", "code", named
         )
@@ -304,17 +303,6 @@ class StatusCollector(Collector):
         return summed
 
 
-def earliest_place(processes: Iterable[Mapping[str, Any]], place: str) -> Timestamp | None:
-    """Return the earliest place over all processes; ``place`` is "cursor" or "departed"."""
-    places = [each["places"][place] for each in processes]
-    return min((each for each in places if each is not None), default=None)
-
-
-def seconds_left(check: Mapping[str, Any], place: Timestamp) -> float:
-    """Return the seconds of oplog between its oldest entry and ``place``; inf if complete."""
-    return inf if check["complete"] else float(place.time - check["oldest"].time)
-
-
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(_PREFIX + name, text, value)
 
@@ -344,11 +332,3 @@ def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:
         total += count
         buckets.append((bound, total))
     return buckets
-
-
-def _error_name(code: int) -> str:
-    """Return the name of an error code, or the number where the router knows no name."""
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return str(code)

@@ -11,8 +11,11 @@ from typing import Final, Self
 import structlog
 from aiohttp import web
 
+from router.admin.figures import router_problems, shard_problems
 from router.admin.metrics import exposition
-from router.admin.sources import RouterStatus, StatusSource
+from router.admin.page import render_page
+from router.admin.sources import StatusSource
+from router.admin.view import StatusView
 
 log = structlog.get_logger()
 
@@ -25,10 +28,6 @@ _LARGEST_REQUEST: Final = 16 * 1024
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -50,6 +49,8 @@ class AdminServer:
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_REQUEST)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/status.json", self._document)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
@@ -102,6 +103,20 @@ class AdminServer:
         response.headers.update(_HEADERS)
         return response
 
+    async def _page(self, _request: web.Request) -> web.Response:
+        page, policy = render_page(await self._view())
+        headers = {"Content-Security-Policy": policy}
+        return web.Response(text=page, content_type="text/html", headers=headers)
+
+    async def _document(self, _request: web.Request) -> web.Response:
+        return web.json_response((await self._view()).to_document())
+
+    async def _view(self) -> StatusView:
+        view = StatusView.of(await self._source.collect(details=True))
+        if view is None:
+            raise web.HTTPServiceUnavailable(text="no worker answers; see the log\n")
+        return view
+
     async def _metrics(self, request: web.Request) -> web.Response:
         status = await self._source.collect()
         body, content_type = exposition(status, request.headers.get("Accept", ""))
@@ -122,30 +137,6 @@ class AdminServer:
         ready = not problems and (not shards or request.query.get("shards") == "optional")
         lines = [*problems, *shards] or ["ready"]
         return web.Response(status=200 if ready else 503, text="\n".join(lines) + "\n")
-
-
-def router_problems(status: RouterStatus) -> list[str]:
-    """Return what keeps the router from serving clients, apart from single shards."""
-    problems = []
-    if len(status.processes) < status.expected:
-        problems.append(f"{len(status.processes)} of {status.expected} workers answer")
-    if any(each["quiescing"] for each in status.processes):
-        problems.append("the router is shutting down")
-    config = status.checks.get("config")
-    if config is None:
-        problems.append("the config server has not been checked yet")
-    elif not config["answers"]:
-        problems.append(f"the config server does not answer: {config['error']}")
-    return problems
-
-
-def shard_problems(status: RouterStatus) -> list[str]:
-    """Return a line for each shard that does not answer."""
-    return [
-        f"shard {target} does not answer: {check['error']}"
-        for target, check in status.checks.items()
-        if target != "config" and not check["answers"]
-    ]
 
 
 def _token_of(authorization: str) -> bytes | None:

@@ -1,0 +1,309 @@
+"""What the status page and ``mergerouter status`` show of a router, as plain values."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from math import isinf
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+
+from router.admin.figures import (
+    earliest_place,
+    error_name,
+    router_problems,
+    seconds_left,
+    shard_problems,
+)
+from router.admin.sources import RouterStatus
+
+_CONFIG: Final = "config"
+_LEAST_SPAN: Final = 10.0
+"""Seconds that the lanes show at least: an idle shard writes to its oplog that often."""
+
+_MOST_FAILURES: Final = 50
+_MEGABYTE: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One replica set: how far its events are known, and what holds it back.
+
+    ``lag`` is in seconds, None while no stream reads it. ``reached`` is the lag's place on the
+    lane, from 0 (the span's begin) to 1 (now). ``holds`` maps reasons to the number of streams
+    whose gate it holds. ``history`` is the number of seconds of oplog left for the client that is
+    farthest behind; None if unknown or without limit. ``error`` is why it does not answer.
+    """
+
+    target: str
+    lag: float | None
+    reached: float
+    holds: Mapping[str, int]
+    cursors: int
+    failing: int
+    buffered_bytes: int
+    history: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One set of remote cursors and the number of clients that share it."""
+
+    worker: int
+    namespace: str
+    readers: int
+    events: int
+    buffered_bytes: int
+    gate_holder: str | None
+    gate_reason: str | None
+    waiting: bool
+    reopened: int
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """One client's cursor; ``lag`` and ``idle`` are in seconds."""
+
+    worker: int
+    client: str
+    namespace: str
+    lag: float
+    idle: float
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """What one replica set was sent, and the events that it returned."""
+
+    target: str
+    events: int
+    get_mores: int
+    openings: int
+    reopenings: int
+    nudges: int
+    notes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRow:
+    """One warning or error of the log."""
+
+    time: str
+    severity: str
+    context: str
+    message: str
+    attributes: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The whole status; ``span`` is the number of seconds that the lanes show."""
+
+    host: str
+    version: str
+    mongodb_version: str
+    time: str
+    uptime: int
+    workers: int
+    workers_expected: int
+    problems: tuple[str, ...]
+    connections: int
+    cursors: int
+    streams: int
+    waiting: int
+    received_events: int
+    delivered_events: int
+    buffered_bytes: int
+    buffer_limit_bytes: int
+    cpu_seconds: float
+    resident_bytes: int
+    span: float
+    lanes: tuple[Lane, ...]
+    stream_rows: tuple[StreamRow, ...]
+    client_rows: tuple[ClientRow, ...]
+    member_rows: tuple[MemberRow, ...]
+    errors: Mapping[str, int]
+    failures: tuple[FailureRow, ...]
+
+    @classmethod
+    def of(cls, status: RouterStatus) -> "StatusView | None":
+        """Return the view of a status collected with details; None if no process answered."""
+        processes = status.processes
+        if not processes:
+            return None
+        first = processes[0]["status"]
+        now = max(each["now"] for each in processes)
+        started = min(each["started"] for each in processes)
+        members = tuple(_member_rows(status))
+        lags = _lags(status, now)
+        span = max([_LEAST_SPAN, *(lag * 1.1 for lag in lags.values())])
+        errors: Counter[str] = Counter()
+        for each in processes:
+            errors.update(each["errors"])
+        return cls(
+            host=str(first["host"]),
+            version=version("mergerouter"),
+            mongodb_version=str(first["version"]),
+            time=now.astimezone(UTC).isoformat(timespec="seconds"),
+            uptime=int((now - started).total_seconds()),
+            workers=len(processes),
+            workers_expected=status.expected,
+            problems=(*router_problems(status), *shard_problems(status)),
+            connections=sum(each["status"]["connections"]["current"] for each in processes),
+            cursors=sum(each["cursors"] for each in processes),
+            streams=sum(each["status"]["mergerouter"]["differentStreams"] for each in processes),
+            waiting=sum(each["waitingStreams"] for each in processes),
+            received_events=sum(row.events for row in members if row.target != _CONFIG),
+            delivered_events=sum(each["delivered"]["events"] for each in processes),
+            buffered_bytes=sum(each["heldBytes"] for each in processes),
+            buffer_limit_bytes=sum(each["bufferLimitBytes"] for each in processes),
+            cpu_seconds=sum(each["cpuSeconds"] for each in processes),
+            resident_bytes=sum(each["residentBytes"] for each in processes),
+            span=span,
+            lanes=tuple(_lanes(status, lags, span)),
+            stream_rows=tuple(_stream_rows(status)),
+            client_rows=tuple(_client_rows(status, now)),
+            member_rows=members,
+            errors={error_name(int(code)): count for code, count in errors.most_common()},
+            failures=tuple(_failures(status)),
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the view as values of JSON."""
+        return asdict(self)
+
+
+def _lags(status: RouterStatus, now: datetime) -> dict[str, float]:
+    """Return each target's lag: the largest of all streams of all processes."""
+    lags: dict[str, float] = {}
+    for process in status.processes:
+        for target, sums in process["targets"].items():
+            if sums["watermark"] is not None:
+                lags[target] = max(lags.get(target, 0.0), _age(sums["watermark"], now))
+    return lags
+
+
+def _lanes(status: RouterStatus, lags: Mapping[str, float], span: float) -> Iterator[Lane]:
+    checks = status.checks
+    sums: dict[str, Counter[str]] = {}
+    holds: dict[str, Counter[str]] = {}
+    for process in status.processes:
+        for target, each in process["targets"].items():
+            numbers = {name: each[name] for name in ("cursors", "failing", "bufferedBytes")}
+            sums.setdefault(target, Counter()).update(numbers)
+            holds.setdefault(target, Counter()).update(each["held"])
+    place = earliest_place(status.processes, "cursor")
+    for target in sorted({*checks, *sums}, key=lambda name: (name != _CONFIG, name)):
+        check = checks.get(target, {})
+        lag = lags.get(target)
+        known = check.get("oldest") is not None and place is not None and target != _CONFIG
+        history = seconds_left(check, place) if known and place is not None else None
+        total = sums.get(target, Counter())
+        yield Lane(
+            target=target,
+            lag=lag,
+            reached=0.0 if lag is None else max(0.0, 1 - lag / span),
+            holds=dict(holds.get(target, {})),
+            cursors=total["cursors"],
+            failing=total["failing"],
+            buffered_bytes=total["bufferedBytes"],
+            history=None if history is None or isinf(history) else history,
+            error=None if check.get("answers", True) else str(check["error"]),
+        )
+
+
+def _stream_rows(status: RouterStatus) -> Iterator[StreamRow]:
+    for process in status.processes:
+        for stream in process["streams"]:
+            remotes = stream["remotes"]
+            yield StreamRow(
+                worker=process["worker"],
+                namespace=stream["namespace"],
+                readers=len(stream["cursorIds"]),
+                events=stream["events"],
+                buffered_bytes=stream["bufferedBytes"],
+                gate_holder=stream["gateHolder"],
+                gate_reason=stream["gateReason"],
+                waiting=stream["waiting"],
+                reopened=sum(remote["reopened"] for remote in remotes),
+                errors=tuple(
+                    f"{each['target']}: {each['error']}" for each in remotes if "error" in each
+                ),
+            )
+
+
+def _client_rows(status: RouterStatus, now: datetime) -> Iterator[ClientRow]:
+    for process in status.processes:
+        for cursor in process["cursorList"]:
+            yield ClientRow(
+                worker=process["worker"],
+                client=cursor["client"] or "the feed",
+                namespace=cursor["namespace"],
+                lag=_age(cursor["place"], now),
+                idle=cursor["idleSeconds"],
+                busy=cursor["busy"],
+            )
+
+
+def _member_rows(status: RouterStatus) -> Iterator[MemberRow]:
+    loads: dict[str, Counter[str]] = {}
+    for process in status.processes:
+        for target, load in process["status"]["mergerouter"]["members"].items():
+            loads.setdefault(target, Counter()).update(load)
+    for target in sorted(loads, key=lambda name: (name != _CONFIG, name)):
+        load = loads[target]
+        yield MemberRow(
+            target=target,
+            events=load["events"],
+            get_mores=load["getMores"],
+            openings=load["openings"],
+            reopenings=load["reopenings"],
+            nudges=load["nudges"],
+            notes=load["notes"],
+        )
+
+
+def _failures(status: RouterStatus) -> Iterator[FailureRow]:
+    """Yield the latest warnings and errors of all processes, the newest first."""
+    lines = [*status.failures, *(line for each in status.processes for line in each["failures"])]
+    parsed = sorted(map(json.loads, lines), key=lambda line: str(line["t"]["$date"]))
+    for line in parsed[: -_MOST_FAILURES - 1 : -1]:
+        attributes = line.get("attr", {})
+        yield FailureRow(
+            time=str(line["t"]["$date"])[:19].replace("T", " "),
+            severity=line["s"],
+            context=line["ctx"],
+            message=line["msg"],
+            attributes=", ".join(f"{name}: {value}" for name, value in attributes.items()),
+        )
+
+
+def _age(time: Timestamp, now: datetime) -> float:
+    return max(0.0, now.timestamp() - time.time)
+
+
+def in_words(seconds: float | None) -> str:
+    """Return a time span for people: "0.4 s", "12 s", "3 min", "5.2 h", "2.1 d"."""
+    if seconds is None:
+        return "—"
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 10:
+        return f"{sign}{seconds:.1f} s"
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            digits = 1 if unit > 60 and seconds < 10 * unit else 0
+            return f"{sign}{seconds / unit:.{digits}f} {name}"
+    return f"{sign}{seconds:.0f} s"
+
+
+def in_megabytes(size: float) -> str:
+    """Return a size for people: "0.1 MiB", "1.5 GiB"."""
+    if size >= 1024 * _MEGABYTE:
+        return f"{size / (1024 * _MEGABYTE):,.1f} GiB"
+    return f"{size / _MEGABYTE:.1f} MiB"

@@ -1,0 +1,139 @@
+"""The status page: what it shows, in a browser and without JavaScript."""
+
+import asyncio
+import json
+import re
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+
+from router.admin.view import in_words
+from router.catalog.replica_set_checks import ReplicaSetCheck
+from router.config.log_lines import RECENT
+from tests.harness.admin import NOW, Response, admin_port, get, remote, stream, watched_facade
+from tests.harness.browser import CHROMIUM, Page, browser
+
+_now = partial(datetime.fromtimestamp, NOW, UTC)
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+
+async def ask(port: int, path: str) -> Response:
+    return await asyncio.to_thread(get, port, path)
+
+
+async def document(port: int) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads((await ask(port, "/status.json")).text)
+    return parsed
+
+
+async def test_the_lanes_show_who_holds_the_gate_and_why() -> None:
+    async with watched_facade(now=_now) as made, admin_port(made) as port:
+        view = await document(port)
+    lanes = {lane["target"]: lane for lane in view["lanes"]}
+    assert list(lanes) == ["config", "north", "south"]
+    assert lanes["north"]["holds"] == {"reconnecting": 1}
+    assert lanes["south"]["holds"] == {}
+    assert lanes["north"]["lag"] == 40
+    assert view["span"] == pytest.approx(44)
+    assert lanes["south"]["reached"] == pytest.approx(1 - 3 / 44)
+    (row,) = view["stream_rows"]
+    assert (row["namespace"], row["readers"], row["gate_holder"]) == ("shop.orders", 1, "north")
+    assert row["errors"] == ["north: connection refused"]
+    assert view["errors"] == {"CursorNotFound": 2, "99999": 1}
+
+
+async def test_what_servers_and_clients_send_is_escaped() -> None:
+    text = "<script>alert(1)</script>"
+    async with watched_facade() as made, admin_port(made) as port:
+        made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
+        checks: Any = made.node.checks
+        checks.found[text] = ReplicaSetCheck(answers=False, error=text)
+        page = (await ask(port, "/")).text
+    assert text not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3
+
+
+async def test_the_page_needs_nothing_from_elsewhere() -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        reply = await ask(port, "/")
+    assert not re.search(r"(?:src|href)=\"(?!data:)", reply.text)
+    policy = reply.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+async def test_warnings_of_the_log_are_shown_the_newest_first() -> None:
+    for number, severity in enumerate("WIE"):
+        at = f"2026-01-01T00:00:0{number}.000+00:00"
+        line = {"t": {"$date": at}, "s": severity, "ctx": "main", "msg": f"line {number}"}
+        RECENT.add(json.dumps(line), severity)
+    async with watched_facade() as made, admin_port(made) as port:
+        view = await document(port)
+    shown = [row["message"] for row in view["failures"] if row["message"].startswith("line ")]
+    assert shown == ["line 2", "line 0"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "—"), (0.04, "0.0 s"), (9.9, "9.9 s"), (61, "61 s"), (130, "2 min"),
+     (9000, "2.5 h"), (100_000, "28 h"), (200_000, "2.3 d"), (-400, "-7 min")],
+)  # fmt: skip
+def test_times_are_told_in_words(seconds: float | None, text: str) -> None:
+    assert in_words(seconds) == text
+
+
+async def _focused(page: Page) -> str:
+    text: str = await page.evaluate(
+        "(document.activeElement.getAttribute('aria-labelledby') || document.activeElement.id)"
+    )
+    return text
+
+
+@needs_browser
+async def test_the_page_follows_the_router_in_a_browser() -> None:
+    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+        url = f"http://127.0.0.1:{port}/"
+        await page.resize(1200, 900)
+        await page.open(url)
+        lane = "[...document.querySelectorAll('.lane')].find(e => /north/.test(e.textContent))"
+        assert "reconnecting" in await page.evaluate(f"{lane}.querySelector('.why').textContent")
+        # North catches up; the page shows it without being loaded again.
+        made.cursors.streams = [
+            stream(
+                remote("north", behind=0), remote("south", behind=3), holder="south", reason="idle"
+            )
+        ]
+        await page.until(f"!{lane}.classList.contains('holder')")
+        # The keyboard reaches the button and the tables; Enter pauses the page.
+        await page.press("Tab", 9)
+        assert await _focused(page) == "pause"
+        await page.press("Enter", 13)
+        assert await page.evaluate("document.activeElement.textContent") == "Continue"
+        await page.press("Tab", 9)
+        assert await _focused(page) == "streams"
+        # Nothing on a phone is wider than the phone.
+        await page.resize(390, 800)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+        # Dark is dark.
+        brightness = (
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+            ".reduce((a, b) => a + b) / 3"
+        )
+        await page.prefer("light")
+        assert await page.evaluate(brightness) > 200
+        await page.prefer("dark")
+        assert await page.evaluate(brightness) < 60
+        assert page.complaints() == []
+        assert {address.startswith((url, "data:")) for address in page.requested()} == {True}
+
+
+@needs_browser
+async def test_tables_need_no_javascript() -> None:
+    async with watched_facade() as made, admin_port(made) as port, browser() as page:
+        await page.script(on=False)
+        await page.open(f"http://127.0.0.1:{port}/")
+        assert await page.evaluate("document.querySelectorAll('table').length") >= 2
+        assert await page.evaluate("document.getElementById('pause').hidden")
