@@ -7,6 +7,7 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import token_of
 from router.cursors.merged_cursor import MergedCursor
 from router.lookup.completion import Completion
+from router.memory import Holding, Memory
 from router.merge.merged_log import ELEMENT_OVERHEAD, cut
 from router.streams.pool import StreamPool
 from router.streams.shared_stream import SharedStream
@@ -18,10 +19,11 @@ class LookupCursor(MergedCursor):
 
     Events are taken from the merged stream a few at a time and completed immediately, in the
     client's own getMore: no document is looked up before the client requests the event. Completed
-    events that do not fit into a reply are kept for the next one.
+    events that do not fit into a reply are kept for the next one. Events that are taken count in
+    the memory of the process until they are handed out.
 
     Args:
-        cursor_id: as for ``MergedCursor``, like all arguments but the last two.
+        cursor_id: as for ``MergedCursor``, like all arguments but the last three.
         request: the request of the streams that it reads, which is without the lookup.
         streams: the pool in which it finds another stream.
         shared: the stream on which it starts.
@@ -29,6 +31,7 @@ class LookupCursor(MergedCursor):
         client: the address to which streams are charged.
         completion: completes its events.
         enough: size in bytes at which a reply is sent to a client that sets no batchSize.
+        memory: the memory of the process.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class LookupCursor(MergedCursor):
         *,
         completion: Completion,
         enough: int,
+        memory: Memory,
     ) -> None:
         super().__init__(cursor_id, request, streams, shared, log_reader, client)
         self._completion = completion
         self._enough = enough
+        self._held = Holding(memory)
         self._taken = Batch([], 0, b"", closed=False)
         self._raw: list[bytes] = []
         self._completed: list[bytes] = []
@@ -103,6 +108,8 @@ class LookupCursor(MergedCursor):
         """Stop reading and release the connections to the upstream; idempotent."""
         super().close()
         self._completion.close()
+        self._raw, self._completed = [], []
+        self._held.size = 0
 
     async def _take(self, deadline: float, batch_size: int | None, events: list[bytes]) -> bool:
         """Take the next events to complete; return whether there is anything to process.
@@ -130,6 +137,7 @@ class LookupCursor(MergedCursor):
         if not self._taken.events:
             return False
         self._raw = self._raw + self._taken.events
+        self._held.size += self._taken.size
         self._incomplete = False
         return True
 
@@ -153,6 +161,7 @@ class LookupCursor(MergedCursor):
             self._failure = error
         else:
             self._raw = self._raw[consumed:]
+            self._held.size = sum(map(len, self._raw)) + sum(map(len, self._completed))
 
     def _hand_out(self, events: list[bytes], batch_size: int | None, size: int) -> int:
         """Move the completed events that still fit to ``events``; return their size in bytes."""
@@ -163,6 +172,7 @@ class LookupCursor(MergedCursor):
         part, part_size = cut(self._completed, wanted, space, first=not events)
         self._completed = self._completed[len(part) :]
         events += part
+        self._held.size -= part_size
         return part_size
 
     def _reply(self, events: list[bytes], size: int) -> Batch:

@@ -24,11 +24,11 @@ from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
 from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
+from router.memory import Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission, Ticket
 from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
-from router.streams.flow_control import Memory
 from router.streams.member_load import MemberLoads
 from router.streams.nudger import Nudger
 from router.streams.pool import StreamPool
@@ -101,8 +101,10 @@ class CursorRegistry:
         self.loads = MemberLoads()
         """Counts of the commands sent to the cluster's members."""
         self._nudger = Nudger(cluster, self._limits, self.loads)
-        self.admission = Admission(self._limits)
-        self._streams = StreamPool(cluster, self._nudger, self._limits, self.admission)
+        self.memory = Memory(self._limits.total_buffer_bytes)
+        """The memory that the events of all streams take."""
+        self.admission = Admission(self._limits, self.memory)
+        self._streams = StreamPool(cluster, self._nudger, self._limits, self.admission, self.memory)
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             settings = LookupSettings(
@@ -110,7 +112,7 @@ class CursorRegistry:
                 backoff_first=self._limits.backoff_first,
                 backoff_max=self._limits.backoff_max,
             )
-            self._reads = UpstreamReads(mongos, cluster.clock, settings)
+            self._reads = UpstreamReads(mongos, cluster.clock, settings, self.memory)
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, _Entry] = {}
         self._departed = DepartedPlaces()
@@ -234,11 +236,6 @@ class CursorRegistry:
         return self._departed.earliest(self._loop.time())
 
     @property
-    def memory(self) -> Memory:
-        """The memory that the events of all streams take."""
-        return self._streams.memory
-
-    @property
     def nudges(self) -> dict[str, int]:
         """Nudges of idle members so far, by target."""
         return {target: load.nudges for target, load in self.loads.items() if load.nudges}
@@ -305,6 +302,7 @@ class CursorRegistry:
                 "the router with --upstream mongodb://host:port, or ask for 'whenAvailable' or "
                 "'required' on collections with changeStreamPreAndPostImages",
             )
+        self.admission.lookup(self._cluster.targets)
         older = self._cluster.token_version < 2
         completion = Completion(plan, self._reads, same_collection=older)
         try:
@@ -316,7 +314,7 @@ class CursorRegistry:
         enough = self._limits.reply_target_bytes
         return LookupCursor(
             self._new_id(), plan.remote, self._streams, *reading, client,
-            completion=completion, enough=enough,
+            completion=completion, enough=enough, memory=self.memory,
         )  # fmt: skip
 
     def _new_id(self) -> int:

@@ -8,6 +8,7 @@ from router.lookup.fragments import Splitter, whole_events
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
+from router.memory import Holding
 from shard_client.errors import CommandError
 
 _GROWTH = 4
@@ -39,18 +40,21 @@ class Completion:
         self._splitter = Splitter(plan.resume) if plan.splits else None
         self._failure: CommandError | None = None
         self._closed = False
+        self._held = Holding(reads.memory)
+        reads.memory.lookups += 1
         reads.enter()
 
     def close(self) -> None:
         """Release the connections to the upstream. May be called more than once."""
         if not self._closed:
             self._closed = True
+            self._reads.memory.lookups -= 1
             self._reads.leave()
 
     @property
     def at_once(self) -> int:
         """Number of events to complete at a time, so that their documents are not too large."""
-        return self._at_once
+        return 1 if self._reads.memory.short else self._at_once
 
     @property
     def resuming(self) -> bytes | None:
@@ -69,10 +73,17 @@ class Completion:
         """Complete the first of the ``events``, as many as is reasonable at once.
 
         At least one is completed, unless ``events`` holds only the first fragments of an event.
-        Raises CommandError if the first event cannot be completed.
+        While it runs, the documents received count as held; afterwards the caller counts what it
+        keeps. Raises CommandError if the first event cannot be completed.
         """
         if self._failure is not None:
             raise self._failure
+        try:
+            return await self._complete_or_split(events)
+        finally:
+            self._held.size = 0
+
+    async def _complete_or_split(self, events: Sequence[bytes]) -> Transformed:
         if self._splitter is None:
             return await self._complete(events)
         whole, counts = whole_events(events)
@@ -91,10 +102,10 @@ class Completion:
         return Transformed(sum(counts[: done.consumed]), fragments)
 
     async def _complete(self, events: Sequence[bytes]) -> Transformed:
-        part = await self._with_documents(events[: self._at_once])
+        part = await self._with_documents(events[: self.at_once])
         if self._stages is None:
             return Transformed(len(part), part)
-        return await self._stages.transform(part)
+        return await self._stages.transform(part, self._held)
 
     async def _with_documents(self, events: Sequence[bytes]) -> list[bytes]:
         wants, error = _wants(events)
@@ -104,6 +115,7 @@ class Completion:
             found = await find_documents(
                 self._reads,
                 updates,
+                held=self._held,
                 # Servers with version 1 tokens always require the same collection.
                 same_collection=self._same_collection or updates[0].token_version < 2,
                 read_preference=self._plan.remote.read_preference,
@@ -131,9 +143,8 @@ class Completion:
         return completed
 
     def _adapt(self, count: int, size: int) -> None:
-        settings = self._reads.settings
-        fitting = settings.target_bytes * count // max(1, size)
-        most = min(settings.most_events, self._at_once * _GROWTH)
+        fitting = self._reads.target_bytes * count // max(1, size)
+        most = min(self._reads.settings.most_events, self._at_once * _GROWTH)
         self._at_once = max(1, min(most, fitting))
 
 

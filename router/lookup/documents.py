@@ -12,6 +12,7 @@ from router.change_stream.bson_text import render
 from router.lookup.events import Wanted
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import Result, UpstreamReads
+from router.memory import Holding
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.frames import decode
@@ -35,12 +36,14 @@ async def find_documents(
     reads: UpstreamReads,
     wants: Sequence[Wanted],
     *,
+    held: Holding,
     same_collection: bool,
     read_preference: Mapping[str, Any] | None,
 ) -> Found:
     """Look up the documents in their current or a later state.
 
     Return fewer than wanted, but at least one, if they are larger than one request should return.
+    ``held`` counts the documents received.
     With ``same_collection``, a collection recreated under the old name does not count. Raises
     CommandError as a lookup by mongos does.
     """
@@ -49,7 +52,7 @@ async def find_documents(
         place = (want.database, want.collection, want.uuid)
         group = groups.get(place)
         if group is None:
-            group = groups[place] = _Group(reads, want, same_collection, read_preference)
+            group = groups[place] = _Group(reads, want, held, same_collection, read_preference)
         group.add(want)
     first = next(iter(groups.values()))
     try:
@@ -74,11 +77,13 @@ class _Group:
         self,
         reads: UpstreamReads,
         first: Wanted,
+        held: Holding,
         same_collection: bool,
         read_preference: Mapping[str, Any] | None,
     ) -> None:
         self._reads = reads
         self._first = first
+        self._held = held
         self._collection = first.collection
         self._time = first.time
         self._same_collection = same_collection
@@ -130,7 +135,7 @@ class _Group:
 
     async def _find_each(self, keys: Sequence[DocumentKey]) -> bool:
         for key in keys:
-            if self.size > self._reads.settings.target_bytes:
+            if self.size > self._reads.target_bytes:
                 return False
             await self._find_one(key)
         return True
@@ -174,9 +179,9 @@ class _Group:
         }
         if self._read_preference is not None:
             command["$readPreference"] = self._read_preference
-        most = self._reads.settings.target_bytes
+        most = self._reads.target_bytes
         try:
-            result = await self._reads.read(self._first.database, command, most)
+            result = await self._reads.read(self._first.database, command, self._held, most)
         except CommandError as error:
             renamed = error.extra.get("actualCollection")
             if error.code != ErrorCode.CollectionUUIDMismatch or self._first.token_version < 2:
@@ -186,6 +191,6 @@ class _Group:
             # As tried on 6.0: a stream with version 2 tokens finds the documents of a renamed
             # collection by its UUID, one with version 1 tokens does not.
             self._collection = command["find"] = renamed
-            result = await self._reads.read(self._first.database, command, most)
+            result = await self._reads.read(self._first.database, command, self._held, most)
         self.size += sum(map(len, result.documents))
         return result

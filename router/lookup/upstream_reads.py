@@ -8,6 +8,7 @@ from bson.raw_bson import RawBSONDocument
 
 from router.lookup.connections import Connect, UpstreamConnections, persist
 from router.lookup.settings import LookupSettings
+from router.memory import Holding, Memory
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
@@ -35,21 +36,35 @@ class UpstreamReads:
         connect: opens a connection to the upstream.
         clock: the cluster time sent with each read.
         settings: bounds.
+        memory: the memory of the process, in which documents count as events do.
     """
 
-    def __init__(self, connect: Connect, clock: ClusterClock, settings: LookupSettings) -> None:
+    def __init__(
+        self, connect: Connect, clock: ClusterClock, settings: LookupSettings, memory: Memory
+    ) -> None:
         self.settings = settings
+        self.memory = memory
         self._clock = clock
         self._connections = UpstreamConnections(connect, settings.connections)
 
+    @property
+    def target_bytes(self) -> int:
+        """Target for the total size of the documents of one request, as memory allows now."""
+        return min(self.settings.target_bytes, self.memory.batch_bytes)
+
     async def read(
-        self, database: str, command: Mapping[str, Any], most_bytes: int | None = None
+        self,
+        database: str,
+        command: Mapping[str, Any],
+        held: Holding,
+        most_bytes: int | None = None,
     ) -> Result:
         """Return the documents of all batches of the cursor that ``command`` opens.
 
         Args:
             database: the database on which the command runs.
             command: a ``find`` or an ``aggregate``.
+            held: counts the documents as they arrive; the caller lets go of them.
             most_bytes: stop after this many bytes of documents; None for all. The last batch, up to
                 16 MiB, may exceed it.
 
@@ -65,7 +80,7 @@ class UpstreamReads:
 
         async def attempt() -> Result:
             async with self._connections.borrow() as connection:
-                return await self._read(connection, database, raw, most_bytes)
+                return await self._read(connection, database, raw, held, most_bytes)
 
         backoff = Backoff(self.settings.backoff_first, self.settings.backoff_max)
         try:
@@ -91,7 +106,12 @@ class UpstreamReads:
         self._connections.leave()
 
     async def _read(
-        self, connection: Connection, database: str, raw: bytes, most_bytes: int | None
+        self,
+        connection: Connection,
+        database: str,
+        raw: bytes,
+        held: Holding,
+        most_bytes: int | None,
     ) -> Result:
         documents: list[bytes] = []
         size = 0
@@ -104,7 +124,9 @@ class UpstreamReads:
                 connection.abort()
                 raise NetworkError(f"the upstream broke the protocol: {error}") from error
             documents += batch
-            size += sum(map(len, batch))
+            batch_size = sum(map(len, batch))
+            size += batch_size
+            held.size += batch_size
             if not cursor_id:
                 return Result(documents, whole=True)
             collection = namespace.partition(".")[2]

@@ -10,12 +10,14 @@ from router.change_stream.resume_token import token_of
 from router.lookup.events import MAX_EVENT_BYTES, too_large
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
+from router.memory import Holding
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import DOCUMENT, find
 from shard_client.wire.frames import decode
 
-_MOST_BYTES: Final = 8 * 1024 * 1024
+_TARGETS: Final = 2
+"""Completed events of one request, as a multiple of the target for the documents of one."""
 _FIELDS: Final = ("collation", "comment", "let", "allowDiskUse")
 
 
@@ -41,10 +43,12 @@ class UserStages:
 
     async def check(self) -> None:
         """Validate the stages on the upstream mongos; raises its CommandError."""
-        await self._run(self._plan.user_stages, [])
+        await self._run(self._plan.user_stages, [], Holding(self._reads.memory))
 
-    async def transform(self, events: Sequence[bytes]) -> Transformed:
+    async def transform(self, events: Sequence[bytes], held: Holding) -> Transformed:
         """Run the stages over the events, or over the first of them, at least one.
+
+        ``held`` counts the results.
 
         Raises CommandError if a stage fails for the first event or changes its ``_id`` (280).
         """
@@ -53,13 +57,14 @@ class UserStages:
             raise too_large(events[0], len(events[0]))
         for event in events:
             size += len(event)
-            if count and size > _MOST_BYTES:
+            if count and size > _TARGETS * self._reads.target_bytes:
                 break
             count += 1
         while True:
             part = events[:count]
             try:
-                return Transformed(count, _in_order(part, await self._run(self._plan.stages, part)))
+                results = await self._run(self._plan.stages, part, held)
+                return Transformed(count, _in_order(part, results))
             except CommandError as error:
                 if count == 1 or error.code in RESUMABLE_CODES:
                     raise
@@ -67,7 +72,7 @@ class UserStages:
                 count //= 2
 
     async def _run(
-        self, stages: Sequence[Mapping[str, Any]], events: Sequence[bytes]
+        self, stages: Sequence[Mapping[str, Any]], events: Sequence[bytes], held: Holding
     ) -> list[bytes]:
         documents = [RawBSONDocument(event) for event in events]
         command = {
@@ -76,7 +81,7 @@ class UserStages:
             "cursor": {"batchSize": len(events) + 1},
             **self._fields,
         }
-        return (await self._reads.read(self._plan.remote.database, command)).documents
+        return (await self._reads.read(self._plan.remote.database, command, held)).documents
 
 
 def _in_order(events: Sequence[bytes], results: Sequence[bytes]) -> list[bytes]:

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Final
 
+from router.memory import LEAST_BATCH, NEEDS, Memory
 from router.stream_settings import StreamSettings
-from router.streams.flow_control import LEAST_BATCH, NEEDS
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -59,10 +59,15 @@ class Admission:
     A client reads a cursor; a stream is a set of cursors on the members, which clients of identical
     streams share. A stream is charged to the client for which it was opened, until it is closed.
     Clients are identified by their addresses; None is charged to no client.
+
+    Args:
+        limits: the limits of streams.
+        memory: counts the cursors with document lookups.
     """
 
-    def __init__(self, limits: StreamSettings) -> None:
+    def __init__(self, limits: StreamSettings, memory: Memory) -> None:
         self._limits = limits
+        self._memory = memory
         self._cursors = _Kind()
         self._streams = _Kind()
         self.refused: Counter[str] = Counter()
@@ -112,13 +117,28 @@ class Admission:
             "ShardingTaskExecutorPoolMaxSize",
             f"{different}, each with a connection to every shard",
         )
-        needed = NEEDS * min(LEAST_BATCH, limits.batch_target_bytes)
-        if streams.open and (streams.open + 1) * remotes * needed > limits.total_buffer_bytes:
+        holders = (streams.open + 1) * remotes + self._memory.lookups
+        if streams.open and self._too_many(holders):
             reason = (
                 f"{different}, which leaves no memory to read another one from {remotes} members"
             )
             self._refuse(streams.open, "totalBufferBytes", reason)
         return Ticket(streams, client)
+
+    def lookup(self, remotes: int) -> None:
+        """Admit one more cursor with document lookups, which ``Memory.lookups`` counts.
+
+        Each open stream has cursors on ``remotes`` members. Raises CommandError (365).
+        """
+        lookups = self._memory.lookups
+        if lookups and self._too_many(self._streams.open * remotes + lookups + 1):
+            reason = "cursors look documents up, which leaves no memory for another one"
+            self._refuse(lookups, "totalBufferBytes", reason)
+
+    def _too_many(self, holders: int) -> bool:
+        """Return whether the smallest batches of so many remotes and lookups exceed the limit."""
+        needed = NEEDS * min(LEAST_BATCH, self._limits.batch_target_bytes)
+        return holders * needed > self._limits.total_buffer_bytes
 
     def _check(self, count: int, most: int, parameter: str, what: str) -> None:
         if count >= most:

@@ -15,10 +15,10 @@ from router.change_stream.remotes import ShardSpan
 from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import cluster_time_of, first_key
 from router.change_stream.starting_point import starting_point
+from router.memory import Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
 from router.streams.cluster_time import ClusterTimeFetcher
-from router.streams.flow_control import Memory
 from router.streams.nudger import Nudger
 from router.streams.preparation import prepare_stream
 from router.streams.shared_stream import SharedStream
@@ -78,11 +78,17 @@ class _StreamGroup:
 class StreamPool:
     """All shared streams of a process; identical streams share remotes.
 
-    Must be created in a running loop; ``await close()`` once all readers are closed.
+    Must be created in a running loop; ``await close()`` once all readers are closed. The streams'
+    events count in ``memory``.
     """
 
     def __init__(
-        self, cluster: Cluster, nudger: Nudger, limits: StreamSettings, admission: Admission
+        self,
+        cluster: Cluster,
+        nudger: Nudger,
+        limits: StreamSettings,
+        admission: Admission,
+        memory: Memory,
     ) -> None:
         self._cluster = cluster
         self._admission = admission
@@ -90,7 +96,7 @@ class StreamPool:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._cluster_time = ClusterTimeFetcher(cluster, limits)
-        self.memory = Memory(limits.total_buffer_bytes)
+        self._memory = memory
         self._readers = 0
         self._groups: dict[bytes | None, _StreamGroup] = {}
         self._of: dict[SharedStream, _StreamGroup] = {}
@@ -226,7 +232,7 @@ class StreamPool:
             request = replace(request, start=AtTime(start_at))
         prepare = partial(
             prepare_stream, request, self._cluster, self._cluster_time, self._nudger, self._limits,
-            self.memory, spans,
+            self._memory, spans,
         )  # fmt: skip
         shared = SharedStream(
             prepare, self._limits, self._gone, ticket, shareable=self._limits.share

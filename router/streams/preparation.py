@@ -11,8 +11,8 @@ from router.change_stream.merged_stream import MergedStream
 from router.change_stream.remotes import ShardSpan
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import first_key
+from router.memory import Memory
 from router.stream_settings import StreamSettings
-from router.streams.flow_control import Memory
 from router.streams.nudger import Nudger
 from router.streams.runner import StreamRunner
 from shard_client.cluster_clock import next_tick

@@ -15,10 +15,11 @@ from router.change_stream.plan import shard_command, topology_command
 from router.change_stream.progress_command import progress_command
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of
+from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from router.streams.departures import Departures
 from router.streams.description import StreamDescription
-from router.streams.flow_control import FlowControl, Memory
+from router.streams.flow_control import FlowControl
 from router.streams.idle_members import IdleMembers
 from router.streams.nudger import Nudger
 from router.streams.remote import Remote
@@ -49,7 +50,7 @@ class StreamRunner:
     ) -> None:
         self.stream = stream
         self._memory = memory
-        self._held = 0
+        self._held = Holding(memory)
         self._request = request
         self._cluster = cluster
         self._limits = limits
@@ -156,8 +157,7 @@ class StreamRunner:
             self._idle.close()
             self._departures.close()
             self.stop_reading()
-            self._memory.held -= self._held
-            self._held = 0
+            self._held.size = 0
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -367,9 +367,7 @@ class StreamRunner:
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
-            held = self.stream.held_bytes
-            self._memory.held += held - self._held
-            self._held = held
+            self._held.size = self.stream.held_bytes
 
     def _may_read(self, number: int) -> bool:
         """Return whether the byte budgets allow another batch."""

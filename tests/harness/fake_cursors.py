@@ -12,10 +12,10 @@ from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest
 from router.cursors.places import CursorDescription
 from router.cursors.registry import KillResult, Owner
+from router.memory import Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
 from router.streams.description import StreamDescription
-from router.streams.flow_control import Memory
 from router.streams.member_load import MemberLoads
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
@@ -91,9 +91,9 @@ class FakeCursors:
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
         self.nudges: dict[str, int] = {}
         self.loads = MemberLoads()
-        self.admission = Admission(StreamSettings())
         self.streams: list[StreamDescription] = []
         self.memory = Memory(StreamSettings().total_buffer_bytes)
+        self.admission = Admission(StreamSettings(), self.memory)
         self.place = Timestamp(1795163220, 1)
         self.earliest_departed_place: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}

@@ -25,7 +25,8 @@ class ScriptedMongos:
         refuse: returns the error of a find with this filter, or None.
         refuse_stages: returns whether stages fail for these documents.
         per_batch: the largest number of documents in a batch.
-        open: an event; while it is cleared, all replies are held back.
+        open: an event; while it is cleared, replies are held back.
+        held_back: the name of the commands whose replies are held back then; all if empty.
     """
 
     documents: dict[str, list[Document]] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class ScriptedMongos:
     refuse_stages: Callable[[list[Document]], bool] = lambda _: False
     per_batch: int | None = None
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    held_back: str = ""
     server: ScriptedServer = field(default_factory=ScriptedServer)
     _rest: dict[int, list[Document]] = field(default_factory=dict)
     _ids: int = 0
@@ -56,7 +58,8 @@ class ScriptedMongos:
     async def answer(self, asked: Asked) -> None:
         command = asked.command
         self.commands.append(command)
-        await self.open.wait()
+        if self.held_back in ("", next(iter(command))):
+            await self.open.wait()
         asked.reply(self._reply(command))
 
     def _reply(self, command: Document) -> Document:

@@ -150,6 +150,46 @@ async def test_events_beyond_a_reply_s_size_come_in_the_next_reply(
     assert [bson.decode(batch.pbrt) for batch in batches[:-1]] == ends
 
 
+async def test_documents_count_in_the_memory_of_the_process(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    """While a reply is on its way, while a rest is kept, and no longer than that."""
+    mongos.documents["c"] = [{"_id": n, "x": "a" * 10_000} for n in range(10)]
+    mongos.per_batch = 4
+    for n in range(10):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    registry = cluster.registry(mongos=mongos.connect, reply_bytes=35_000)
+    cursor = await opened(registry)
+    await until(cursor._release)
+    before = registry.memory.held
+    mongos.held_back = "getMore"
+    mongos.open.clear()
+    reading = asyncio.create_task(cursor.next_batch(None, 5.0))
+    await until(lambda: len(mongos.commands) == 2)
+    assert registry.memory.held - before > 4 * 10_000
+    mongos.open.set()
+    assert len((await reading).events) == 3
+    assert 7 * 10_000 < registry.memory.held - before < 8 * 10_000
+    assert len((await cursor.next_batch(None, 5.0)).events) == 3
+    assert 4 * 10_000 < registry.memory.held - before < 5 * 10_000
+    registry.kill([cursor.cursor_id], OWNER)
+    assert registry.memory.held <= before
+
+
+async def test_beyond_the_limit_events_are_completed_one_by_one(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    for n in range(4):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    registry = cluster.registry(mongos=mongos.connect)
+    cursor = await opened(registry)
+    registry.memory.held += registry.memory.limit + 1
+    await read(cursor, 4)
+    assert mongos.finds() == [{"_id": n} for n in range(4)]
+
+
 async def test_a_failing_stage_ends_the_stream_at_its_event(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):

@@ -12,6 +12,7 @@ from router.lookup.documents import find_documents
 from router.lookup.events import Wanted
 from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
+from router.memory import Holding, Memory
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from tests.harness.scripted_mongos import ScriptedMongos, scripted_mongos
@@ -29,7 +30,7 @@ def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
 
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
     chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
-    made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen))
+    made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen), Memory(1 << 30))
     made.enter()
     return made
 
@@ -38,7 +39,11 @@ async def found(
     source: UpstreamReads, *wants: Wanted, same_collection: bool = True
 ) -> list[dict[str, Any] | None]:
     result = await find_documents(
-        source, wants, same_collection=same_collection, read_preference={"mode": "nearest"}
+        source,
+        wants,
+        held=Holding(source.memory),
+        same_collection=same_collection,
+        read_preference={"mode": "nearest"},
     )
     return [None if each is None else bson.decode(each) for each in result.documents]
 

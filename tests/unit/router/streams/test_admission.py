@@ -7,10 +7,11 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry, Owner
+from router.memory import LEAST_BATCH, Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission, Ticket
-from router.streams.flow_control import LEAST_BATCH, Memory
 from shard_client.errors import CommandError
+from tests.harness.scripted_mongos import scripted_mongos
 from tests.unit.router.conftest import OWNER, ScriptedCluster, stream, until
 from tests.unit.router.streams.test_pool import BIG, REMOTES, write
 
@@ -93,12 +94,34 @@ async def test_memory_and_connections_bound_the_number_of_streams(
 
 
 def test_a_budget_too_small_for_any_stream_still_admits_one():
-    admission = Admission(StreamSettings(total_buffer_bytes=1))
+    admission = Admission(StreamSettings(total_buffer_bytes=1), Memory(1))
     ticket = admission.stream(None, 10)
     with pytest.raises(CommandError):
         admission.stream(None, 1)
     ticket.end()
     admission.stream(None, 10)
+
+
+async def test_cursors_with_lookups_take_memory_as_remotes_do(cluster: ScriptedCluster):
+    """One stream on four members and four cursors with lookups; a fifth is one too many."""
+    async with scripted_mongos() as mongos:
+        registry = cluster.registry(
+            mongos=mongos.connect, total_buffer_bytes=(REMOTES + 4) * 4 * LEAST_BATCH
+        )
+        options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
+        request = stream(pipeline=[{"$changeStream": options}])
+        cursors = [(await registry.open(request, OWNER))[0] for _ in range(4)]
+        with pytest.raises(CommandError) as refused:
+            await registry.open(request, OWNER)
+        assert refused.value.code == 365
+        assert "4 cursors look documents up" in refused.value.message
+        assert refused.value.message.endswith("raise totalBufferBytes")
+        assert "raise totalBufferBytes" in (await refusal(registry)).message
+        registry.kill([cursors[0].cursor_id], OWNER)
+        await registry.open(request, OWNER)
+        assert registry.memory.lookups == 4
+        await registry.close()
+        assert registry.memory.lookups == 0
 
 
 async def test_failed_and_abandoned_openings_are_not_counted(cluster: ScriptedCluster):
@@ -147,7 +170,7 @@ def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
     limits = StreamSettings(
         max_cursors=8, max_cursors_per_client=5, max_streams=6, max_streams_per_client=4
     )
-    admission = Admission(limits)
+    admission = Admission(limits, Memory(limits.total_buffer_bytes))
     held: dict[str, list[tuple[str, Ticket]]] = {"cursor": [], "stream": []}
     refused = 0
     for _ in range(500):
@@ -176,7 +199,7 @@ def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
 def test_batches_shrink_with_the_number_of_remotes():
     memory = Memory(64 * 1024 * 1024)
     assert memory.batch_bytes == 16 * 1024 * 1024
-    memory.remotes = 64
+    memory.remotes, memory.lookups = 60, 4
     assert memory.batch_bytes == 256 * 1024
     memory.remotes = 10_000
     assert memory.batch_bytes == LEAST_BATCH
