@@ -36,18 +36,26 @@ Rows and their order: spark_sink.event_rows; options: spark_sink.options.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_sink.session import local_session, register
+    from spark_sink.tables.current_table import apply_changes
+    from spark_sink.tables.verify import verify
 
-__all__ = ["local_session", "register"]
+__all__ = ["apply_changes", "local_session", "register", "verify"]
+
+_MODULES = {
+    "apply_changes": "spark_sink.tables.current_table",
+    "local_session": "spark_sink.session",
+    "register": "spark_sink.session",
+    "verify": "spark_sink.tables.verify",
+}
 
 
 def __getattr__(name: str) -> Any:
     """PySpark is imported when it is needed: the workers' modules do without the session."""
-    if name in __all__:
-        from spark_sink import session
-
-        return getattr(session, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

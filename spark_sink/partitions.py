@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import bson
 import pyarrow as pa
@@ -85,9 +86,10 @@ def planner_for(
 
 
 def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
-    """What the tasks of a snapshot's batch read; the last batch tells the end, too."""
-    tasks: list[Task] = [chunk_task(chunk, plan.mark, options) for chunk in plan.chunks]
-    return [*tasks, SnapshotEnd(plan.mark)] if plan.finished else tasks
+    """What the tasks of a snapshot's batch read; the last batch tells the end."""
+    if plan.ended:
+        return [SnapshotEnd(plan.mark)]
+    return [chunk_task(chunk, plan.mark, options) for chunk in plan.chunks]
 
 
 def chunk_task(chunk: Chunk, mark: Timestamp, options: StreamOptions) -> SnapshotTask:
@@ -99,11 +101,12 @@ def chunk_task(chunk: Chunk, mark: Timestamp, options: StreamOptions) -> Snapsho
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """The rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    if isinstance(task, SnapshotEnd):
-        yield from rows.arrow_batches([_end_of_snapshot(task.mark)])
-        return
     client = RouterClient(options)
     try:
+        if isinstance(task, SnapshotEnd):
+            end = _end_of_snapshot(task.mark, client.clocks().cluster_time)
+            yield from rows.arrow_batches([end])
+            return
         if isinstance(task, SnapshotTask):
             chunk = ChunkReader(client.mongo, task, lambda: client.clocks().cluster_time)
             yield from rows.arrow_batches(chunk.events())
@@ -117,7 +120,9 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         report(reader.passage, task.batch, task.report_to)
 
 
-def _end_of_snapshot(mark: Timestamp) -> RawBSONDocument:
+def _end_of_snapshot(mark: Timestamp, now: Timestamp) -> RawBSONDocument:
+    """The event of a snapshot's end. now: a time that all chunks had been read by."""
     token = {"_data": high_water_mark(after(mark).time)}
-    event = {"_id": token, "operationType": SNAPSHOT_END, "clusterTime": mark}
+    event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END, "clusterTime": mark}
+    event["readUntil"] = max(mark, now)
     return RawBSONDocument(bson.encode(event))

@@ -83,7 +83,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         plan = self._offsets.read_snapshot(start)
         first, self._has_planned = not self._has_planned, True
         planner = self._planning()
-        if plan is not None and not plan.finished:
+        if plan is not None and not plan.ended:
             return self._offsets.write_snapshot(self._snapshot().next_batch(plan, max_events))
         if self._needs_snapshot(position, first):
             return self._begin_snapshot()

@@ -66,7 +66,8 @@ class SnapshotPlan:
     waiting: collections of which nothing has been planned; current: the rest of the collection that
     is being read, None between collections; bounds: where that rest is cut, in extended JSON;
     rows: about how many documents a chunk of it has; chunks: of the batch that ends here;
-    collections, planned: how many collections and chunks the snapshot has so far.
+    collections, planned: how many collections and chunks the snapshot has so far; ended: whether
+    the batch that ends here is the snapshot's last, which has no chunks.
     """
 
     mark: Timestamp
@@ -77,9 +78,10 @@ class SnapshotPlan:
     chunks: tuple[Chunk, ...] = ()
     collections: int = 0
     planned: int = 0
+    ended: bool = False
 
     @property
-    def finished(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether all chunks have been planned, those of this batch included."""
         return self.current is None and not self.waiting
 
@@ -117,6 +119,8 @@ class SnapshotPlan:
                 "chunksPlanned": self.planned,
             },
         }
+        if self.ended:
+            document["ended"] = True
         if self.waiting:
             document["waiting"] = [_collection_document(each) for each in self.waiting]
         if self.current is not None:
@@ -139,6 +143,7 @@ def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
         chunks=tuple(_chunk(each) for each in document["chunks"]),
         collections=progress["collections"],
         planned=progress["chunksPlanned"],
+        ended=document.get("ended", False),
     )
 
 

@@ -53,11 +53,13 @@ class SnapshotPlanner:
     def next_batch(self, plan: SnapshotPlan, max_rows: int | None) -> SnapshotPlan:
         """The plan after a further batch of about so many documents; None: as many as tasks take.
 
-        A batch has at least one chunk, and at most MOST_TASKS.
+        A batch has at least one chunk, and at most MOST_TASKS; the last one has none.
         """
+        if plan.exhausted:
+            return replace(plan, chunks=(), ended=True)
         plan = replace(plan, chunks=())
         rows = 0
-        while not plan.finished and len(plan.chunks) < MOST_TASKS:
+        while not plan.exhausted and len(plan.chunks) < MOST_TASKS:
             if plan.current is None:
                 plan = self._begin_collection(plan)
             if plan.chunks and max_rows is not None and rows + plan.rows > max_rows:
@@ -69,7 +71,7 @@ class SnapshotPlanner:
     def all_chunks(self, plan: SnapshotPlan) -> list[Chunk]:
         """All chunks of the plan, for one batch."""
         chunks: list[Chunk] = []
-        while not plan.finished:
+        while not plan.exhausted:
             plan = self.next_batch(plan, None)
             chunks += plan.chunks
         return chunks

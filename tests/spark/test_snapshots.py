@@ -91,7 +91,7 @@ def test_a_plan_survives_as_an_offset_and_ends_after_all_collections(shop: Shop)
     planning, offsets = planner(router, shop, 20), Offsets(Scope(shop.database))
     plan: SnapshotPlan | None = planning.begin(router.mark())
     batches = []
-    while plan is not None and not plan.finished:
+    while plan is not None and not plan.exhausted:
         written = json.loads(json.dumps(offsets.write_snapshot(planning.next_batch(plan, 40))))
         plan = offsets.read_snapshot(written)
         assert plan is not None

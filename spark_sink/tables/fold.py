@@ -1,0 +1,256 @@
+"""Folds the rows of a table and the events after them into the table's next rows.
+
+`prepare` gives each row and each event its key; Spark sorts them by key and token; `fold` goes
+through the versions of each key in order. The token of a row guards it: an event that is not above
+it has been applied already, or is contained in the document that a snapshot has read. So applying
+events again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+import pyarrow as pa
+from bson.codec_options import CodecOptions, DatetimeConversion
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_sink.errors import StreamError
+from spark_sink.event_slices import DOCUMENT, Slice, fields_of
+from spark_sink.extended_json import canonical_json, relaxed_json
+from spark_sink.positions import time_in
+from spark_sink.tables.definitions import Definition, place_of
+from spark_sink.tables.update_description import apply_update
+
+TABLE = StructType(
+    [
+        StructField("namespace", StringType(), nullable=False),
+        StructField("database", StringType(), nullable=False),
+        StructField("collection", StringType(), nullable=False),
+        StructField("key", StringType(), nullable=False),
+        StructField("documentKey", StringType()),
+        StructField("fullDocument", StringType(), nullable=False),
+        StructField("document", BinaryType(), nullable=False),
+        StructField("token", StringType(), nullable=False),
+        StructField("clusterTime", TimestampType(), nullable=False),
+    ]
+)
+"""A row of a current table: a document as extended JSON (`fullDocument`) and as BSON (`document`),
+its key in canonical extended JSON, and the token and time of the last event that is in it."""
+
+PREPARED = StructType(
+    [
+        StructField("database", StringType(), nullable=False),
+        StructField("collection", StringType(), nullable=False),
+        StructField("key", StringType(), nullable=False),
+        StructField("token", StringType(), nullable=False),
+        StructField("documentKey", StringType()),
+        StructField("kind", LongType(), nullable=False),
+        StructField("payload", BinaryType(), nullable=False),
+    ]
+)
+_ROW, _EVENT = 0, 1
+
+_CODEC: CodecOptions[Any] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
+)
+_ROWS_PER_BATCH = 5_000
+_BYTES_PER_BATCH = 8 * 1024 * 1024
+
+
+@dataclass
+class Prepare:
+    """Makes rows of PREPARED out of rows of a table, or of a source's rows.
+
+    keys: the fields of the document key that identify a document; definitions: sorted.
+    """
+
+    keys: Sequence[str]
+    definitions: Sequence[Definition]
+
+    def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """From database, collection, key, token, documentKey, document."""
+        for batch in batches:
+            yield _batch(
+                (*place, key, token, document_key, _ROW, document)
+                for database, collection, key, token, document_key, document in _rows(batch)
+                if (place := place_of(token, database, collection, self.definitions))
+            )
+
+    def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """From database, collection, token, event."""
+        for batch in batches:
+            yield _batch(
+                (*place, *self._key(event), _EVENT, event)
+                for database, collection, token, event in _rows(batch)
+                if (place := place_of(token, database, collection, self.definitions))
+            )
+
+    def _key(self, event: bytes) -> tuple[str, str, str]:
+        fields = fields_of(event)
+        document_key = fields.get(b"documentKey")
+        if document_key is None:
+            raise StreamError(
+                "an event has no documentKey: a current table needs whole events. Leave stages "
+                "that remove fields out of option 'pipeline'"
+            )
+        if b"splitEvent" in fields:
+            raise StreamError(
+                "a current table needs whole events: leave $changeStreamSplitLargeEvent out of "
+                "option 'pipeline'"
+            )
+        values = fields_of(document_key.value)
+        parts = []
+        for name in self.keys:
+            value = values.get(name.encode())
+            parts.append("null" if value is None else canonical_json(value) or "null")
+        key = parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
+        token = fields_of(fields[b"_id"].value)[b"_data"].text() or ""
+        return key, token.upper(), canonical_json(document_key) or ""
+
+
+@dataclass
+class _State:
+    """The versions of one key, as far as they have been seen."""
+
+    database: str
+    collection: str
+    key: str
+    token: str = ""
+    document_key: str | None = None
+    document: bytes | None = None
+    unknown: bool = False
+
+    def take_row(self, token: str, document_key: str | None, document: bytes) -> None:
+        """A row of the table, which comes before the events above it."""
+        if token > self.token:
+            self.token, self.document_key, self.document = token, document_key, document
+            self.unknown = False
+
+    def take_event(self, token: str, document_key: str | None, event: bytes) -> None:
+        """The next event in the order of the stream."""
+        if token <= self.token:
+            return
+        fields = fields_of(event)
+        operation = fields[b"operationType"].text()
+        if operation == "delete":
+            # A new shard key value moves a document: in one transaction it is deleted on one
+            # shard and inserted on another, and the insert may have the smaller token.
+            moved = token[:18] == self.token[:18] and document_key != self.document_key
+            if not moved:
+                self.document, self.unknown = None, False
+            else:
+                return
+        else:
+            self.document = self._changed(fields)
+            self.document_key = document_key
+        self.token = token
+
+    def _changed(self, fields: dict[bytes, Slice]) -> bytes | None:
+        full = fields.get(b"fullDocument")
+        if full is not None and full.kind == DOCUMENT:
+            self.unknown = False
+            return full.value
+        description = fields.get(b"updateDescription")
+        if self.document is None or description is None:
+            self.unknown = True
+            return None
+        document = bson.decode(self.document, _CODEC)
+        return bson.encode(apply_update(document, bson.decode(description.value, _CODEC)))
+
+    def row(self, complete_from: str) -> tuple[Any, ...] | None:
+        """The row of the table; None where there is no document.
+
+        complete_from: an update below it may concern a document that a snapshot found deleted.
+        Raises StreamError if an update above it concerns a document that is not known.
+        """
+        if self.unknown and self.token >= complete_from:
+            raise StreamError(
+                f"an update of {self.database}.{self.collection} changes a document that the table "
+                "does not have: let the query begin with snapshotMode=initial, or read post-images "
+                f"with fullDocument=required (key {self.key})"
+            )
+        if self.document is None:
+            return None
+        time = time_in(self.token)
+        return (
+            f"{self.database}.{self.collection}",
+            self.database,
+            self.collection,
+            self.key,
+            self.document_key,
+            relaxed_json(Slice(DOCUMENT, self.document)),
+            self.document,
+            self.token,
+            time.time * 1_000_000,
+        )
+
+
+@dataclass
+class Fold:
+    """Makes rows of TABLE out of rows of PREPARED, sorted by key and token.
+
+    complete_from: the token from which the table has every document that is changed.
+    """
+
+    complete_from: str = ""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The next rows of the table. Raises StreamError."""
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        for state in _states(batches):
+            row = state.row(self.complete_from)
+            if row is None:
+                continue
+            rows.append(row)
+            size += len(row[6])
+            if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
+                yield _batch_of(rows, _TABLE_ARROW)
+                rows, size = [], 0
+        yield _batch_of(rows, _TABLE_ARROW)
+
+
+def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[_State]:
+    state: _State | None = None
+    for batch in batches:
+        for database, collection, key, token, document_key, kind, payload in _rows(batch):
+            place = (database, collection, key)
+            if state is None or (state.database, state.collection, state.key) != place:
+                if state is not None:
+                    yield state
+                state = _State(*place)
+            take = state.take_row if kind == _ROW else state.take_event
+            take(token, document_key, payload)
+    if state is not None:
+        yield state
+
+
+_PREPARED_ARROW = to_arrow_schema(PREPARED, timezone="UTC")
+_TABLE_ARROW = to_arrow_schema(TABLE, timezone="UTC")
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    return _batch_of(list(rows), _PREPARED_ARROW)
+
+
+def _batch_of(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [
+        pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,157 @@
+"""Current tables equal their collections, and verify finds what differs."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from pymongo.errors import WriteError
+from pyspark.sql import SparkSession
+
+from spark_sink import apply_changes, verify
+from spark_sink.errors import OptionError
+from spark_sink.tables.current_table import CurrentTable
+from tests.spark.conftest import Shop
+
+# One cluster, one Spark, which takes minutes to start on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+def follow(spark: SparkSession, shop: Shop, folder: Path, **options: object) -> None:
+    """One run of a query into the current table, up to the present."""
+    given = {"uri": shop.uri, "database": shop.database, "snapshotMode": "initial", **options}
+    given = {name: str(value) for name, value in given.items()}
+    events = spark.readStream.format("mergerouter").options(**given).load()
+    writer = apply_changes(events, str(folder / "table"), buckets=4)
+    assert writer is not None
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def table_of(spark: SparkSession, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = CurrentTable.existing(spark, str(folder / "table")).read().collect()
+    found = {(row.collection, row.key): bson.decode(bytes(row.document)) for row in rows}
+    assert len(found) == len(rows)
+    for row in rows:
+        assert str(json.loads(row.fullDocument)["_id"]) == json.loads(row.key)["$numberInt"]
+    return found
+
+
+def collections_of(shop: Shop) -> dict[tuple[str, str], dict[str, Any]]:
+    database = shop.client[shop.database]
+    return {
+        (name, json.dumps({"$numberInt": str(each["_id"])})): each
+        for name in database.list_collection_names()
+        for each in database[name].find()
+    }
+
+
+def change_at_random(shop: Shop, seed: int, count: int) -> None:
+    """Random writes, of which many have descriptions that are hard to apply."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        one = {"_id": chance.randrange(shop.written + 5)}
+        one["customer"] = one["_id"] % 10
+        with suppress(WriteError):  # a path of an update may lead through a value of another type
+            change(shop, one, chance)
+
+
+def change(shop: Shop, one: dict[str, Any], chance: random.Random) -> None:
+    orders = shop.orders
+    match chance.randrange(8):
+        case 0:
+            orders.delete_one(one)
+        case 1:
+            orders.replace_one(one, {**one, "list": [1, 2, {"x": [3, 4]}]}, upsert=True)
+        case 2:
+            orders.update_one(one, {"$set": {"list.1": chance.random(), "deep.er": 1}})
+        case 3:
+            orders.update_one(one, {"$unset": {"text": 1}, "$inc": {"n": 1}})
+        case 4:
+            orders.update_one(one, [{"$set": {"list": {"$slice": ["$list", 2]}}}])
+        case 5:
+            orders.update_one(one, {"$push": {"list": chance.random()}})
+        case 6:
+            orders.update_one(one, {"$set": {"list": list(range(chance.randrange(9)))}})
+        case 7:
+            with shop.client.start_session() as session, session.start_transaction():
+                orders.delete_one(one, session=session)
+                orders.insert_one({**one, "again": True}, session=session)
+
+
+def test_a_table_follows_its_collections(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    database = shop.client[shop.database]
+    shop.insert(60)
+    change_at_random(shop, 1, 60)
+    database.old.insert_many([{"_id": number} for number in range(4)])
+    database.gone.insert_one({"_id": 1})
+    follow(spark, shop, tmp_path, maxEventsPerTrigger=40)
+    assert table_of(spark, tmp_path) == collections_of(shop)
+
+    change_at_random(shop, 2, 150)
+    database.old.rename("new")
+    database.old.insert_one({"_id": 9})
+    database.gone.drop()
+    database.gone.insert_one({"_id": 2})
+    follow(spark, shop, tmp_path)
+    assert table_of(spark, tmp_path) == collections_of(shop)
+    target = str(tmp_path / "table")
+    options = {"uri": shop.uri, "database": shop.database}
+    assert verify(spark, target, **options).collect() == []
+
+    # Applied again, from the beginning: nothing changes.
+    created = f"{shop.created.time},{shop.created.inc}"
+    again = spark.read.format("mergerouter").options(
+        **options, mode="changes", startAtOperationTime=created
+    )
+    before = table_of(spark, tmp_path)
+    apply_changes(again.load(), target)
+    assert table_of(spark, tmp_path) == before
+    with pytest.raises(OptionError, match="has the keys _id"):
+        apply_changes(again.load(), target, keys=("customer", "_id"))
+
+
+def test_verify_says_what_differs_and_forgives_what_is_yet_to_come(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(30)
+    follow(spark, shop, tmp_path, collection="orders")
+    target = str(tmp_path / "table")
+    table = CurrentTable.existing(spark, target)
+    options = {"uri": shop.uri, "database": shop.database, "collection": "orders"}
+
+    # A table that has lost a document, kept one too many, and changed a field of a third one.
+    rows = table.read().toPandas()
+    for number, change in ((3, None), (4, {"_id": 99, "customer": 9}), (5, {"_id": 5, "n": 1})):
+        found = rows["key"] == json.dumps({"$numberInt": str(number)})
+        if change is None:
+            rows = rows[~found]
+        else:
+            at = rows.index[found][0]
+            rows.at[at, "document"] = bson.encode(change)
+            rows.at[at, "key"] = json.dumps({"$numberInt": str(change["_id"])})
+    damaged = {name: [] for name in table.version.files}
+    damaged["0"] = [f"{table.version.data}/damaged.parquet"]
+    rows.to_parquet(tmp_path / "table" / damaged["0"][0], coerce_timestamps="us")
+    manifest = tmp_path / "table" / "versions" / f"{table.version.number:012}.json"
+    document = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**document, "files": damaged}))
+    manifest.with_name(f".{manifest.name}.crc").unlink(missing_ok=True)
+
+    shop.insert(5)  # not in the table yet, which is no difference
+    shop.orders.delete_one({"_id": 7})
+    found = {
+        (json.loads(row.key)["$numberInt"], row.difference): row.fields
+        for row in verify(spark, target, **options).collect()
+    }
+    assert found == {
+        ("3", "missing"): [],
+        ("4", "missing"): [],
+        ("99", "extra"): [],
+        ("5", "different"): ["customer", "n", "text"],
+    }
