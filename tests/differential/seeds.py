@@ -106,7 +106,7 @@ class Clients:
 
 
 async def run_seed(
-    servers: Servers, clients: Clients, seed: int, say: Callable[[str], None] = lambda _: None
+    servers: Servers, clients: Clients, seed: int, on_step: Callable[[str], None] = lambda _: None
 ) -> Outcome:
     """Run a seed.
 
@@ -114,9 +114,9 @@ async def run_seed(
         servers: the servers to run on.
         clients: their clients.
         seed: determines everything except times, UUIDs and the interleaving of members' clocks.
-        say: called with a line for each step.
+        on_step: called with a line for each step.
     """
-    run = _Run(servers, clients, seed, say)
+    run = _Run(servers, clients, seed, on_step)
     try:
         await run.run()
     finally:
@@ -154,29 +154,29 @@ async def run_all(
 
 class _Run:
     def __init__(
-        self, servers: Servers, clients: Clients, seed: int, say: Callable[[str], None]
+        self, servers: Servers, clients: Clients, seed: int, on_step: Callable[[str], None]
     ) -> None:
         self._servers = servers
         self._clients = clients
         self.outcome = Outcome(seed)
-        self._tell = say
+        self._on_step = on_step
         chance = Random(seed)
         names = [name for name in servers.members if name != "config"]
         self._workload = Workload(
-            clients.mongos, names, Random(chance.random()), f"seed{seed}", self._say
+            clients.mongos, names, Random(chance.random()), f"seed{seed}", self._report_step
         )
         self._plans_chance = Random(chance.random())
         self._steps = chance.randrange(15, 45)
         self.databases: Sequence[str] = self._workload.databases
 
-    def _say(self, text: str) -> None:
+    def _report_step(self, text: str) -> None:
         self.outcome.log.append(text)
-        self._tell(text)
+        self._on_step(text)
 
     async def run(self) -> None:
         start = await self._clients.now()
         planner = Planner(self._plans_chance, self.databases, start)
-        self._say(f"seed {self.outcome.seed}: databases {', '.join(self.databases)}")
+        self._report_step(f"seed {self.outcome.seed}: databases {', '.join(self.databases)}")
         await self._workload.prepare()
         coming: asyncio.Future[Timestamp] = asyncio.get_running_loop().create_future()
         live = [_Pair(self._servers, planner.live(n)) for n in range(LIVE_STREAMS)]
@@ -184,7 +184,7 @@ class _Run:
         try:
             for pair in live:
                 await pair.opened()
-            self._say("workload")
+            self._report_step("workload")
             await self._workload.run(self._steps)
         finally:
             end = await self._clients.settle()
@@ -218,7 +218,7 @@ class _Run:
         outcome.events += len(mongos.events)
         line = command_text(plan)
         ended = str(mongos.failures[-1])[:120] if mongos.failures else ""
-        self._say(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
+        self._report_step(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
         found = pair.failures or differences(plan, mongos, router, end, pair.of_shards)
         if pair.joined is not None and not pair.failures:
             joined = differences(plan, mongos, pair.joined, end, pair.of_shards)

@@ -19,7 +19,7 @@ def servers() -> Iterator[Servers]:
         yield servers
 
 
-def test_the_router_gives_what_mongos_gives(servers: Servers) -> None:
+def test_the_router_returns_what_mongos_returns(servers: Servers) -> None:
     outcomes = asyncio.run(_run(servers))
     found = [f"seed {each.seed}: {text}" for each in outcomes for text in each.differences]
     assert not found, "\n".join(found)

@@ -33,7 +33,7 @@ class Workload:
         shards: the names of the cluster's shards.
         chance: decides everything.
         name: what the databases' names begin with.
-        say: is told each operation, and how it failed.
+        on_step: called with a line for each operation, with its error if it failed.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Workload:
         shards: Sequence[str],
         chance: Random,
         name: str,
-        say: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> None:
         self._client = client
         self._shards = list(shards)
         self._chance = chance
-        self._say = say
+        self._on_step = on_step
         self.databases = (f"{name}a", f"{name}b")
         self._numbers = iter(range(1, 1_000_000))
         self._keys: dict[str, list[tuple[Any, int]]] = {}
@@ -104,9 +104,9 @@ class Workload:
         try:
             result = await doing
         except PyMongoError as error:
-            self._say(f"  {what}: {str(error)[:150]}")
+            self._on_step(f"  {what}: {str(error)[:150]}")
         else:
-            self._say(f"  {what}" + (f": {result}" if isinstance(result, str) else ""))
+            self._on_step(f"  {what}" + (f": {result}" if isinstance(result, str) else ""))
 
     def _documents(self, names: Sequence[str] = SHARDED + PLAIN) -> Documents:
         database = self.databases[self._chance.random() < 0.2]

@@ -30,7 +30,7 @@ ROUNDS = ((SYNCHRONOUS, 1), (ASYNCHRONOUS, 2))
 
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("file", "token_version"), ROUNDS)
-def test_pymongo_s_own_tests(file: str, token_version: int) -> None:
+def test_pymongo_s_own_tests_pass(file: str, token_version: int) -> None:
     """``make driver-tests`` also compares with a mongos, which takes seven minutes."""
     try:
         folder = pymongo_tests()

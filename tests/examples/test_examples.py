@@ -81,14 +81,14 @@ def test_pymongo_resumes_after_a_restart(
         assert (next_line() if line == "insert 2\n" else line) == "delete 1\n"
 
 
-def test_motor(router: RouterProcess, orders: Any) -> None:
+def test_motor_prints_changes(router: RouterProcess, orders: Any) -> None:
     with running(sys.executable, str(EXAMPLES / "watch_motor.py"), router.uri) as next_line:
         assert next_line() == "watching\n"
         orders.insert_one({"_id": 1})
         assert next_line() == "insert 1\n"
 
 
-def test_node(router: RouterProcess, orders: Any) -> None:
+def test_node_prints_changes(router: RouterProcess, orders: Any) -> None:
     try:
         modules = node_packages(NODE_PACKAGES)
     except DownloadError as error:
@@ -100,7 +100,7 @@ def test_node(router: RouterProcess, orders: Any) -> None:
         assert next_line() == "insert 1\n"
 
 
-def test_the_feed(router: RouterProcess, orders: Any) -> None:
+def test_the_feed_prints_changes(router: RouterProcess, orders: Any) -> None:
     example = str(EXAMPLES / "read_feed.py")
     with running(sys.executable, example, "127.0.0.1", str(router.feed_port)) as next_line:
         assert next_line() == "watching\n"

@@ -48,7 +48,7 @@ def test_a_run_without_fault_has_no_problem() -> None:
         ([0, 2, 1, 3], "out of order"),
     ],
 )
-def test_a_lost_doubled_or_misplaced_event_is_found(got: list[int], problem: str) -> None:
+def test_a_lost_repeated_or_misplaced_event_is_found(got: list[int], problem: str) -> None:
     watcher = _watcher(Segment("0000", [HISTORY[each] for each in got], end="9"))
     assert any(problem in each for each in watcher_problems(watcher, HISTORY))
 
@@ -61,11 +61,11 @@ def test_an_event_lost_between_two_streams_is_found() -> None:
 
 
 @pytest.mark.parametrize("history", [HISTORY[:3], [*HISTORY, _event(5)], HISTORY[:1] + HISTORY[2:]])
-def test_a_history_other_than_what_was_acknowledged_is_found(history: list[Any]) -> None:
+def test_a_history_without_the_acknowledged_writes_is_found(history: list[Any]) -> None:
     assert [*ledger_problems(LEDGER, history)]
 
 
-def test_a_stream_from_now_that_begins_too_late_is_found() -> None:
+def test_a_stream_from_now_that_starts_too_late_is_found() -> None:
     opener = Opener("o", "", 1, found=[(Watch(), Segment("0003", HISTORY[3:], end="0004"), 2.5)])
     assert any("s later" in each for each in opener_problems(opener, HISTORY, LEDGER, "0004"))
     opener.found = [(Watch(), Segment("0003", HISTORY[3:], end="0004"), 3.5)]

@@ -77,21 +77,21 @@ def recorded_events(name: str) -> list[dict[str, Any]]:
     return [bson.decode(event) for event in recorded.events(recorded.of(name, "mongos"))]
 
 
-def test_a_live_watcher_misses_nothing(run: Run, real: Normaliser) -> None:
+def test_a_live_watcher_gets_all_events(run: Run, real: Normaliser) -> None:
     expected = recorded_events("cluster-expanded")
     texts = [run.normaliser.text(e) for e in settled(run.live)]
     assert texts == [real.text(e) for e in settled(expected)]
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_stream_gives_what_mongos_gave(run: Run, real: Normaliser, name: str) -> None:
+def test_each_stream_returns_mongos_s_events(run: Run, real: Normaliser, name: str) -> None:
     events, expected = settled(run.drained[name].events), settled(recorded_events(name))
     assert [run.normaliser.text(e) for e in events] == [real.text(e) for e in expected]
     assert [run.normaliser.encoded(e) for e in events] == [real.encoded(e) for e in expected]
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_stream_ends_as_mongos_ended_it(run: Run, name: str) -> None:
+def test_each_stream_ends_as_on_mongos(run: Run, name: str) -> None:
     replies = recorded.of(name, "mongos")
     failures = [reply.document for reply in replies if reply.document.get("ok") == 0]
     expected = [(each["code"], _DIFFERS.sub("…", each["errmsg"])) for each in failures]

@@ -81,7 +81,9 @@ def recorded_events(name: str, via: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("via", SHARDS)
 @pytest.mark.parametrize("name", STREAMS)
-def test_shard_gives_the_recorded_events(run: Run, real: Normaliser, name: str, via: str) -> None:
+def test_each_shard_returns_the_recorded_events(
+    run: Run, real: Normaliser, name: str, via: str
+) -> None:
     drained = run.drained[name, via]
     expected = recorded_events(name, via)
     # first as text, for a readable diff, then as bytes, which include types and field order
@@ -93,7 +95,7 @@ def test_shard_gives_the_recorded_events(run: Run, real: Normaliser, name: str, 
 
 @pytest.mark.parametrize("via", SHARDS)
 @pytest.mark.parametrize("name", STREAMS)
-def test_stream_ends_as_recorded(run: Run, name: str, via: str) -> None:
+def test_each_stream_ends_as_recorded(run: Run, name: str, via: str) -> None:
     replies = recorded.of(name, via)
     drained = run.drained[name, via]
     assert drained.invalidated == any(reply.invalidated for reply in replies)
@@ -116,7 +118,7 @@ def _tokens(normaliser: Normaliser, events: list[dict[str, Any]]) -> list[Any]:
     return [normaliser.event(event)["_id"] for event in settled(merged)]
 
 
-def test_config_server_shows_the_new_shard(run: Run) -> None:
+def test_the_config_server_shows_the_new_shard(run: Run) -> None:
     [event] = run.drained["config.shards", "config"].events
     [expected] = recorded_events("config.shards", "config")
     assert list(event) == list(expected)
@@ -127,7 +129,7 @@ def test_config_server_shows_the_new_shard(run: Run) -> None:
     assert event["fullDocument"]["topologyTime"] < event["clusterTime"]
 
 
-def test_version_2_tells_the_same_with_its_own_tokens(run: Run) -> None:
+def test_version_2_gives_the_same_events_with_its_own_tokens(run: Run) -> None:
     """Newer servers also report ambiguous paths and kinds of namespaces; all else is equal."""
     with EmbeddedProcess(3, {"noop_interval": 0.2, "token_version": 2}) as cluster:
         start, end = run_workload(cluster)

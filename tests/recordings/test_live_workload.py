@@ -113,18 +113,18 @@ def _token_and_wall(event: Event) -> tuple[str, Any]:
     return _token(event), event.get("wallTime")
 
 
-def test_live_watchers_see_the_same(run: Run) -> None:
+def test_live_watchers_get_the_same_events(run: Run) -> None:
     assert len(run.router.live) > 500
     assert_same(run.router.live, run.mongos.live)
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams_give_the_same(run: Run, name: str) -> None:
+def test_streams_return_the_same_events(run: Run, name: str) -> None:
     assert_same(run.router.drained[name].events, run.mongos.drained[name].events)
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams_end_alike(run: Run, name: str) -> None:
+def test_streams_end_in_the_same_way(run: Run, name: str) -> None:
     ours, theirs = run.router.drained[name], run.mongos.drained[name]
     assert _error(ours) == _error(theirs)
     assert ours.closed == theirs.closed
@@ -138,7 +138,7 @@ def _error(drained: Drained) -> tuple[int, str] | None:
     return code, re.sub(r"size: \d+ \(0x[0-9A-F]+\)", "size: …", message)
 
 
-def test_streams_end_in_all_ways(run: Run) -> None:
+def test_the_workload_covers_all_ways_to_end(run: Run) -> None:
     """The comparisons above include streams that end with an error and with an invalidate."""
     drained = run.mongos.drained.values()
     assert {code for code, _ in filter(None, (each.error for each in drained))} >= {10334, 280}

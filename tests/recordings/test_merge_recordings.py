@@ -74,7 +74,7 @@ def assert_same_events(actual: list[bytes], expected: list[bytes]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("known", [3, 4], ids=["shard3-joins", "shard3-known"])
 @pytest.mark.parametrize("stream", WHOLE)
-def test_recorded_batches_merge_into_what_mongos_gave(stream, known, seed):
+def test_recorded_batches_merge_into_mongos_s_events(stream, known, seed):
     recorded = of(stream, "mongos")
     rnd = Random(f"{stream}-{known}-{seed}")
     driver = Driver(open_stream(stream, known=known), scripts(stream), rnd).run()
@@ -103,7 +103,7 @@ def test_the_first_batch_is_that_of_mongos(stream):
 
 
 @pytest.mark.parametrize("stream", sorted(FAILING))
-def test_a_shards_error_reaches_the_client_as_from_mongos(stream):
+def test_a_shard_s_error_is_that_of_mongos(stream):
     merged = open_stream(stream)
     rnd = Random(stream)
     found = {s: script(of(stream, s)) for s in shards(stream) if of(stream, s)[0].pbrt}
@@ -155,7 +155,7 @@ def test_resuming_after_any_event_gives_the_rest(stream):
         assert token_data(driver.taken[0].pbrt) >= key
 
 
-def test_resuming_from_any_mark_gives_the_rest():
+def test_resuming_at_any_high_water_mark_gives_the_rest():
     rnd = Random(5)
     recorded = list(events(of("cluster", "mongos")))
     for _ in range(15):
@@ -171,7 +171,7 @@ def test_resuming_from_any_mark_gives_the_rest():
         assert_same_events(seen + skipped + resumed.events, recorded)
 
 
-def test_a_token_that_the_stream_does_not_have():
+def test_a_token_missing_from_the_stream_is_fatal():
     stream = "coll-img"
     elsewhere = next(events(of("coll-orders", "mongos")))
     merged = open_stream(stream, options={"resumeAfter": bson.decode(token_of(elsewhere))})
@@ -184,7 +184,7 @@ def test_a_token_that_the_stream_does_not_have():
     )
 
 
-def test_starting_after_the_invalidate_swallows_one_per_shard():
+def test_starting_after_the_invalidate_skips_one_per_shard():
     """Three shards dropped rec.orders at one cluster time, the fourth one later."""
     stream = "coll-orders"
     invalidate = token_of(list(events(of(stream, "mongos")))[-1])
@@ -208,7 +208,7 @@ def test_starting_after_the_invalidate_swallows_one_per_shard():
         assert at > cluster_time_of(token_data(invalidate))
 
 
-def test_a_token_of_version_1_resumes_a_stream_whose_tokens_are_of_version_2():
+def test_a_version_1_token_resumes_a_version_2_stream():
     """Splitting large events makes 6.0's shards use version 2, while a client may use version 1."""
     older = next(
         event

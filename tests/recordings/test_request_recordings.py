@@ -45,7 +45,7 @@ def test_bad_requests_get_the_error_of_mongos(db, command, reply):
 
 
 @pytest.mark.parametrize(("db", "command", "reply"), GOOD)
-def test_good_requests_are_taken(db, command, reply):
+def test_good_requests_are_accepted(db, command, reply):
     request = parse_request(db, command)
     assert is_change_stream(encode(command))
     if "cursor" in reply and "firstBatch" in reply["cursor"]:

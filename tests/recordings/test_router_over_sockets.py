@@ -150,7 +150,7 @@ REPLAYED = [name for name in recorded.streams() if name not in {*FAILING, "coll-
 
 
 @pytest.mark.parametrize("stream", REPLAYED)
-async def test_the_router_gives_what_mongos_gave(stage: Stage, stream: str) -> None:
+async def test_the_router_returns_mongos_s_events(stage: Stage, stream: str) -> None:
     replies = recorded.of(stream, "mongos")
     expected = list(recorded.events(replies))
     stage.stream = stream
@@ -165,7 +165,7 @@ async def test_the_router_gives_what_mongos_gave(stage: Stage, stream: str) -> N
 
 
 @pytest.mark.parametrize("stream", sorted(FAILING))
-async def test_the_router_fails_as_mongos_failed(stage: Stage, stream: str) -> None:
+async def test_the_router_returns_mongos_s_errors(stage: Stage, stream: str) -> None:
     expected = recorded.of(stream, "mongos")[-1].document
     stage.stream = stream
     async with AsyncMongoClient(stage.uri) as client:
@@ -178,7 +178,7 @@ async def test_the_router_fails_as_mongos_failed(stage: Stage, stream: str) -> N
     assert sorted(details.get("errorLabels", [])) == sorted(expected.get("errorLabels", []))
 
 
-async def test_a_closed_stream_leaves_no_cursor_on_the_shards(stage: Stage) -> None:
+async def test_a_closed_stream_leaves_no_cursors_on_the_shards(stage: Stage) -> None:
     stage.stream = "coll-orders"
     async with AsyncMongoClient(stage.uri) as client:
         await drain(client, "coll-orders")

@@ -95,7 +95,7 @@ def filled(value: Any, cursor_id: int) -> Any:
     st.lists(st.tuples(st.sampled_from(["admin", "db", ""]), REQUESTS), min_size=1, max_size=8),
     st.booleans(),
 )
-def test_every_command_has_an_answer(
+def test_every_command_gets_an_answer(
     requests: list[tuple[str, dict[str, Any]]], upstream: bool
 ) -> None:
     async def body(world: World) -> None:
@@ -137,7 +137,7 @@ GOOD_FRAMES = [
 
 
 @st.composite
-def rubbish(draw: st.DrawFn) -> bytes:
+def invalid_bytes(draw: st.DrawFn) -> bytes:
     """Draw a damaged frame or random bytes: whole, cut, or with a wrong length."""
     if draw(st.booleans()):
         body = bytearray(draw(st.sampled_from(GOOD_FRAMES)))
@@ -151,8 +151,8 @@ def rubbish(draw: st.DrawFn) -> bytes:
 
 @pytest.mark.timeout(120)
 @_FEW
-@given(st.lists(st.lists(rubbish(), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_rubbish_on_one_connection_harms_no_other(clients: list[list[bytes]]) -> None:
+@given(st.lists(st.lists(invalid_bytes(), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_invalid_bytes_affect_only_their_connection(clients: list[list[bytes]]) -> None:
     async def body(world: World) -> None:
         good = await Connection.open(world.router.address, timeout=_PATIENCE)
         for pieces in clients:
@@ -174,7 +174,7 @@ def test_rubbish_on_one_connection_harms_no_other(clients: list[list[bytes]]) ->
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(30))
-def test_shards_that_send_rubbish_break_no_more_than_their_streams(seed: int) -> None:
+def test_invalid_bytes_from_shards_affect_only_their_streams(seed: int) -> None:
     chance = Random(seed)
     rate = chance.choice((0.01, 0.1, 0.5))
 

@@ -123,7 +123,7 @@ class Inbox(ReportInbox):
 
 
 @pytest.mark.parametrize("in_total_order", [False, True])
-def test_a_backlog_is_cut_to_size_without_being_read(in_total_order):
+def test_a_backlog_is_cut_into_batches_without_reading_it(in_total_order):
     history = History()
     start: Position = AtTime(history.now)
     for number in range(40_000):
@@ -174,7 +174,7 @@ def test_bytes_limit_a_batch_once_the_size_of_an_event_is_known():
     assert all(540_000 <= size <= 660_000 for size in sizes[2:])
 
 
-def test_the_events_of_one_tick_stay_together():
+def test_events_of_one_tick_are_in_one_batch():
     history = History()
     begin = history.now
     for number in range(12):
@@ -198,7 +198,7 @@ def test_a_document_is_read_by_its_shards_task_and_a_drop_once():
     assert sorted(key for part in parts for key in part) == keys(history, merged)
 
 
-def test_a_shard_is_read_from_its_joining_on():
+def test_a_new_shard_is_read_from_its_joining():
     start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
     old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
     tasks = shard_tasks(start, end, [], [Shard("c", later), Shard("b", new), Shard("a", old)])
@@ -209,7 +209,7 @@ def test_a_shard_is_read_from_its_joining_on():
     assert tasks[1].before == ("a",)
 
 
-def test_a_query_from_now_begins_with_an_empty_batch_that_pins_the_place():
+def test_a_query_from_now_begins_with_an_empty_batch_that_fixes_the_start():
     history = History()
     history.insert(1)
     plan = planner(history)
@@ -223,7 +223,7 @@ def test_a_query_from_now_begins_with_an_empty_batch_that_pins_the_place():
     assert read == history.keys[1:]
 
 
-def test_a_quiet_stream_keeps_its_offset_until_it_has_become_old():
+def test_a_quiet_stream_keeps_its_offset_until_it_is_old():
     history = History()
     history.insert(1)
     plan = planner(history, idle_advance=60)
@@ -238,7 +238,7 @@ def test_a_quiet_stream_keeps_its_offset_until_it_has_become_old():
     assert keys(history, again) == []
 
 
-def test_what_was_quiet_is_not_read_again():
+def test_quiet_ranges_are_not_read_again():
     history = History()
     start = AtTime(history.now)
     plan = planner(history)
@@ -254,7 +254,7 @@ def test_what_was_quiet_is_not_read_again():
     assert keys(history, [task]) == history.keys
 
 
-def test_available_now_ends_at_the_present_of_its_beginning():
+def test_available_now_ends_at_the_time_of_its_start():
     history = History()
     start: Position = AtTime(history.now)
     for number in range(10):
@@ -273,7 +273,7 @@ def test_available_now_ends_at_the_present_of_its_beginning():
 
 
 @pytest.mark.parametrize("max_events", [1, 2, 10])
-def test_an_invalidate_is_read_over(max_events):
+def test_an_invalidate_does_not_end_a_range(max_events):
     history = History()
     begin = history.now
     history.insert(1)
@@ -284,7 +284,7 @@ def test_an_invalidate_is_read_over(max_events):
     assert [key for batch in batches for key in batch] == [before, drop, after]
 
 
-def test_a_connection_lost_at_an_invalidate_is_survived():
+def test_a_connection_lost_at_an_invalidate_is_replaced():
     history = History()
     begin = history.now
     history.drop(invalidate=True)
@@ -297,7 +297,7 @@ def test_a_connection_lost_at_an_invalidate_is_survived():
     assert event["operationType"] == "insert"
 
 
-def test_lost_connections_are_survived_where_they_were_lost():
+def test_lost_connections_are_resumed_at_their_position():
     history = History()
     for number in range(7):
         history.insert(number)
@@ -311,7 +311,7 @@ def test_lost_connections_are_survived_where_they_were_lost():
     assert history.open_streams == 0
 
 
-def test_a_router_that_stays_away_is_given_up_in_bounded_time():
+def test_an_unreachable_router_is_an_error_in_bounded_time():
     history = History()
     history.failures = [lost_connection() for _ in range(1000)]
     slept: list[float] = []
@@ -323,7 +323,7 @@ def test_a_router_that_stays_away_is_given_up_in_bounded_time():
     assert 30 <= sum(slept) < 33
 
 
-def test_a_position_that_fell_off_the_oplogs_is_said_so():
+def test_a_position_older_than_the_oplogs_is_reported():
     history = History()
     history.failures = [history_lost()]
     with pytest.raises(StreamError, match=r"^history lost: .*no longer reach back") as caught:
@@ -332,7 +332,7 @@ def test_a_position_that_fell_off_the_oplogs_is_said_so():
     assert "new checkpointLocation" in str(caught.value)
 
 
-def test_a_range_whose_end_never_comes_is_given_up():
+def test_a_range_whose_end_is_not_reached_is_an_error():
     history = History()
     end = history.insert(1)["_id"]
     silent = History()

@@ -27,7 +27,7 @@ def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
     return spark.readStream.format("mergerouter").options(**given).load()
 
 
-def test_several_collections_and_no_others(spark: SparkSession, shop: Shop) -> None:
+def test_only_the_chosen_collections_are_read(spark: SparkSession, shop: Shop) -> None:
     database = shop.client[shop.database]
     for name in ("a", "b", "c"):
         database[name].insert_one({"_id": name})
@@ -63,7 +63,7 @@ def test_another_scope_on_an_old_checkpoint_is_refused(
     }
 
 
-def test_a_router_that_is_away_is_said_at_once(spark: SparkSession) -> None:
+def test_an_unreachable_router_is_reported_at_once(spark: SparkSession) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"mongodb://app:secret@127.0.0.1:{unused.getsockname()[1]}"

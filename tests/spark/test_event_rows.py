@@ -94,7 +94,7 @@ def test_json_columns_are_extended_json(document):
     assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
 
 
-def test_without_orjson_the_text_is_the_same():
+def test_the_json_is_the_same_without_orjson():
     document = Slice(DOCUMENT, bson.encode(MONGO_VALUES))
     with_orjson = relaxed_json(document)
     script = (
@@ -110,7 +110,7 @@ def test_without_orjson_the_text_is_the_same():
 
 
 @given(documents)
-def test_slices_are_the_fields_of_a_document(document):
+def test_slices_are_the_document_s_fields(document):
     encoded = bson.encode(document | MONGO_VALUES)
     fields = fields_of(encoded)
     codec = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -145,7 +145,7 @@ def test_raw_documents_are_their_bytes():
 @pytest.mark.parametrize(
     "extra", [{}, {"infinite": float("inf")}, {"none": float("nan"), "n": None}]
 )
-def test_mongodbs_own_types_too(extra):
+def test_mongodb_s_own_types_are_encoded(extra):
     document = MONGO_VALUES | extra
     relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
     canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
@@ -153,7 +153,7 @@ def test_mongodbs_own_types_too(extra):
     assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
 
 
-def test_a_row_has_what_the_event_has():
+def test_a_row_has_the_event_s_fields():
     event = raw(
         {
             "_id": {"_data": event_token(1_700_000_000, 7)},
@@ -199,14 +199,14 @@ def test_a_row_has_what_the_event_has():
     }
 
 
-def test_a_pipeline_may_leave_nothing_but_the_token():
+def test_a_pipeline_may_remove_all_but_the_token():
     [batch] = EventRows().arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})])
     [row] = batch.to_pylist()
     found = {name for name, value in row.items() if value is not None}
     assert found == {"token", "event", "snapshot"}
 
 
-def test_a_pipeline_may_make_other_things_of_the_fields():
+def test_a_pipeline_may_change_the_fields_types():
     event = raw({"_id": {"_data": event_token(1, 1)}, "fullDocument": [1, "a"]})
     [batch] = EventRows().arrow_batches([event])
     assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'

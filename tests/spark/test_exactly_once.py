@@ -78,7 +78,9 @@ class Query:
 
 
 @pytest.mark.timeout(900)
-def test_kill_and_restart(tmp_path: Path, shop: Shop, spark: SparkSession) -> None:
+def test_a_killed_query_writes_every_event_exactly_once(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
     query = Query(shop, tmp_path)
     try:
         query.start()

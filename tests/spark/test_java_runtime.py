@@ -26,14 +26,14 @@ def test_java_home_comes_first(tmp_path):
     assert (runtime.home, runtime.version, runtime.bundled) == (home, 17, False)
 
 
-def test_an_old_java_home_gives_way_to_the_path(tmp_path):
+def test_the_path_is_used_if_java_home_is_too_old(tmp_path):
     home, other = fake_java(tmp_path / "home", "1.8.0_392"), fake_java(tmp_path / "other", "21")
     environment = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
     assert ensure_java(environment).version == 21
     assert environment["JAVA_HOME"] == str(other)
 
 
-def test_without_any_java_the_bundled_one_serves(tmp_path):
+def test_the_bundled_java_is_used_if_there_is_no_other(tmp_path):
     runtime = find_java({"JAVA_HOME": str(tmp_path / "missing"), "PATH": str(tmp_path)})
     assert runtime.bundled
     assert runtime.version >= 17
@@ -58,7 +58,7 @@ def test_the_bundled_java_is_not_stopped_by_the_vector_module():
     assert "name = two words" in done.stderr
 
 
-def test_no_java_at_all_says_what_was_looked_at(tmp_path, monkeypatch):
+def test_the_error_without_java_lists_the_searched_places(tmp_path, monkeypatch):
     old = fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setattr(java_runtime, "bundled_java", lambda: None)
     with pytest.raises(JavaNotFoundError, match=r"Java 17 or newer.*old/bin/java \(version 11\)"):

@@ -44,12 +44,12 @@ def test_names_are_not_case_sensitive():
         (f"{URI}/?directConnection=true", {}, Scope()),
     ],
 )
-def test_the_scope_is_what_options_and_uri_name(uri, options, scope):
+def test_options_and_uri_define_the_scope(uri, options, scope):
     assert parse_options({"uri": uri, **options}).scope == scope
 
 
 @pytest.mark.parametrize(("text", "size"), [("100", 100), ("64m", 64 << 20), ("1GB", 1 << 30)])
-def test_sizes(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_options({"uri": URI, "maxBytesPerTrigger": text}).max_bytes_per_trigger == size
 
 
@@ -62,13 +62,13 @@ def test_sizes(text, size):
         ("2023-11-14T22:13:20Z", Timestamp(1_700_000_000, 0)),
     ],
 )
-def test_start_at_operation_time(text, time):
+def test_start_at_operation_time_is_parsed(text, time):
     assert parse_options({"uri": URI, "startAtOperationTime": text}).start == AtTime(time)
 
 
 @pytest.mark.parametrize("text", [TOKEN, f'{{"_data": "{TOKEN}"}}'])
 @pytest.mark.parametrize("name", ["resumeAfter", "startAfter"])
-def test_a_token_to_start_after(name, text):
+def test_a_token_to_start_after_is_parsed(name, text):
     assert parse_options({"uri": URI, name: text}).start == Token({"_data": TOKEN})
 
 
@@ -117,7 +117,7 @@ def test_a_token_to_start_after(name, text):
         ),
     ],
 )
-def test_bad_options_say_what_is_wrong(options, message):
+def test_messages_describe_bad_options(options, message):
     with pytest.raises(OptionError, match=message) as caught:
         parse_options(options)
     assert "secret" not in str(caught.value)
@@ -130,7 +130,7 @@ def test_bad_options_say_what_is_wrong(options, message):
         '[{"$unset": "fullDocument.picture"}]',
     ],
 )
-def test_what_can_be_repeated_is_allowed_with_update_lookup(pipeline):
+def test_repeatable_pipelines_are_allowed_with_update_lookup(pipeline):
     parse_options({"uri": URI, "fullDocument": "updateLookup", "pipeline": pipeline})
 
 
@@ -156,7 +156,7 @@ def test_an_offset_of_another_scope_is_refused(scope):
     assert "startAtOperationTime=1700000000,3" in str(caught.value)
 
 
-def test_an_offset_without_a_scope_is_one_of_an_older_version():
+def test_an_offset_without_a_scope_is_accepted():
     assert Offsets(Scope("shop")).read({"_data": TOKEN}) == Token({"_data": TOKEN})
 
 
@@ -165,7 +165,7 @@ def test_an_offset_of_another_source_is_refused():
         Offsets(Scope()).read({"files": 3})
 
 
-def test_long_messages_are_cut_behind_the_cause():
+def test_long_messages_are_cut_after_the_cause():
     error = StreamError("the cause: the remedy", "x" * 9000)
     assert len(str(error)) == 500
     assert str(error).startswith("the cause: the remedy (xxx")
@@ -177,7 +177,7 @@ def test_other_offsets_are_refused(offset):
         from_offset(offset)
 
 
-def test_tokens_tell_their_kind_and_time():
+def test_tokens_show_their_kind_and_time():
     event, mark = Token({"_data": TOKEN}), Token({"_data": high_water_mark(1_700_000_000, 7)})
     assert (event.is_high_water_mark, mark.is_high_water_mark) == (False, True)
     assert event.cluster_time == mark.cluster_time == Timestamp(1_700_000_000, 7)

@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 from spark_sink.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
 
 
-def test_a_process_knows_its_birth() -> None:
+def test_a_process_s_start_time_is_found() -> None:
     before = time.time()
     script = "import time; time.sleep(0.5); from spark_sink import query_start as q\n"
     done = subprocess.run(
@@ -25,7 +25,7 @@ def test_a_process_knows_its_birth() -> None:
     assert before - 0.1 <= born <= imported - 0.5
 
 
-def test_a_query_starts_between_load_and_the_birth_of_its_process() -> None:
+def test_a_query_starts_between_its_process_s_start_and_the_load() -> None:
     assert query_started(loaded=100.0, born=101.0) == 100.0
     assert query_started(loaded=100.0, born=900.0) == 900.0 - LAUNCH_SECONDS
 

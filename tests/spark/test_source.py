@@ -33,7 +33,7 @@ def rows_so_far(frame: DataFrame, name: str) -> list[Row]:
     return frame.sparkSession.table(name).collect()
 
 
-def test_rows_are_the_routers_events(spark: SparkSession, shop: Shop) -> None:
+def test_rows_are_the_router_s_events(spark: SparkSession, shop: Shop) -> None:
     shop.insert(60)
     shop.orders.update_many({"customer": 3}, {"$set": {"paid": True}})
     with shop.client.start_session() as session, session.start_transaction():
@@ -71,7 +71,7 @@ def test_rows_are_the_routers_events(spark: SparkSession, shop: Shop) -> None:
     assert json.loads(rows[60]["fullDocument"])["paid"] is True
 
 
-def test_a_pipeline_runs_on_the_shards_and_what_it_hides_can_be_resumed_over(
+def test_a_pipeline_runs_on_the_shards_and_hidden_events_are_skipped(
     spark: SparkSession, shop: Shop
 ) -> None:
     shop.insert(50)
@@ -92,7 +92,7 @@ def test_bad_options_fail_before_the_query_starts(spark: SparkSession, shop: Sho
         stream(spark, shop, collection="orders")
 
 
-def test_what_the_server_refuses_ends_the_query_with_its_words(
+def test_a_server_s_refusal_ends_the_query_with_its_message(
     spark: SparkSession, shop: Shop
 ) -> None:
     frame = stream(spark, shop, pipeline='[{"$group": {"_id": 1}}]')
@@ -100,7 +100,7 @@ def test_what_the_server_refuses_ends_the_query_with_its_words(
         rows_so_far(frame, "refused")
 
 
-def test_a_stopped_query_leaves_no_cursor_on_the_router(spark: SparkSession, shop: Shop) -> None:
+def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, shop: Shop) -> None:
     def open_cursors() -> int:
         metrics = shop.client.admin.command("serverStatus")["metrics"]
         return int(metrics["cursor"]["open"]["total"])
@@ -117,7 +117,7 @@ def test_a_stopped_query_leaves_no_cursor_on_the_router(spark: SparkSession, sho
         time.sleep(0.05)
 
 
-def test_sparks_own_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
+def test_spark_s_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
     lines = (
         spark.readStream.format("socket")
         .option("host", "127.0.0.1")

@@ -76,7 +76,7 @@ def tokens_in_batches(
 
 
 @pytest.mark.parametrize("collection", [{}, {"collection": "orders"}])
-def test_batches_of_any_size_hold_the_same_over_drops_and_renames(shop: Shop, collection) -> None:
+def test_batches_of_any_size_have_the_same_events(shop: Shop, collection) -> None:
     shop.insert(20)
     with shop.client.start_session() as session, session.start_transaction():
         numbers = range(500, 540)
@@ -112,7 +112,7 @@ def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop, read_fro
     assert len(batches) < 20
 
 
-def test_reports_of_others_are_dropped() -> None:
+def test_unauthorized_reports_are_dropped() -> None:
     inbox, other = ReportInbox(("127.0.0.1", 1)), ReportInbox(("127.0.0.1", 1))
     passage = Passage(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
     assert inbox.address is not None
@@ -125,9 +125,7 @@ def test_reports_of_others_are_dropped() -> None:
     other.close()
 
 
-def test_a_router_killed_and_started_again_is_only_a_pause(
-    cluster: TestCluster, shop: Shop
-) -> None:
+def test_a_killed_and_restarted_router_loses_no_event(cluster: TestCluster, shop: Shop) -> None:
     shop.insert(500)
     serve = ["--configdb", cluster.configdb]
     with RouterProcess([*serve, "--port", "0"]) as first:

@@ -58,7 +58,7 @@ async def test_ordered_inserts_stop_at_an_error_and_unordered_ones_do_not(driver
     assert reply["writeErrors"][0]["keyPattern"] == {"_id": 1}
 
 
-async def test_a_large_write_lets_others_run(driver: Driver) -> None:
+async def test_a_large_write_does_not_block_others(driver: Driver) -> None:
     documents = [{"_id": i} for i in range(1000)]
     writing = asyncio.create_task(driver.run({"insert": "c", "documents": documents}))
     seen = set()
@@ -86,7 +86,7 @@ async def test_updates_report_matches_changes_and_upserts(driver: Driver) -> Non
     assert isinstance(reply["upserted"][1]["_id"], ObjectId)
 
 
-async def test_unique_indexes_hold(driver: Driver) -> None:
+async def test_unique_indexes_are_enforced(driver: Driver) -> None:
     await driver.run({"insert": "c", "documents": [{"_id": 1, "x": 1}, {"_id": 2, "x": 2}]})
     index = {"key": {"x": 1}, "name": "x_1", "unique": True}
     reply = await driver.run({"createIndexes": "c", "indexes": [index]})
@@ -117,7 +117,7 @@ async def test_indexes_are_logged_one_by_one_on_an_empty_collection(driver: Driv
     assert await fails(driver, {"createIndexes": "c", "indexes": [clash]}) == 86
 
 
-async def test_definitions_are_logged_as_the_recorded_server_does(driver: Driver) -> None:
+async def test_definitions_are_logged_as_recorded(driver: Driver) -> None:
     await driver.run({"create": "ddl", "capped": False})
     uuid = driver.mongod.catalog.require("db.ddl").uuid
     validator = {"x": {"$exists": True}}
@@ -185,9 +185,7 @@ async def test_validators_are_enforced(driver: Driver) -> None:
     assert error["code"] == 121
 
 
-async def test_find_by_id_looks_at_nothing_else(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_find_by_id_does_not_scan(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     await driver.run({"insert": "c", "documents": [{"_id": i} for i in range(10)]})
     collection = driver.mongod.catalog.require("db.c")
     monkeypatch.setattr(collection, "documents", lambda: pytest.fail("a scan"))
@@ -248,7 +246,7 @@ async def test_bad_commands_get_mongodbs_codes(
     assert await fails(driver, command) == code
 
 
-async def test_listings_show_what_there_is(driver: Driver) -> None:
+async def test_listings_show_databases_collections_and_indexes(driver: Driver) -> None:
     await driver.run({"create": "c", "changeStreamPreAndPostImages": {"enabled": True}})
     [info] = (await driver.run({"listCollections": 1}))["cursor"]["firstBatch"]
     assert info["options"] == {"changeStreamPreAndPostImages": {"enabled": True}}
@@ -260,7 +258,7 @@ async def test_listings_show_what_there_is(driver: Driver) -> None:
     assert index["name"] == "_id_"
 
 
-async def test_notes_bring_the_oplog_past_a_cluster_time(driver: Driver) -> None:
+async def test_notes_advance_the_oplog_beyond_a_cluster_time(driver: Driver) -> None:
     mongod = driver.mongod
     wanted = Timestamp(mongod.clock.time.time, mongod.clock.time.inc + 100)
     note = {"appendOplogNote": 1, "maxClusterTime": wanted, "data": {"why": "nudge"}}
@@ -273,7 +271,7 @@ async def test_notes_bring_the_oplog_past_a_cluster_time(driver: Driver) -> None
     assert (reply["ok"], reply["code"], reply["codeName"]) == (0.0, 209, "StaleClusterTime")
 
 
-async def test_reads_after_a_cluster_time_reach_it(driver: Driver) -> None:
+async def test_reads_with_a_cluster_time_advance_to_it(driver: Driver) -> None:
     mongod = driver.mongod
     wanted = Timestamp(mongod.clock.time.time, mongod.clock.time.inc + 5)
     find = {"find": "c", "readConcern": {"level": "majority", "afterClusterTime": wanted}}
@@ -305,7 +303,7 @@ async def test_a_cluster_time_from_far_ahead_is_refused(driver: Driver) -> None:
     assert reply["code"] == 200
 
 
-async def test_migrations_are_marked_and_may_give_the_uuid(driver: Driver) -> None:
+async def test_migrations_are_marked_and_may_set_the_uuid(driver: Driver) -> None:
     uuid = driver.mongod.new_uuid()
     mover = Client(in_process=True, from_migrate=True)
     await driver.mongod.execute("db", {"create": "c", "uuid": uuid}, mover)
@@ -314,7 +312,7 @@ async def test_migrations_are_marked_and_may_give_the_uuid(driver: Driver) -> No
     assert [e["fromMigrate"] for e in driver.entries("c", "i")] == [True, True]
 
 
-async def test_pre_images_go_with_the_oplog() -> None:
+async def test_pre_images_are_removed_with_the_oplog() -> None:
     driver = Driver(Mongod("rs", oplog_size=8))
     await driver.run({"create": "c", "changeStreamPreAndPostImages": {"enabled": True}})
     await driver.run({"insert": "c", "documents": [{"_id": 1, "n": 0}]})
@@ -330,7 +328,7 @@ async def test_pre_images_go_with_the_oplog() -> None:
     assert mongod.find_one("db.c", uuid, {"_id": 1}) == {"_id": 1, "n": 21}
 
 
-async def test_the_config_server_says_so() -> None:
+async def test_the_config_server_identifies_itself() -> None:
     mongod = Mongod("cfg", "configsvr", noop_interval=0)
     await mongod.start()
     try:

@@ -15,7 +15,7 @@ INSERT = {"insert": "c", "documents": [{"_id": 1}]}
 WATCH = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 
-async def test_what_a_member_refuses_while_it_is_no_primary():
+async def test_a_secondary_refuses_writes_and_plain_reads():
     member = Mongod("rs")
     await member.start()
     client = Client()
@@ -37,7 +37,7 @@ async def test_what_a_member_refuses_while_it_is_no_primary():
     await member.stop()
 
 
-async def test_a_hello_that_waits_is_told_of_an_election():
+async def test_an_election_ends_a_waiting_hello():
     member = Mongod("rs")
     await member.start()
     first = await member.run_command("admin", dict(HELLO), Client())

@@ -85,7 +85,7 @@ values = st.recursive(
         (-math.inf, "1F0000000000000000"),
     ],
 )
-def test_known_keys(value, key):
+def test_known_keys_are_encoded_and_decoded(value, key):
     assert encode_key([value])[0].hex().upper() == key + "04"
 
 
@@ -100,7 +100,7 @@ def test_known_keys(value, key):
         ([1, "a", {"n": Decimal128("1.5")}], "82D807"),
     ],
 )
-def test_known_type_bits(value, bits):
+def test_known_type_bits_are_encoded(value, bits):
     assert encode_key(value)[1].hex().upper() == bits
 
 
@@ -109,7 +109,7 @@ def as_bson(value):
 
 
 @given(values)
-def test_values_come_back(value):
+def test_values_round_trip(value):
     key, bits = encode_key([value, 5])
     found, five = decode_key(key, bits)
     assert five == 5
@@ -118,7 +118,7 @@ def test_values_come_back(value):
 
 
 @given(st.lists(scalars, min_size=2, max_size=5))
-def test_keys_order_as_values(items):
+def test_keys_sort_as_values(items):
     by_value = sorted(items, key=sort_key)
     assert [sort_key(v) for v in sorted(items, key=lambda v: encode_key([v])[0])] == [
         sort_key(v) for v in by_value

@@ -17,7 +17,7 @@ def numbers(entries: object) -> list[int]:
     return [each["ts"].inc for each in entries]
 
 
-def test_entries_come_in_order_after_a_point() -> None:
+def test_entries_after_a_point_are_in_order() -> None:
     oplog = Oplog()
     for number in range(1, 6):
         oplog.append(entry(number))
@@ -28,7 +28,7 @@ def test_entries_come_in_order_after_a_point() -> None:
     assert oplog.at(Timestamp(2, 4)) is None
 
 
-def test_an_entry_that_is_not_newer_is_refused() -> None:
+def test_an_entry_must_be_newer_than_the_last() -> None:
     oplog = Oplog()
     oplog.append(entry(2))
     for number in (1, 2):
@@ -36,7 +36,7 @@ def test_an_entry_that_is_not_newer_is_refused() -> None:
             oplog.append(entry(number))
 
 
-def test_the_oldest_entries_go_and_the_oplog_says_so() -> None:
+def test_the_oldest_entries_are_removed_and_missed() -> None:
     oplog = Oplog(max_entries=16)
     for number in range(1, 101):
         oplog.append(entry(number))
@@ -46,7 +46,7 @@ def test_the_oldest_entries_go_and_the_oplog_says_so() -> None:
     assert oplog.truncated_through == Timestamp(1, oplog.first_ts.inc - 1)
 
 
-def test_bytes_are_bounded_too_but_one_entry_always_stays() -> None:
+def test_bytes_are_bounded_but_one_entry_is_always_kept() -> None:
     oplog = Oplog(max_bytes=10_000)
     for number in range(1, 51):
         oplog.append(entry(number, size=1_000))
@@ -55,7 +55,7 @@ def test_bytes_are_bounded_too_but_one_entry_always_stays() -> None:
     assert len(oplog) == 1
 
 
-def test_a_reader_goes_on_while_entries_come_and_go() -> None:
+def test_a_reader_continues_while_entries_are_added_and_removed() -> None:
     oplog = Oplog(max_entries=8)
     for number in range(1, 9):
         oplog.append(entry(number))
@@ -68,7 +68,7 @@ def test_a_reader_goes_on_while_entries_come_and_go() -> None:
     assert rest[-1] == 12
 
 
-async def test_waiting_ends_with_an_entry_or_with_the_time() -> None:
+async def test_waiting_ends_with_an_entry_or_a_timeout() -> None:
     oplog = Oplog()
     oplog.append(entry(1))
     assert await oplog.wait_beyond(Timestamp(1, 0), 10)
@@ -80,7 +80,7 @@ async def test_waiting_ends_with_an_entry_or_with_the_time() -> None:
     assert await asyncio.gather(*waiting[1:]) == [True, True]
 
 
-def test_the_clock_only_grows_and_follows_the_wall_and_others() -> None:
+def test_the_clock_only_grows_and_follows_wall_time_and_peers() -> None:
     wall = 100.0
     clock = LogicalClock(lambda: wall)
     seen = [clock.tick() for _ in range(3)]

@@ -82,12 +82,12 @@ numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, width=32)
 
 
 @given(left=numbers, right=numbers)
-def test_keys_of_numbers_are_equal_when_the_numbers_are(left: Any, right: Any) -> None:
+def test_keys_of_equal_numbers_are_equal(left: Any, right: Any) -> None:
     assert (id_key(left) == id_key(right)) == (left == right)
     assert id_key(left) == id_key(Int64(left) if isinstance(left, int) else left)
 
 
-def test_keys_tell_types_apart() -> None:
+def test_keys_distinguish_types() -> None:
     assert len({id_key(value) for value in (1, True, "1", b"1", {"a": 1}, None)}) == 6
 
 
@@ -114,7 +114,7 @@ def test_projections(fields: Any, expected: Any) -> None:
     assert project({"_id": 1, "a": 2, "b": {"c": 3, "d": 4}}, fields) == expected
 
 
-def test_pipelines_leave_their_input_alone() -> None:
+def test_pipelines_do_not_change_their_input() -> None:
     source = [{"_id": 1, "a": {"b": 1}}, {"_id": 2, "a": {"b": 2}}]
     found = aggregate(
         source,

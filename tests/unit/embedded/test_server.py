@@ -88,7 +88,7 @@ async def test_a_driver_works_on_it(member: Mongod, options: str) -> None:
         assert event["documentKey"] == {"_id": 2}
 
 
-async def test_types_come_back_as_they_went(member: Mongod) -> None:
+async def test_types_round_trip(member: Mongod) -> None:
     document = {
         "_id": bson.ObjectId(),
         "long": bson.Int64(1),
@@ -111,7 +111,7 @@ async def test_types_come_back_as_they_went(member: Mongod) -> None:
     wire.writer.close()
 
 
-async def test_the_first_hello_may_be_an_op_query(member: Mongod) -> None:
+async def test_a_first_hello_in_an_op_query_is_answered(member: Mongod) -> None:
     wire = await Wire.to(member)
     query = bson.encode({"isMaster": 1, "helloOk": True})
     await wire.send(build_op_query("admin.$cmd", query, request_id=5))
@@ -172,7 +172,7 @@ async def test_unacknowledged_writes_get_no_reply(member: Mongod) -> None:
     ],
     ids=["short", "huge", "empty", "opcode", "not BSON", "no $db", "flags"],
 )
-async def test_who_breaks_the_protocol_is_cut_off_and_others_go_on(
+async def test_a_protocol_violation_closes_only_its_connection(
     member: Mongod, frame: bytes
 ) -> None:
     bad, good = await Wire.to(member), await Wire.to(member)
@@ -183,7 +183,7 @@ async def test_who_breaks_the_protocol_is_cut_off_and_others_go_on(
         wire.writer.close()
 
 
-async def test_a_fault_of_a_command_is_an_error_reply(
+async def test_an_internal_error_is_an_error_reply(
     member: Mongod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:
@@ -196,7 +196,7 @@ async def test_a_fault_of_a_command_is_an_error_reply(
     wire.writer.close()
 
 
-async def test_a_client_that_leaves_takes_its_waiting_get_more_along(member: Mongod) -> None:
+async def test_a_disconnect_ends_a_waiting_get_more(member: Mongod) -> None:
     wire = await Wire.to(member)
     watch = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}, "$db": "db"}
     cursor = (await wire.ask(watch))["cursor"]["id"]

@@ -106,7 +106,7 @@ async def test_a_plain_write_waits_no_longer_than_its_max_time() -> None:
     assert caught.value.code == 50
 
 
-async def test_an_abort_leaves_nothing() -> None:
+async def test_an_abort_leaves_no_changes() -> None:
     one, _ = await seeded()
     before = one.mongod.oplog.last_ts
     await one.start()
@@ -131,7 +131,7 @@ async def test_duplicates_are_found_in_and_outside_the_transaction() -> None:
             await one.commit()
 
 
-async def test_unique_keys_of_open_transactions_are_taken() -> None:
+async def test_unique_keys_of_open_transactions_are_reserved() -> None:
     one, other = await seeded()
     index = {"key": {"x": 1}, "name": "x_1", "unique": True, "sparse": True}
     await one.run({"createIndexes": "c", "indexes": [index]})
@@ -148,7 +148,7 @@ async def test_unique_keys_of_open_transactions_are_taken() -> None:
     assert (await waiting)["writeErrors"][0]["code"] == 11000
 
 
-async def test_counting_is_no_part_of_a_transaction() -> None:
+async def test_count_is_refused_in_a_transaction() -> None:
     one, _ = await seeded()
     await one.start()
     with pytest.raises(CommandError) as caught:
@@ -156,7 +156,7 @@ async def test_counting_is_no_part_of_a_transaction() -> None:
     assert caught.value.code == 263
 
 
-async def test_committing_twice_is_fine_and_unknown_numbers_are_not() -> None:
+async def test_a_second_commit_succeeds_and_an_unknown_number_fails() -> None:
     one, _ = await seeded()
     await one.start()
     await one.within(insert({"_id": 3}))
@@ -238,7 +238,7 @@ async def test_the_open_transaction_expires(monkeypatch: pytest.MonkeyPatch) -> 
     assert (await other.run(set_field(1, n=2)))["nModified"] == 1
 
 
-async def test_retried_writes_are_made_once() -> None:
+async def test_retried_writes_are_applied_once() -> None:
     one, _ = await seeded()
     for _ in range(2):
         reply = await one.retryable(insert({"_id": 5}, {"_id": 6}), 10)
@@ -260,7 +260,7 @@ async def test_retried_writes_are_made_once() -> None:
     assert caught.value.code == 225
 
 
-async def test_pre_images_of_transactions_are_found_by_place() -> None:
+async def test_pre_images_of_transactions_are_found_by_position() -> None:
     one = Driver()
     await one.run({"create": "c", "changeStreamPreAndPostImages": {"enabled": True}})
     await one.run(insert({"_id": 1, "n": 0}, {"_id": 2, "n": 0}))

@@ -61,7 +61,7 @@ def diff(document: dict, specification: Any, condition: Any = None, filters: Any
         ),
     ],
 )
-def test_the_diff_says_what_the_update_did(specification: Any, expected: Any) -> None:
+def test_the_diff_describes_the_update(specification: Any, expected: Any) -> None:
     found = diff(ORDER, specification)
     assert found == expected
     assert list(found) == list(expected)
@@ -91,7 +91,7 @@ def test_a_replacement_keeps_the_id_in_front_and_is_logged_whole() -> None:
 @pytest.mark.parametrize(
     "specification", [{"$set": {"n": 1}}, {"$unset": {"gone": 1}}, [{"$set": {"n": 1}}], ORDER]
 )
-def test_nothing_changed_logs_nothing(specification: Any) -> None:
+def test_an_update_without_effect_logs_nothing(specification: Any) -> None:
     assert update(ORDER, specification).o is None
 
 

@@ -22,7 +22,7 @@ sys.stdin.read()
 """
 
 
-def test_an_owner_that_is_killed_leaves_neither_servers_nor_files(
+def test_a_killed_owner_leaves_no_servers_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -43,7 +43,7 @@ def test_an_owner_that_is_killed_leaves_neither_servers_nor_files(
     assert not _runs(int(server))
 
 
-def test_a_folder_without_owner_is_removed_and_one_in_use_is_not(
+def test_only_folders_without_owner_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.server_folder._home", lambda: tmp_path)

@@ -23,7 +23,7 @@ def test_the_collector_runs_less_often():
     assert gc.get_freeze_count() > 0
 
 
-def test_malloc_takes_the_settings():
+def test_malloc_accepts_the_settings():
     # In a separate process, since the settings cannot be undone.
     code = "from shard_client.allocation import keep_freed_memory as k; print(k(), k(1 << 29))"
     command = [sys.executable, "-c", code]
@@ -31,6 +31,6 @@ def test_malloc_takes_the_settings():
     assert output.split() == [str(platform.libc_ver()[0] == "glibc")] * 2
 
 
-def test_where_there_is_no_mallopt_nothing_happens(monkeypatch):
+def test_without_mallopt_the_settings_are_skipped(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     assert keep_freed_memory() is False

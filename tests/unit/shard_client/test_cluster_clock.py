@@ -14,14 +14,14 @@ def gossip(time: Timestamp) -> dict[str, object]:
     return {"clusterTime": time, "signature": {"hash": b"h" * 20, "keyId": Int64(7)}}
 
 
-def test_nothing_is_known_at_first():
+def test_the_clock_starts_without_a_time():
     clock = ClusterClock()
     clock.advance(None)
     assert (clock.time, clock.raw, clock.document) == (None, None, None)
 
 
 @given(st.lists(st.tuples(ticks, st.booleans()), min_size=1))
-def test_the_newest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, bool]]):
+def test_the_latest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, bool]]):
     clock = ClusterClock()
     for time, raw in seen:
         clock.advance(bson.encode(gossip(time)) if raw else gossip(time))
@@ -30,13 +30,13 @@ def test_the_newest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, 
     assert clock.document == gossip(newest)
 
 
-def test_fields_in_another_order_are_understood():
+def test_fields_in_another_order_are_accepted():
     clock = ClusterClock()
     clock.advance({"signature": {}, "clusterTime": Timestamp(5, 6)})
     assert clock.time == Timestamp(5, 6)
 
 
-def test_what_holds_no_time_is_ignored():
+def test_replies_without_a_time_are_ignored():
     clock = ClusterClock()
     clock.advance({"clusterTime": "yesterday"})
     assert clock.time is None
@@ -61,7 +61,7 @@ def test_a_time_far_ahead_of_the_wall_clock_is_ignored():
 
 
 @given(ticks)
-def test_the_next_tick_is_the_next(time: Timestamp):
+def test_the_next_tick_follows_the_time(time: Timestamp):
     if (time.time, time.inc) != (2**32 - 1, 2**32 - 1):
         following = next_tick(time)
         assert following.as_datetime() >= time.as_datetime()

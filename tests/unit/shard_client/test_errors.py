@@ -7,7 +7,7 @@ from shard_client.errors import CommandError
 
 
 @pytest.mark.parametrize("code", sorted(NOT_PRIMARY_CODES))
-def test_a_member_s_change_of_state_is_not_the_router_s(code: int) -> None:
+def test_a_member_s_state_change_is_reported_as_host_unreachable(code: int) -> None:
     error = CommandError(code, "not master and node is recovering", labels=("Kept",))
     told = error.without_state_change().to_reply()
     assert (told["code"], told["codeName"]) == (6, "HostUnreachable")
@@ -15,6 +15,6 @@ def test_a_member_s_change_of_state_is_not_the_router_s(code: int) -> None:
     assert told["errorLabels"] == ["Kept"]
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     error = CommandError(286, "not master")
     assert error.without_state_change() is error

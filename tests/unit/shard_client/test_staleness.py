@@ -31,7 +31,9 @@ def member(role: str, written: float | None, seen: float | None = 1000.0) -> Mem
         ({}, set()),
     ],
 )
-def test_ninety_seconds_and_no_more(members: Mapping[Address, Member], fresh: set[Address]):
+def test_only_members_within_the_limit_are_fresh(
+    members: Mapping[Address, Member], fresh: set[Address]
+):
     assert fresh_enough(members, 90.0).keys() == fresh
 
 
@@ -50,7 +52,7 @@ def test_a_stale_member_is_not_chosen(mode: str):
     assert A in {unbounded.choose(members) for _ in range(200)}
 
 
-def test_where_all_secondaries_are_stale_there_is_none_or_the_primary():
+def test_with_only_stale_secondaries_the_primary_or_none_is_chosen():
     members = {P: member("primary", 5000), A: member("secondary", 1000)}
     bound = {"maxStalenessSeconds": 90}
     assert ReadPreference.of({"mode": "secondary", **bound}).choose(members) is None

@@ -68,7 +68,7 @@ async def test_closing_ends_a_waiting_get_more():
         (("db", "a"), {"dropDatabase": 1}, False),
     ],
 )
-async def test_what_invalidates_which_stream(on, command, ends):
+async def test_streams_are_invalidated_by_their_namespace_s_changes(on, command, ends):
     host = HandmadeHost()
     host.command("db", command, ui=UUID_A)
     host.insert("db.a", {"_id": 1})
@@ -81,7 +81,7 @@ async def test_what_invalidates_which_stream(on, command, ends):
         assert dict(invalidate["_id"]) == token.of_invalidate().document() == batch.pbrt
 
 
-async def test_a_full_batch_puts_the_end_off_to_the_next():
+async def test_a_full_batch_defers_the_end_to_the_next():
     host = HandmadeHost()
     host.drop("db", "a")
     cursor = host.watch(on=("db", "a"))
@@ -91,7 +91,7 @@ async def test_a_full_batch_puts_the_end_off_to_the_next():
     assert last == ([], batch.pbrt, True, True)
 
 
-async def test_a_pipeline_may_hide_the_invalidate_but_not_the_end():
+async def test_a_filtered_invalidate_still_ends_the_stream():
     host = HandmadeHost()
     host.drop("db", "a")
     cursor = host.watch({"$match": {"operationType": "insert"}}, on=("db", "a"))
@@ -100,7 +100,7 @@ async def test_a_pipeline_may_hide_the_invalidate_but_not_the_end():
     assert ResumeToken.parse(batch.pbrt).from_invalidate
 
 
-async def test_the_end_promises_the_invalidate_also_when_a_pipeline_hides_it():
+async def test_the_end_promises_a_filtered_invalidate():
     host = HandmadeHost()
     host.drop("db", "a")
     cursor = host.watch({"$match": {"operationType": "drop"}}, on=("db", "a"))
@@ -111,7 +111,7 @@ async def test_the_end_promises_the_invalidate_also_when_a_pipeline_hides_it():
     assert end.pbrt["_data"] > drop["_id"]["_data"]
 
 
-async def test_start_after_an_invalidate_swallows_only_that_one():
+async def test_start_after_an_invalidate_skips_only_that_one():
     host = HandmadeHost()
     host.drop("db", "a")
     first = await host.watch(on=("db", "a")).next_batch(None, 0)
@@ -122,7 +122,7 @@ async def test_start_after_an_invalidate_swallows_only_that_one():
     assert again.invalidated
 
 
-async def test_history_that_is_gone():
+async def test_lost_history_is_an_error():
     host = HandmadeHost(max_entries=8)
     early = host.watch()
     assert (await early.next_batch(None, 0)).events == []
@@ -167,7 +167,7 @@ async def test_images_of_updates():
     assert 'event: {operationType: "update", ns: {db: "db", coll: "a"}' in missing.value.message
 
 
-async def test_images_in_a_transaction_go_by_place():
+async def test_images_in_a_transaction_are_found_by_position():
     host = HandmadeHost()
     change = {"$v": 2, "diff": {"u": {"n": 2}}}
     update = {"op": "u", "ns": "db.a", "ui": UUID_A, "o": change, "o2": {"_id": 1}}
@@ -177,7 +177,7 @@ async def test_images_in_a_transaction_go_by_place():
     assert dict(batch.events[1]["fullDocumentBeforeChange"]) == {"_id": 1, "n": 1}
 
 
-async def test_an_event_that_nobody_wants_needs_no_image():
+async def test_a_filtered_event_needs_no_image():
     host = HandmadeHost()
     host.update("db.a", 1, {"u": {"n": 2}})
     host.insert("db.a", {"_id": 2})
@@ -236,7 +236,7 @@ def written(history, version):
 
 @settings(deadline=None, max_examples=60)
 @given(histories, st.sampled_from([1, 2]), st.integers(1, 4), st.data())
-async def test_before_and_after_any_promise_are_the_history(history, version, size, data):
+async def test_a_stream_can_be_cut_at_any_promise(history, version, size, data):
     """A stream resumed from any batch's promise returns the events after that batch."""
     host = written(history, version)
     whole = await host.watch().next_batch(None, 0)

@@ -76,7 +76,7 @@ async def test_a_token_of_version_1_keeps_its_version_up_to_its_own_time():
     assert [ResumeToken.parse(event["_id"]).version for event in events] == [2, 2]
 
 
-async def test_type_bits_tell_a_long_id_from_an_int():
+async def test_type_bits_distinguish_a_long_id_from_an_int():
     host = HandmadeHost()
     host.insert("db.a", {"_id": bson.Int64(1)})
     host.insert("db.a", {"_id": 1})
@@ -118,7 +118,7 @@ def test_arrays_and_ambiguous_paths():
 
 
 @pytest.mark.parametrize(("version", "present"), [(1, False), (2, True)])
-async def test_disambiguated_paths_come_with_newer_expanded_events(version, present):
+async def test_disambiguated_paths_are_in_newer_expanded_events(version, present):
     host = HandmadeHost(version)
     host.update("db.a", 1, {"u": {"n": 1}})
     [event] = await seen(host.watch(showExpandedEvents=True))
@@ -190,7 +190,7 @@ async def test_chained_and_prepared_transactions():
     assert [ResumeToken.parse(e["_id"]).txn_op_index for e in events] == [0, 1, 0]
 
 
-async def test_expanded_events_come_only_when_asked_for():
+async def test_expanded_events_are_shown_only_on_request():
     host = HandmadeHost()
     host.command("db", {"create": "a", "idIndex": {"v": 2}}, ui=UUID_A)
     host.command("db", {"createIndexes": "a", "v": 2, "key": {"x": 1}, "name": "x_1"}, ui=UUID_A)
@@ -219,7 +219,7 @@ async def test_expanded_events_come_only_when_asked_for():
     assert events[0]["collectionUUID"] == UUID_A
 
 
-async def test_a_stream_from_now_shows_nothing_older():
+async def test_a_stream_from_now_shows_no_older_events():
     host = HandmadeHost()
     host.insert("db.a", {"_id": 1})
     cursor = host.watch(since=None)

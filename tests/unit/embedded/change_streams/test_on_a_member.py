@@ -34,7 +34,7 @@ async def drained(driver, opened):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_what_commands_do_becomes_events(version):
+async def test_commands_make_events(version):
     driver = Driver(Mongod("rs", token_version=version))
     opened = await driver.run(watch(1, showExpandedEvents=True))
     assert list(opened["cursor"]) == ["firstBatch", "postBatchResumeToken", "id", "ns"]
@@ -111,7 +111,7 @@ async def test_truncated_arrays_come_from_pipeline_updates():
     }
 
 
-async def test_killing_a_cursor_that_waits():
+async def test_killing_a_waiting_cursor_ends_its_get_more():
     driver = Driver()
     opened = await driver.run(watch("c", size=0))
     number = opened["cursor"]["id"]
@@ -128,7 +128,7 @@ async def test_killing_a_cursor_that_waits():
     assert gone.value.code == 43
 
 
-async def test_a_lookup_goes_by_the_whole_document_key():
+async def test_a_lookup_uses_the_whole_document_key():
     driver = Driver()
     await driver.run({"insert": "c", "documents": [{"_id": 1, "region": "a"}]})
     uuid = driver.mongod.catalog.require("db.c").uuid

@@ -53,7 +53,7 @@ def test_a_transaction_is_refused():
     assert error.value.code == 263
 
 
-def test_config_is_open_to_those_who_ask_for_it():
+def test_config_can_be_watched_with_the_internal_option():
     stage = {"$changeStream": {"allowToRunOnConfigDB": True}}
     command = {"aggregate": "shards", "pipeline": [stage], "cursor": {}}
     assert opened("config", command).namespace == "config.shards"

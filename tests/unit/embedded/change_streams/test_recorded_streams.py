@@ -158,7 +158,7 @@ async def test_a_match_that_hides_the_resume_point_is_fatal():
     assert error.value.code == 280
 
 
-async def test_start_after_an_invalidate_of_another_shard_swallows_one_invalidate():
+async def test_start_after_another_shard_s_invalidate_skips_one():
     talk = conversations()["coll-orders", "shard1"]
     host = RecordedHost("shard1")
     drop, invalidate = (bson.decode(raw) for raw in talk[-1].events[-2:])

@@ -39,7 +39,7 @@ def run(*stages):
         {"fullDocument.in": {"$elemMatch": {"a": 1, "b": 2}}},
     ],
 )
-def test_what_matches(condition):
+def test_matches_select_events(condition):
     assert run({"$match": condition}) == EVENT
     assert run({"$match": {"$nor": [condition]}}) is None
 
@@ -116,6 +116,6 @@ def test_variables_of_the_command():
         {"$replaceRoot": {}},
     ],
 )
-def test_stages_that_cannot_be_read(stage):
+def test_malformed_stages_are_refused(stage):
     with pytest.raises(CommandError):
         UserStages([stage])

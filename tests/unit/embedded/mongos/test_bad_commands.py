@@ -68,6 +68,6 @@ async def send_all(sent: list[tuple[str, Any, dict[str, Any]]]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(commands, min_size=1, max_size=12))
-def test_always_an_answer(sent: list[tuple[str, Any, dict[str, Any]]]) -> None:
+def test_every_command_gets_an_answer(sent: list[tuple[str, Any, dict[str, Any]]]) -> None:
     with capture_logs():  # internal failures are logged with a traceback, which takes a while
         asyncio.run(send_all(sent))

@@ -14,7 +14,7 @@ def named(name: str | None) -> Any:
 
 
 @given(st.lists(st.sampled_from(["a", "b", None])))
-def test_ordered_batches_keep_order_and_stay_on_one_shard(owners: list[str | None]) -> None:
+def test_ordered_batches_keep_order_with_one_shard_each(owners: list[str | None]) -> None:
     batches = list(ordered_batches(map(named, owners)))
     assert [at for _, positions in batches for at in positions] == list(range(len(owners)))
     for owner, positions in batches:
@@ -23,14 +23,14 @@ def test_ordered_batches_keep_order_and_stay_on_one_shard(owners: list[str | Non
 
 
 @given(st.lists(st.sampled_from(["a", "b", None])))
-def test_unordered_batches_leave_out_the_homeless(owners: list[str | None]) -> None:
+def test_unordered_batches_omit_writes_without_a_target(owners: list[str | None]) -> None:
     groups = cast(Any, unordered_batches(map(named, owners)))
     for owner, positions in groups.items():
         assert positions == [at for at, name in enumerate(owners) if name == owner]
     assert sum(map(len, groups.values())) == sum(owner is not None for owner in owners)
 
 
-def test_replies_are_put_together_in_the_clients_positions() -> None:
+def test_replies_are_combined_with_the_client_s_indexes() -> None:
     result = BulkResult()
     result.add({"n": 2, "nModified": 1, "upserted": [{"index": 1, "_id": "x"}]}, [5, 7])
     result.add({"n": 1, "nModified": 1, "writeErrors": [{"index": 0, "code": 1}]}, [2])

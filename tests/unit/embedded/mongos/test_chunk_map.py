@@ -49,7 +49,7 @@ def targets(chunks: ChunkMap, filter_: dict[str, Any]) -> set[str]:
         ({"_id": 1, "region": MaxKey()}, "s2"),
     ],
 )
-def test_document_goes_to_owner_in_bson_order(
+def test_a_document_is_owned_by_bson_order(
     regions: ChunkMap, document: dict[str, Any], owner: str
 ) -> None:
     assert regions.owner_of_document(document) == owner

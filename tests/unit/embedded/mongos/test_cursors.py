@@ -11,7 +11,7 @@ from shard_client.errors import CommandError
 DOCUMENTS = [{"_id": i} for i in range(250)]
 
 
-async def test_batches_until_the_end() -> None:
+async def test_a_cursor_returns_batches_until_the_end() -> None:
     table = CursorTable(Random(1))
     reply = table.open("a.b", DOCUMENTS, batch_size=None, session=None)
     got = list(reply["cursor"]["firstBatch"])
@@ -58,7 +58,7 @@ async def test_cursors_end_when_idle_killed_or_with_their_session() -> None:
     assert caught.value.code == 43
 
 
-async def test_other_namespaces_cursor_is_refused() -> None:
+async def test_a_cursor_of_another_namespace_is_refused() -> None:
     table = CursorTable(Random(1))
     cursor_id = table.open("a.b", DOCUMENTS, batch_size=1, session=None)["cursor"]["id"]
     with pytest.raises(CommandError) as caught:

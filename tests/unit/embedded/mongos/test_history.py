@@ -230,7 +230,7 @@ def test_events_replayed_in_token_order_give_the_collection(
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(steps, max_size=12), min_size=2, max_size=4))
-def test_applications_do_not_get_in_each_others_way(
+def test_concurrent_applications_do_not_interfere(
     histories: list[list[tuple[Any, ...]]],
 ) -> None:
     asyncio.run(check(histories))

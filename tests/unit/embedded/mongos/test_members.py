@@ -10,7 +10,7 @@ def member(name: str, gossip: ClusterTime) -> Member:
     return Member(name, Mongod(name, "shardsvr", wall=lambda: 1000.0), gossip)
 
 
-async def test_a_no_op_that_was_due_before_does_not_part_them() -> None:
+async def test_a_pending_no_op_does_not_separate_their_times() -> None:
     gossip = ClusterTime()
     members = [member(f"shard{number}", gossip) for number in range(3)]
     for each in members:

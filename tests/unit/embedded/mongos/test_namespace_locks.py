@@ -13,7 +13,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_exclusive_waits_for_all_shared_holders_and_holds_back_new_ones() -> None:
+async def test_exclusive_waits_for_shared_holders_and_delays_new_ones() -> None:
     locks = NamespaceLocks()
     order: list[str] = []
     await locks.acquire_shared("a.b")
@@ -57,7 +57,7 @@ async def test_waiting_is_bounded() -> None:
             await locks.acquire_shared("a.b")
 
 
-async def test_cancelled_waiter_leaves_no_trace() -> None:
+async def test_a_cancelled_waiter_leaves_no_lock() -> None:
     locks = NamespaceLocks()
     await locks.acquire_shared("a.b")
 

@@ -89,7 +89,7 @@ def test_delete_and_find_and_modify(orders: ShardedCollection) -> None:
         ({"whole": "document"}, True),
     ],
 )
-def test_which_updates_may_change_the_key(
+def test_only_some_updates_may_change_the_key(
     orders: ShardedCollection, update: Any, may: bool
 ) -> None:
     assert may_change_key(orders, update) is may

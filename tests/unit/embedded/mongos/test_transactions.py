@@ -83,7 +83,7 @@ async def test_one_shard_commits_without_preparing(cluster: EmbeddedCluster) -> 
     assert entries(cluster, "shard1", before) == []
 
 
-async def test_abort_leaves_nothing(cluster: EmbeddedCluster) -> None:
+async def test_an_abort_leaves_no_changes(cluster: EmbeddedCluster) -> None:
     before = now(cluster)
     await statement(cluster, 1, insert(1, 11, 21), first=True)
     await end(cluster, 1, "abortTransaction")
@@ -102,7 +102,7 @@ async def test_next_transaction_of_the_session_aborts_an_open_one(
     assert (await statement(cluster, 1, insert(2)))["code"] == 225
 
 
-async def test_statement_of_no_transaction(cluster: EmbeddedCluster) -> None:
+async def test_a_statement_without_a_transaction_is_refused(cluster: EmbeddedCluster) -> None:
     reply = await statement(cluster, 7, insert(1))
     assert reply["code"] == 251
     assert reply["errorLabels"] == ["TransientTransactionError"]
@@ -126,7 +126,7 @@ async def test_unordered_inserts_have_equal_times_on_different_shards(
     assert len(times[0]) == 2
 
 
-async def test_retried_write_is_made_once(cluster: EmbeddedCluster) -> None:
+async def test_a_retried_write_is_applied_once(cluster: EmbeddedCluster) -> None:
     command = {**insert(1, 11, 21), "lsid": LSID, "txnNumber": 1}
     assert (await run(cluster, "a", command))["n"] == 3
     assert (await run(cluster, "a", command))["n"] == 3
@@ -134,7 +134,9 @@ async def test_retried_write_is_made_once(cluster: EmbeddedCluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update", "findAndModify"])
-async def test_retried_shard_key_change_is_made_once(cluster: EmbeddedCluster, kind: str) -> None:
+async def test_a_retried_shard_key_change_is_applied_once(
+    cluster: EmbeddedCluster, kind: str
+) -> None:
     await run(cluster, "admin", {"shardCollection": "a.k", "key": {"k": 1}})
     await run(cluster, "admin", {"split": "a.k", "middle": {"k": 10}})
     await run(cluster, "admin", {"moveChunk": "a.k", "find": {"k": 10}, "to": "shard1"})
@@ -158,7 +160,7 @@ async def test_retried_shard_key_change_is_made_once(cluster: EmbeddedCluster, k
     assert len(commits) == 1
 
 
-async def test_shard_key_change_stands_alone_in_its_command(cluster: EmbeddedCluster) -> None:
+async def test_a_shard_key_change_must_be_alone_in_its_command(cluster: EmbeddedCluster) -> None:
     await run(cluster, "admin", {"shardCollection": "a.k", "key": {"k": 1}})
     await run(cluster, "admin", {"split": "a.k", "middle": {"k": 10}})
     await run(cluster, "admin", {"moveChunk": "a.k", "find": {"k": 10}, "to": "shard1"})

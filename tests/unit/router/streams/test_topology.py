@@ -31,7 +31,9 @@ BLOCK = 70_000
 """The size of an event that fills one block of the log."""
 
 
-def tell(cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = "") -> None:
+def change_shards(
+    cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = ""
+) -> None:
     """Change config.shards at ``second`` and write the event to its change stream."""
     shards = [each for each in cluster.config.documents["shards"] if each["_id"] != shard]
     cluster.config.documents["shards"] = shards
@@ -101,7 +103,7 @@ async def test_a_shard_added_during_an_opening_is_included(cluster: ScriptedClus
     opening = asyncio.create_task(registry.open(stream(), OWNER))
     await until(lambda: slow.commands["aggregate"] == 1)
     new = await extra(cluster, "rs9")
-    tell(cluster, 105, "insert", "s9", new.host)
+    change_shards(cluster, 105, "insert", "s9", new.host)
     new.insert(106, 1)
     slow.insert(107, 2)
     cluster.noop(110)
@@ -117,7 +119,7 @@ async def test_a_shard_added_while_the_config_server_is_down_is_included(cluster
     port = cluster.config.port
     await cluster.config.stop()
     new = await extra(cluster, "rs9")
-    tell(cluster, 105, "insert", "s9", new.host)
+    change_shards(cluster, 105, "insert", "s9", new.host)
     new.insert(106, 1)
     cluster.shards["s0"].insert(107, 2)
     cluster.noop(110)
@@ -128,7 +130,7 @@ async def test_a_shard_added_while_the_config_server_is_down_is_included(cluster
 
 async def test_a_shard_added_while_the_router_was_down_is_included(cluster: ScriptedCluster):
     """The stream starts before the shard joined; the shard is opened from the start as well."""
-    tell(cluster, 105, "insert", "s9", (new := await extra(cluster, "rs9")).host)
+    change_shards(cluster, 105, "insert", "s9", (new := await extra(cluster, "rs9")).host)
     cluster.shards["s0"].insert(104, 1)
     new.insert(106, 2)
     cluster.noop(110)
@@ -174,7 +176,7 @@ async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedC
 
 async def test_the_config_server_can_be_a_shard(cluster: ScriptedCluster):
     """Two remotes have the same target: one for its data, one for config.shards."""
-    tell(cluster, 98, "insert", "config", cluster.config.host)
+    change_shards(cluster, 98, "insert", "config", cluster.config.host)
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(None), OWNER)
     opened = [each["pipeline"][0]["$changeStream"] for each in cluster.config.opened]
@@ -194,10 +196,10 @@ async def test_the_config_server_can_be_a_shard(cluster: ScriptedCluster):
 async def test_the_config_server_can_join_as_a_shard_and_leave(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
-    tell(cluster, 105, "insert", "config", cluster.config.host)
+    change_shards(cluster, 105, "insert", "config", cluster.config.host)
     cluster.noop(106)
     await until(lambda: not remote(registry, "config", last=True).topology)
-    tell(cluster, 110, "delete", "config")
+    change_shards(cluster, 110, "delete", "config")
     cluster.shards["s0"].insert(111, 1)
     cluster.noop(112)
     found = await read_until(cursor, 2)
@@ -210,7 +212,7 @@ async def test_a_removed_shard_is_closed_at_once(cluster: ScriptedCluster):
     registry = cluster.registry(nudge=True, nudge_delay=0.001)
     cursor, _ = await registry.open(stream(), OWNER)
     gone = cluster.shards["s2"]
-    tell(cluster, 105, "delete", "s2")
+    change_shards(cluster, 105, "delete", "s2")
     await until(lambda: not gone.cursors)
     await gone.stop()
     cluster.shards["s0"].insert(111, 1)
@@ -225,11 +227,11 @@ async def test_a_removed_shard_can_return_under_its_name(cluster: ScriptedCluste
     cursor, _ = await registry.open(stream(), OWNER)
     old = cluster.shards["s2"]
     old.insert(104, 1)
-    tell(cluster, 105, "delete", "s2")
+    change_shards(cluster, 105, "delete", "s2")
     await until(lambda: not old.cursors)
     await old.stop()
     new = await extra(cluster, "rs2")
-    tell(cluster, 110, "insert", "s2", new.host)
+    change_shards(cluster, 110, "insert", "s2", new.host)
     new.insert(111, 2)
     for member in (cluster.config, cluster.shards["s0"], cluster.shards["s1"], new):
         member.noop(112)
@@ -246,7 +248,7 @@ async def test_a_shard_can_move_to_other_hosts(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [1]
     new = await extra(cluster, "rs1")
     new.entries = list(old.entries)
-    tell(cluster, 106, "update", "s1", new.host)
+    change_shards(cluster, 106, "update", "s1", new.host)
     await old.stop()
     new.insert(107, 2)
     cluster.noop(108)
@@ -318,7 +320,7 @@ async def test_a_shard_removed_during_an_opening_is_still_read(cluster: Scripted
     cluster.registry()
     router = cluster.clusters[0]
     shards = (await router.shards()).hosts
-    tell(cluster, 101, "delete", "s1")
+    change_shards(cluster, 101, "delete", "s1")
     await router.shards()
     connections: dict[str, Connection] = {}
     await connect_all(router, shards, PRIMARY, 2.0, connections)
@@ -343,7 +345,7 @@ async def test_a_shard_removed_while_a_slow_client_gets_own_remotes_is_read(
     reading = asyncio.ensure_future(read_until(slow, 4))
     await until(lambda: cluster.config.commands["find"] > asked)
     gone.insert(105, 5)
-    tell(cluster, 106, "delete", "s2")
+    change_shards(cluster, 106, "delete", "s2")
     cluster.noop(107)
     assert await reading == [101, 102, 103, 5]
     assert await read_until(fast, 1) == [5]

@@ -15,7 +15,7 @@ def test_full_batches_lead_to_the_target():
 
 
 @pytest.mark.parametrize("events", [1, 50, 100])
-def test_a_few_small_events_promise_nothing_of_those_to_come(events: int):
+def test_a_few_small_events_do_not_raise_the_batch_size(events: int):
     """A batch of large events after them must not exceed the budget."""
     size = BatchSize(1024 * KIB)
     first = size.current
@@ -24,7 +24,7 @@ def test_a_few_small_events_promise_nothing_of_those_to_come(events: int):
     assert size.current <= 2 * first
 
 
-def test_growth_takes_full_batches_and_doubles_at_most():
+def test_the_size_at_most_doubles_after_full_batches():
     size = BatchSize(1024 * KIB)
     for _ in range(5):
         before = size.current
@@ -32,7 +32,7 @@ def test_growth_takes_full_batches_and_doubles_at_most():
         assert before < size.current <= 2 * before
 
 
-def test_larger_events_count_at_once():
+def test_larger_events_reduce_the_size_at_once():
     size = BatchSize(1024 * KIB)
     for _ in range(10):
         size.arrived(size.current, size.current * 500)

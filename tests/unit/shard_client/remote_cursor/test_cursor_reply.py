@@ -51,7 +51,7 @@ def recorded_replies():
         yield reply, bson.decode(reply.raw)
 
 
-def test_whether_a_cursor_goes_on_is_seen_without_its_events():
+def test_the_cursor_id_is_found_without_parsing_events():
     seen = set()
     for reply, document in recorded_replies():
         goes_on = bool(document["ok"]) and document["cursor"]["id"] != 0
@@ -63,7 +63,7 @@ def test_whether_a_cursor_goes_on_is_seen_without_its_events():
     assert not leaves_open(reply.raw[:-5])
 
 
-def test_every_recorded_event_is_found_with_its_token():
+def test_every_recorded_event_is_parsed_with_its_token():
     count = 0
     for reply, document in recorded_replies():
         if not document["ok"]:
@@ -126,7 +126,7 @@ def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
     assert rebuilt > 80
 
 
-def test_recorded_errors_are_raised_as_they_are():
+def test_recorded_errors_are_raised_unchanged():
     errors = [(reply, document) for reply, document in recorded_replies() if not document["ok"]]
     for reply, document in errors:
         with pytest.raises(CommandError) as caught:
@@ -150,7 +150,7 @@ def test_events_are_found_without_scanning(events, batch_name):
 
 
 @given(st.lists(st.one_of(events_in_front, events_anywhere), max_size=5))
-def test_events_are_found_wherever_their_token_is(events):
+def test_events_are_found_with_their_token_at_any_position(events):
     batch = _slice(_reply(events))
     assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
     assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
@@ -158,7 +158,7 @@ def test_events_are_found_wherever_their_token_is(events):
 
 
 @given(st.lists(st.tuples(events_in_front, st.booleans()), min_size=1, max_size=12))
-def test_events_of_transactions_are_found_among_others_without_scanning(chosen):
+def test_events_of_transactions_are_found_without_scanning(chosen):
     front = {"txnNumber": bson.Int64(7), "lsid": {"id": b"x" * 16, "uid": b"y" * 32}}
     events = [{**front, **event} if in_transaction else event for event, in_transaction in chosen]
     with pytest.MonkeyPatch.context() as patch:
@@ -171,7 +171,7 @@ def test_events_of_transactions_are_found_among_others_without_scanning(chosen):
 
 
 @pytest.mark.parametrize("cut", range(1, 140, 3))
-def test_a_transactions_event_that_is_cut_off_is_refused(cut):
+def test_a_truncated_event_of_a_transaction_is_refused(cut):
     session = {"id": b"x" * 16, "uid": b"y" * 32}
     event = {"txnNumber": bson.Int64(7), "lsid": session, "_id": {"_data": "82AB"}}
     short = bytearray(_encode_in_order(event))[:-cut]
@@ -194,9 +194,7 @@ def test_a_transactions_event_that_is_cut_off_is_refused(cut):
     st.booleans(),
     st.booleans(),
 )
-def test_what_is_built_is_what_the_encoder_would_build(
-    events, batch_name, cursor_id, pbrt, gossips, knows_size
-):
+def test_built_replies_equal_encoded_ones(events, batch_name, cursor_id, pbrt, gossips, knows_size):
     parts = build_cursor_reply(
         batch_name,
         cursor_id=cursor_id,
@@ -217,7 +215,7 @@ def test_what_is_built_is_what_the_encoder_would_build(
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 99, 100, 101, 999, 1000, 1001, 10_001])
-def test_all_widths_of_array_indexes(count):
+def test_array_indexes_of_all_widths_are_built(count):
     events = [bson.encode({"_id": {"_data": f"82{n:08X}"}, "n": n}) for n in range(count)]
     parts = build_cursor_reply("nextBatch", cursor_id=1, namespace="d.c", events=events, pbrt=b"")
     body = b"".join(parts)
@@ -228,7 +226,7 @@ def test_all_widths_of_array_indexes(count):
     assert batch.size == sum(map(len, events))
 
 
-def test_an_array_whose_indexes_are_not_the_usual_ones():
+def test_an_array_with_unusual_indexes_is_parsed():
     event = bson.encode({"_id": {"_data": "82AB"}})
     array = b"\x03first\0" + event + b"\x03\0" + event
     array = (len(array) + 5).to_bytes(4, "little") + array + b"\0"
@@ -241,11 +239,11 @@ def test_an_array_whose_indexes_are_not_the_usual_ones():
 
 
 @pytest.mark.parametrize("ok", [1, 1.0, True, bson.Int64(1)])
-def test_any_form_of_ok(ok):
+def test_ok_may_have_any_numeric_type(ok):
     assert _slice({**_reply([]), "ok": ok}).cursor_id == 5
 
 
-def test_what_a_shard_adds_is_skipped():
+def test_a_shard_s_additional_fields_are_skipped():
     reply = _reply([], invalidated=True, partialResultsReturned=False)
     batch = _slice({**reply, "lastCommittedOpTime": Timestamp(1, 2)})
     assert batch == CursorBatch(5, [], b"", 0, invalidated=True, namespace="d.c")
@@ -270,12 +268,12 @@ def test_what_a_shard_adds_is_skipped():
         (_reply([{"_id": {"_data": ""}}]), "no _data"),
     ],
 )
-def test_replies_that_make_no_sense(reply, why):
+def test_malformed_replies_are_refused(reply, why):
     with pytest.raises(ProtocolError, match=why):
         _slice(reply)
 
 
-def test_a_token_longer_than_its_event():
+def test_a_token_longer_than_its_event_is_refused():
     body = bytearray(
         bson.encode(_reply([{"_id": {"_data": "82ABCDEF"}}, {"_id": {"_data": "83"}}]))
     )
@@ -291,14 +289,14 @@ def test_token_data(token, more):
     assert token_data(bson.encode({**more, **token})) == token["_data"].encode()
 
 
-def test_a_token_without_data():
+def test_a_token_without_data_is_refused():
     for token in ({}, {"_data": 1}, {"_data": ""}):
         with pytest.raises(ProtocolError, match="no _data"):
             token_data(bson.encode(token))
 
 
 @given(st.lists(events_in_front, min_size=1, max_size=5), st.data())
-def test_damaged_replies_raise_nothing_else_than_protocol_or_command_errors(events, data):
+def test_damaged_replies_raise_only_protocol_or_command_errors(events, data):
     body = bytearray(bson.encode(_reply(events)))
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -307,7 +305,7 @@ def test_damaged_replies_raise_nothing_else_than_protocol_or_command_errors(even
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_raise_nothing_else_than_protocol_error(data):
+def test_random_bytes_raise_only_protocol_errors(data):
     for function in (slice_cursor_reply, token_data):
         with suppress(ProtocolError):
             function(data)

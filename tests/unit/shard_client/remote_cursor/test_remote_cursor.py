@@ -130,7 +130,7 @@ def keys(*seconds: int) -> list[bytes]:
     return [event_token(Timestamp(second, 1)).encode() for second in seconds]
 
 
-async def test_batches_are_fetched_without_being_asked_for(member: ScriptedMember):
+async def test_batches_are_prefetched(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.start()
     member.insert(101)
@@ -145,7 +145,7 @@ async def test_batches_are_fetched_without_being_asked_for(member: ScriptedMembe
     assert not reader.failures
 
 
-async def test_a_paused_cursor_asks_for_nothing(member: ScriptedMember):
+async def test_a_paused_cursor_sends_no_get_more(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.pause()
     reader.cursor.start()
@@ -187,7 +187,7 @@ def every_reply_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("every_reply_is_large")
-async def test_more_is_asked_for_before_a_large_reply_is_looked_into(member: ScriptedMember):
+async def test_the_next_get_more_is_sent_before_a_large_reply_is_parsed(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.start()
     member.insert(101)
@@ -211,7 +211,7 @@ async def test_more_is_asked_for_before_a_large_reply_is_looked_into(member: Scr
 
 
 @pytest.mark.usefixtures("every_reply_is_large")
-async def test_the_last_reply_of_a_cursor_asks_for_no_more(member: ScriptedMember):
+async def test_no_get_more_follows_a_cursor_s_last_reply(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.start()
     await until(lambda: reader.batches)
@@ -225,7 +225,7 @@ async def test_the_last_reply_of_a_cursor_asks_for_no_more(member: ScriptedMembe
 
 
 @pytest.mark.usefixtures("every_reply_is_large")
-async def test_a_reply_that_cannot_be_split_ends_the_cursor_with_more_in_flight(
+async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ):
     reader = Reader(member)
@@ -254,7 +254,7 @@ async def test_a_paused_cursor_closes_at_once(member: ScriptedMember):
     assert not member.cursors
 
 
-async def test_events_come_once_over_cuts_at_any_time(member: ScriptedMember):
+async def test_events_arrive_once_despite_cuts(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.start()
     for second in range(101, 121):
@@ -269,7 +269,7 @@ async def test_events_come_once_over_cuts_at_any_time(member: ScriptedMember):
     assert not reader.failures
 
 
-async def test_a_member_that_hangs_is_left(member: ScriptedMember):
+async def test_a_hanging_member_is_abandoned(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.1))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] > 1)
@@ -281,7 +281,7 @@ async def test_a_member_that_hangs_is_left(member: ScriptedMember):
     await reader.cursor.close()
 
 
-async def test_a_member_that_takes_its_time_is_waited_for(member: ScriptedMember):
+async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.05))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] > 1)
@@ -294,7 +294,7 @@ async def test_a_member_that_takes_its_time_is_waited_for(member: ScriptedMember
     assert not member.cursors
 
 
-async def test_a_promise_is_seen_while_a_getmore_waits(member: ScriptedMember):
+async def test_a_promise_is_reported_while_a_getmore_waits(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -317,7 +317,7 @@ async def test_a_promise_is_seen_while_a_getmore_waits(member: ScriptedMember):
     assert not reader.suspected
 
 
-async def test_what_the_progress_cursor_sees_first_is_promised_when_it_has_come(
+async def test_a_promise_beyond_an_event_waits_for_the_event(
     member: ScriptedMember,
 ):
     """Its promise lies beyond an event that the first cursor has not returned yet."""
@@ -342,7 +342,7 @@ async def test_what_the_progress_cursor_sees_first_is_promised_when_it_has_come(
     assert not member.cursors
 
 
-async def test_a_progress_cursor_is_given_what_chance_lets_through(member: ScriptedMember):
+async def test_a_progress_cursor_ignores_random_filters(member: ScriptedMember):
     """A random filter passes different events each time, so the progress cursor omits it."""
     reader = Reader(
         member, replace(SETTINGS, await_time=20.0), stages=[{"$match": {"$sampleRate": 0.5}}]
@@ -390,7 +390,7 @@ async def test_a_promise_waits_for_all_fragments_of_an_event(member: ScriptedMem
     await reader.cursor.close()
 
 
-async def test_a_look_costs_what_it_takes_of_the_member(member: ScriptedMember):
+async def test_a_probe_s_cost_is_the_member_s_time(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -405,7 +405,7 @@ async def test_a_look_costs_what_it_takes_of_the_member(member: ScriptedMember):
     await reader.cursor.close()
 
 
-async def test_a_progress_cursor_that_nobody_needs_is_closed(member: ScriptedMember):
+async def test_an_unused_progress_cursor_is_closed(member: ScriptedMember):
     reader = Reader(member)
     with patch("shard_client.remote_cursor.progress_cursor._UNUSED", 0.05):
         reader.cursor.start()
@@ -419,7 +419,7 @@ async def test_a_progress_cursor_that_nobody_needs_is_closed(member: ScriptedMem
     assert not reader.failures
 
 
-async def test_a_member_that_is_left_is_suspected_and_the_stream_goes_on(member: ScriptedMember):
+async def test_an_abandoned_member_is_suspected_and_the_stream_continues(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     member.insert(101)
@@ -433,7 +433,7 @@ async def test_a_member_that_is_left_is_suspected_and_the_stream_goes_on(member:
     await reader.cursor.close()
 
 
-async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: ScriptedMember):
+async def test_a_first_cursor_that_is_behind_does_not_lower_the_promise(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=0.2))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -449,7 +449,7 @@ async def test_a_first_cursor_that_is_behind_takes_nothing_back(member: Scripted
     assert not member.cursors
 
 
-async def test_a_progress_cursor_that_fails_is_opened_again(member: ScriptedMember):
+async def test_a_failed_progress_cursor_is_reopened(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -468,7 +468,7 @@ async def test_a_progress_cursor_that_fails_is_opened_again(member: ScriptedMemb
     assert not member.cursors
 
 
-async def test_a_progress_cursor_that_was_cut_off_is_replaced_at_once(member: ScriptedMember):
+async def test_a_disconnected_progress_cursor_is_replaced_at_once(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -485,7 +485,7 @@ async def test_a_progress_cursor_that_was_cut_off_is_replaced_at_once(member: Sc
     assert not member.cursors
 
 
-async def test_a_progress_cursor_that_was_passed_by_is_replaced(member: ScriptedMember):
+async def test_a_progress_cursor_behind_the_first_is_replaced(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_time=20.0, batch_target_bytes=1000))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] == 1)
@@ -503,7 +503,7 @@ async def test_a_progress_cursor_that_was_passed_by_is_replaced(member: Scripted
     assert not member.cursors
 
 
-async def test_a_hopeless_failure_is_told_once(member: ScriptedMember):
+async def test_a_fatal_failure_is_reported_once(member: ScriptedMember):
     reader = Reader(member)
     member.fail("getMore", 280)
     reader.cursor.start()
@@ -512,7 +512,7 @@ async def test_a_hopeless_failure_is_told_once(member: ScriptedMember):
     assert [error.code for error in reader.failures] == [280]
 
 
-async def test_a_member_that_stays_away_is_given_up(member: ScriptedMember):
+async def test_a_member_that_stays_unreachable_fails_the_cursor(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, failure_timeout=0.2))
     reader.cursor.start()
     await until(lambda: reader.batches)
@@ -525,7 +525,7 @@ async def test_a_member_that_stays_away_is_given_up(member: ScriptedMember):
         await reader.cursor.close()
 
 
-async def test_the_time_for_which_it_was_paused_is_no_failure(member: ScriptedMember):
+async def test_paused_time_does_not_count_as_failure(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, failure_timeout=0.1))
     reader.cursor.start()
     await until(lambda: reader.batches)
@@ -542,9 +542,7 @@ async def test_the_time_for_which_it_was_paused_is_no_failure(member: ScriptedMe
 
 
 @pytest.mark.parametrize("code", [43, 202, 237, 10107])
-async def test_whatever_lasts_too_long_may_be_resumed_by_the_client(
-    member: ScriptedMember, code: int
-):
+async def test_a_lasting_failure_is_resumable_for_the_client(member: ScriptedMember, code: int):
     reader = Reader(member, replace(SETTINGS, failure_timeout=0.05))
     member.fail("getMore", code, times=1000)
     reader.cursor.start()
@@ -554,7 +552,7 @@ async def test_whatever_lasts_too_long_may_be_resumed_by_the_client(
     assert (failure.code, failure.labels) == (code, {RESUMABLE_LABEL})
 
 
-async def test_the_time_in_which_a_member_hung_counts(member: ScriptedMember):
+async def test_the_time_of_a_hang_counts_as_failure(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.1, failure_timeout=0.15))
     reader.cursor.start()
     await until(lambda: reader.batches)
@@ -591,7 +589,7 @@ async def cut_everywhere(member: ScriptedMember, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("eighth", range(8))
-async def test_a_connection_may_be_cut_at_any_byte(eighth: int):
+async def test_cuts_at_any_byte_lose_no_event(eighth: int):
     """The cut hits hello, opening and getMore replies alike."""
     member = await ScriptedMember("rs").start()
     member.noop(99)
@@ -600,7 +598,7 @@ async def test_a_connection_may_be_cut_at_any_byte(eighth: int):
     await member.stop()
 
 
-async def test_what_breaks_the_reader_is_a_failure_not_silence(member: ScriptedMember):
+async def test_an_internal_error_is_reported_as_a_failure(member: ScriptedMember):
     reader = Reader(member)
 
     def broken(_: CursorBatch) -> None:
@@ -614,14 +612,14 @@ async def test_what_breaks_the_reader_is_a_failure_not_silence(member: ScriptedM
     assert not member.cursors
 
 
-async def test_closing_before_the_start_and_twice(member: ScriptedMember):
+async def test_closing_works_before_the_start_and_twice(member: ScriptedMember):
     reader = Reader(member)
     await reader.cursor.close()
     await reader.cursor.close()
     assert member.commands.total() == 0
 
 
-async def test_a_long_outage_is_told_once_and_so_is_its_end(member: ScriptedMember):
+async def test_an_outage_and_its_end_are_logged_once(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, backoff_first=0.001, backoff_max=0.002))
     with structlog.testing.capture_logs() as lines:
         reader.cursor.start()

@@ -64,7 +64,7 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
         await replica_set.close()
 
 
-async def test_whoever_waits_learns_that_nobody_watches_any_more(member: ScriptedMember):
+async def test_waiting_ends_when_monitoring_stops(member: ScriptedMember):
     """A shard that has moved is looked up at its new address at once."""
     member.primary = False
     replica_set = motor("rs", seeds(member))
@@ -79,7 +79,7 @@ async def test_whoever_waits_learns_that_nobody_watches_any_more(member: Scripte
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_another_sets_member_is_not_taken(make: Factory, member: ScriptedMember):
+async def test_a_member_of_another_set_is_ignored(make: Factory, member: ScriptedMember):
     replica_set = make("other", seeds(member))
     try:
         with pytest.raises(CommandError):
@@ -104,7 +104,9 @@ async def test_waiting_ends_when_there_is_a_primary(make: Factory, member: Scrip
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_a_suspect_is_asked_before_it_is_named_again(make: Factory, member: ScriptedMember):
+async def test_a_suspect_is_checked_before_it_is_returned_again(
+    make: Factory, member: ScriptedMember
+):
     replica_set = make("rs", seeds(member))
     try:
         address = await replica_set.primary(5)
@@ -116,7 +118,7 @@ async def test_a_suspect_is_asked_before_it_is_named_again(make: Factory, member
         await replica_set.close()
 
 
-def test_host_strings():
+def test_host_strings_are_parsed():
     assert parse_hosts("rs/a:1,b:2") == ("rs", (("a", 1), ("b", 2)))
     assert host_string("rs", [("a", 1), ("::1", 2)]) == "rs/a:1,[::1]:2"
     for bad in ("a:1", "rs/", "/a:1", "rs/a:x"):
@@ -127,7 +129,7 @@ def test_host_strings():
 ONE, TWO, THREE = ("a", 1), ("b", 2), ("c", 3)
 
 
-def test_read_preferences():
+def test_members_match_the_read_preference():
     members = {ONE: Member("secondary"), TWO: Member("primary")}
     assert ReadPreference("primary").choose(members) == TWO
     assert ReadPreference("secondary").choose(members) == ONE
@@ -152,7 +154,7 @@ def test_read_preferences():
         ("secondaryPreferred", [{"dc": "north"}], TWO),
     ],
 )
-def test_tags(mode, tags, chosen):
+def test_members_match_the_tags(mode, tags, chosen):
     members = {
         ONE: Member("secondary", {"dc": "east"}),
         TWO: Member("primary", {"dc": "east", "use": "writes"}),
@@ -187,7 +189,7 @@ def test_any_member_within_the_latency_window_is_chosen(mode: str, near: set[Add
     )
 
 
-def test_a_member_that_was_not_measured_yet_counts_as_near():
+def test_an_unmeasured_member_counts_as_near():
     members = {ONE: Member("secondary"), TWO: Member("secondary", round_trip=0.5)}
     chance = Random(2)
     nearest = ReadPreference("nearest")
@@ -197,7 +199,7 @@ def test_a_member_that_was_not_measured_yet_counts_as_near():
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_a_secondary_tells_who_is_primary(make: Factory, member: ScriptedMember):
+async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: ScriptedMember):
     """A reply on any connection takes effect at once, without waiting for a heartbeat."""
     other = await ScriptedMember("rs", primary=False).start()
     both = [("127.0.0.1", each.port) for each in (member, other)]

@@ -11,7 +11,7 @@ from tests.unit.shard_client.bson_values import documents
 
 
 @given(documents)
-def test_the_fields_are_those_of_the_decoder_and_cover_the_document(document):
+def test_slices_are_the_decoder_s_fields_and_cover_the_document(document):
     raw = bson.encode(document)
     elements = list(iter_elements(raw))
     assert [element.name.decode() for element in elements] == list(bson.decode(raw))
@@ -30,7 +30,7 @@ def test_a_document_is_found_in_the_middle_of_a_buffer(document, before, after):
     assert shifted == list(iter_elements(raw))
 
 
-def test_find_gives_the_first_field_of_the_name():
+def test_find_returns_the_first_field_of_the_name():
     raw = bson.encode({"a": 1, "text": "grüße", "b": {"text": "inner"}})
     element = find(raw, b"text")
     assert element is not None
@@ -39,7 +39,7 @@ def test_find_gives_the_first_field_of_the_name():
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_raise_nothing_else_than_protocol_error(data):
+def test_random_bytes_raise_only_protocol_errors(data):
     try:
         validate(data)
         list(iter_elements(data))
@@ -48,7 +48,7 @@ def test_random_bytes_raise_nothing_else_than_protocol_error(data):
 
 
 @given(documents, st.data())
-def test_damaged_documents_raise_nothing_else_than_protocol_error(document, data):
+def test_damaged_documents_raise_only_protocol_errors(document, data):
     raw = bytearray(bson.encode(document))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -57,7 +57,7 @@ def test_damaged_documents_raise_nothing_else_than_protocol_error(document, data
 
 
 @given(documents, st.integers(1, 30))
-def test_a_document_that_is_cut_off_is_refused(document, missing):
+def test_a_truncated_document_is_refused(document, missing):
     raw = bson.encode(document)
     with pytest.raises(ProtocolError):
         validate(raw[: max(0, len(raw) - missing)])
@@ -91,7 +91,7 @@ def test_documents_nest_as_deep_as_servers_allow_and_no_deeper():
         (b"\x10ab", "does not end"),
     ],
 )
-def test_wrong_fields_are_named(field, why):
+def test_errors_name_the_wrong_field(field, why):
     raw = (len(field) + 5).to_bytes(4, "little") + field + b"\0"
     with pytest.raises(ProtocolError, match=why):
         validate(raw)

@@ -18,19 +18,19 @@ from shard_client.wire.compression import (
 IDS = [0, *map(compressor_id, AVAILABLE)]
 
 
-def test_all_three_compressors_work_here():
+def test_all_three_compressors_are_available():
     assert set(AVAILABLE) == {"snappy", "zlib", "zstd"}
 
 
 @pytest.mark.parametrize("compressor", IDS)
 @given(data=st.binary(max_size=2000))
-def test_what_was_compressed_comes_back(compressor, data):
+def test_compressed_data_round_trips(compressor, data):
     assert decompress(compressor, compress(compressor, data), len(data)) == data
 
 
 @pytest.mark.parametrize("compressor", IDS)
 @pytest.mark.parametrize("off_by", [-1, 1, -500, 500])
-def test_another_size_than_promised_is_refused(compressor, off_by):
+def test_a_size_other_than_declared_is_refused(compressor, off_by):
     data = b"abc" * 1000
     with pytest.raises(ProtocolError):
         decompress(compressor, compress(compressor, data), len(data) + off_by)
@@ -38,32 +38,32 @@ def test_another_size_than_promised_is_refused(compressor, off_by):
 
 @pytest.mark.parametrize("compressor", IDS)
 @given(data=st.binary(max_size=200), size=st.integers(0, 300))
-def test_random_bytes_raise_nothing_else_than_protocol_error(compressor, data, size):
+def test_random_bytes_raise_only_protocol_errors(compressor, data, size):
     with contextlib.suppress(ProtocolError):
         assert len(decompress(compressor, data, size)) == size
 
 
-def test_a_bomb_is_not_inflated_beyond_what_it_promised():
+def test_a_bomb_is_not_inflated_beyond_its_declared_size():
     bomb = zlib.compress(bytes(50_000_000))
     with pytest.raises(ProtocolError):
         decompress(compressor_id("zlib"), bomb, 1000)
 
 
 @pytest.mark.parametrize("compressor", [4, 77, 255])
-def test_unknown_compressors(compressor):
+def test_unknown_compressors_are_refused(compressor):
     with pytest.raises(ProtocolError, match="unknown compressor"):
         decompress(compressor, b"", 0)
     with pytest.raises(ValueError, match="no compressor"):
         compress(compressor, b"")
 
 
-def test_negotiation_keeps_the_clients_order_and_drops_what_is_not_known():
+def test_negotiation_keeps_the_client_s_order_and_drops_unknown_ones():
     assert negotiate(["zlib", "lz4", "snappy", 7]) == ["zlib", "snappy"]
     assert negotiate(["zlib", "snappy"], allowed=("snappy",)) == ["snappy"]
     assert negotiate([]) == []
 
 
-def test_without_cramjam_zlib_remains(monkeypatch):
+def test_zlib_works_without_cramjam(monkeypatch):
     monkeypatch.setattr(compression, "cramjam", None)
     assert decompress(2, compress(2, b"abc"), 3) == b"abc"
     with pytest.raises(ProtocolError, match="unknown compressor"):

@@ -88,7 +88,7 @@ async def silent(*_: Any) -> None:
     pass
 
 
-async def test_hello_tells_who_we_are():
+async def test_hello_sends_the_client_metadata():
     async with serving(echo) as (address, server):
         connection = await Connection.open(address, timeout=5, app_name="test")
         assert connection.hello["setName"] == "rs"
@@ -110,12 +110,12 @@ async def _commands_of_all_sizes() -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_commands_of_all_sizes_come_back_under_both_event_loops(run):
+def test_commands_of_all_sizes_are_answered_under_both_event_loops(run):
     run(_commands_of_all_sizes())
 
 
 @pytest.mark.parametrize("compressor", ["snappy", "zlib", "zstd"])
-async def test_compression_is_negotiated_and_spares_secrets(compressor):
+async def test_compression_is_negotiated_and_excludes_secrets(compressor):
     async with serving(echo) as (address, server):
         server.compressors = [compressor]
         connection = await Connection.open(
@@ -139,7 +139,7 @@ async def test_a_checksum_on_the_reply_is_checked_and_stripped():
         connection.abort()
 
 
-async def test_a_command_that_fails_leaves_the_connection_usable():
+async def test_a_failed_command_keeps_the_connection_usable():
     async def fail(stream, message, document):
         error = {"ok": 0.0, "errmsg": "no", "code": 43, "codeName": "CursorNotFound"}
         stream.write(reply_to(message, error))
@@ -182,7 +182,7 @@ async def test_a_cancelled_request_closes_the_connection():
         await server.streams[0].wait_closed()
 
 
-async def test_a_cut_connection_wakes_who_waits():
+async def test_a_cut_connection_wakes_the_waiting_task():
     async def cut(stream, message, document):
         stream.abort()
 
@@ -202,7 +202,7 @@ async def test_a_cut_connection_wakes_who_waits():
         build_msg(b"\x09\0\0\0\x02a\0\0\0", request_id=1, response_to=2),
     ],
 )
-async def test_nonsense_for_an_answer_closes_the_connection(answer):
+async def test_an_invalid_reply_closes_the_connection(answer):
     async def nonsense(stream, message, document):
         stream.write(answer)
 
@@ -213,14 +213,14 @@ async def test_nonsense_for_an_answer_closes_the_connection(answer):
         await server.streams[0].wait_closed()
 
 
-async def test_nobody_listens():
+async def test_a_port_without_listener_is_an_error():
     async with serving(silent) as (address, _):
         pass
     with pytest.raises(NetworkError, match="cannot connect"):
         await Connection.open(address, timeout=5)
 
 
-async def test_a_server_that_never_says_hello():
+async def test_a_server_without_a_hello_reply_times_out():
     async with serving(silent) as (address, server):
         server.serve = silent
         with pytest.raises(NetworkError, match="did not answer"):
@@ -228,13 +228,13 @@ async def test_a_server_that_never_says_hello():
         await server.streams[0].wait_closed()
 
 
-async def test_a_tls_server_that_is_not_one():
+async def test_a_server_without_tls_is_an_error():
     async with serving(silent) as (address, _):
         with pytest.raises(NetworkError):
             await Connection.open(address, timeout=0.5, tls=ssl.create_default_context())
 
 
-async def test_what_cannot_be_a_host():
+async def test_invalid_hosts_are_refused():
     with pytest.raises(NetworkError, match="cannot connect"):
         await Connection.open(("no..host", 1), timeout=2)
 
@@ -268,11 +268,11 @@ async def _commands_over_tls(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_commands_over_tls_under_both_event_loops(run, certificate):
+def test_commands_work_over_tls_under_both_event_loops(run, certificate):
     run(_commands_over_tls(certificate))
 
 
-async def test_exchange_forwards_and_yields_until_there_is_no_more():
+async def test_exchange_forwards_and_yields_all_replies():
     async def exhaust(stream, message, document):
         assert message.payload.flags == EXHAUST_ALLOWED
         for n in range(3):
@@ -289,7 +289,7 @@ async def test_exchange_forwards_and_yields_until_there_is_no_more():
         connection.abort()
 
 
-async def test_exchange_of_a_message_that_wants_no_reply():
+async def test_exchange_of_an_unacknowledged_message_yields_nothing():
     async with serving(echo) as (address, server):
         connection = await Connection.open(address, timeout=5)
         frame = build_msg(encode({"insert": 1, "$db": "db"}), request_id=1, flags=MORE_TO_COME)
@@ -299,7 +299,7 @@ async def test_exchange_of_a_message_that_wants_no_reply():
         connection.abort()
 
 
-async def test_exchange_that_is_left_early_closes_the_connection():
+async def test_an_abandoned_exchange_closes_the_connection():
     async def endless(stream, message, document):
         for _ in range(2):
             stream.write(reply_to(message, {"ok": 1.0}, MORE_TO_COME))
@@ -324,7 +324,7 @@ async def test_exchange_that_is_left_early_closes_the_connection():
         ("::1", ("::1", 27017)),
     ],
 )
-def test_addresses(text, address):
+def test_addresses_are_parsed(text, address):
     assert parse_address(text) == address
     assert parse_address(format_address(address)) == address
 
@@ -332,6 +332,6 @@ def test_addresses(text, address):
 @pytest.mark.parametrize(
     "text", ["", ":1", "a:", "a:x", "a:0", "a:65536", "[::1", "[::1]1", "[]:1"]
 )
-def test_what_is_no_address(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(ValueError, match="host and port"):
         parse_address(text)

@@ -45,7 +45,7 @@ async def ping(connection: Connection) -> None:
     await connection.command("admin", {"ping": 1}, timeout=TIME)
 
 
-async def test_a_connection_is_used_again(member: ScriptedMember, make: Make):
+async def test_a_connection_is_reused(member: ScriptedMember, make: Make):
     pool = make()
     first = await pool.take(at(member), TIME)
     await ping(first)
@@ -56,7 +56,7 @@ async def test_a_connection_is_used_again(member: ScriptedMember, make: Make):
     assert pool.counts == {at(member): PoolCounts(2, 0, 2)}
 
 
-async def test_one_with_a_request_in_flight_is_cut_not_kept(member: ScriptedMember, make: Make):
+async def test_a_connection_with_a_request_in_flight_is_cut(member: ScriptedMember, make: Make):
     pool = make()
     member.hang.add("ping")
     connection = await pool.take(at(member), TIME)
@@ -68,7 +68,7 @@ async def test_one_with_a_request_in_flight_is_cut_not_kept(member: ScriptedMemb
     assert await pool.take(at(member), TIME) is not connection
 
 
-async def test_one_that_was_cut_while_it_was_idle_is_replaced(member: ScriptedMember, make: Make):
+async def test_an_idle_connection_that_was_cut_is_replaced(member: ScriptedMember, make: Make):
     pool = make()
     idle = [await pool.take(at(member), TIME) for _ in range(3)]
     for each in idle:
@@ -79,7 +79,7 @@ async def test_one_that_was_cut_while_it_was_idle_is_replaced(member: ScriptedMe
     await ping(fresh)
 
 
-async def test_what_a_member_was_is_asked_anew(member: ScriptedMember, make: Make):
+async def test_a_reused_connection_checks_the_member_s_state(member: ScriptedMember, make: Make):
     """It was primary when the connection was made, and is a secondary when it is reused."""
     pool = make()
     pool.give_back(await pool.take(at(member), TIME))
@@ -92,7 +92,7 @@ async def test_what_a_member_was_is_asked_anew(member: ScriptedMember, make: Mak
     assert not fresh.hello["isWritablePrimary"]
 
 
-async def test_a_member_that_hangs_is_an_error_in_time(member: ScriptedMember, make: Make):
+async def test_a_hanging_member_is_an_error_in_time(member: ScriptedMember, make: Make):
     pool = make()
     idle = [await pool.take(at(member), TIME) for _ in range(2)]
     for each in idle:
@@ -103,7 +103,7 @@ async def test_a_member_that_hangs_is_an_error_in_time(member: ScriptedMember, m
     assert all(each.closed for each in idle), "the others hang as well"
 
 
-async def test_there_are_never_more_than_allowed(member: ScriptedMember, make: Make):
+async def test_the_number_of_connections_is_limited(member: ScriptedMember, make: Make):
     pool = make(most=3)
     taken = [await pool.take(at(member), TIME) for _ in range(3)]
     with pytest.raises(CommandError) as failure:
@@ -119,7 +119,7 @@ async def test_there_are_never_more_than_allowed(member: ScriptedMember, make: M
     assert len(member.writers) == 3
 
 
-async def test_a_turn_that_nobody_takes_goes_to_the_next(member: ScriptedMember, make: Make):
+async def test_a_cancelled_borrower_s_turn_goes_to_the_next(member: ScriptedMember, make: Make):
     pool = make(most=1)
     only = await pool.take(at(member), TIME)
     left, stayed = (asyncio.create_task(pool.take(at(member), TIME)) for _ in range(2))
@@ -129,7 +129,7 @@ async def test_a_turn_that_nobody_takes_goes_to_the_next(member: ScriptedMember,
     assert await stayed is only
 
 
-async def test_few_borrow_at_a_time(member: ScriptedMember, make: Make):
+async def test_the_number_of_brief_borrowers_is_limited(member: ScriptedMember, make: Make):
     pool = make(most_brief=2)
     most = 0
 
@@ -150,9 +150,7 @@ async def test_few_borrow_at_a_time(member: ScriptedMember, make: Make):
                 pass
 
 
-async def test_a_borrowed_one_that_breaks_takes_the_idle_ones_along(
-    member: ScriptedMember, make: Make
-):
+async def test_a_broken_connection_closes_the_idle_ones(member: ScriptedMember, make: Make):
     pool = make()
     idle = [await pool.take(at(member), TIME) for _ in range(2)]
     for each in idle:
@@ -168,7 +166,7 @@ async def test_a_borrowed_one_that_breaks_takes_the_idle_ones_along(
     await until(lambda: pool.counts[at(member)] == PoolCounts(0, 0, 2))
 
 
-async def test_idle_ones_are_closed_after_a_while_the_surplus_sooner(
+async def test_idle_connections_are_closed_after_a_while_surplus_ones_sooner(
     member: ScriptedMember, make: Make
 ):
     pool = make(most_idle=2, surplus_time=0.05, idle_time=0.4)
@@ -181,7 +179,7 @@ async def test_idle_ones_are_closed_after_a_while_the_surplus_sooner(
     await until(lambda: not member.writers)
 
 
-async def test_after_the_end_nothing_is_kept(member: ScriptedMember, make: Make):
+async def test_a_closed_pool_keeps_no_connection(member: ScriptedMember, make: Make):
     pool = make()
     late = await pool.take(at(member), TIME)
     pool.give_back(await pool.take(at(member), TIME))
@@ -190,7 +188,7 @@ async def test_after_the_end_nothing_is_kept(member: ScriptedMember, make: Make)
     await until(lambda: not member.writers)
 
 
-async def test_memory_of_large_replies_is_given_back(member: ScriptedMember, make: Make):
+async def test_memory_of_large_replies_is_released(member: ScriptedMember, make: Make):
     pool = make()
     member.documents["large"] = [{"text": "x" * 1_000_000}]
     connection = await pool.take(at(member), TIME)

@@ -85,7 +85,7 @@ async def receive_all(pieces: list[bytes], keep: int) -> list[bytes]:
 
 
 @given(st.lists(contents, max_size=8), st.data())
-def test_any_cutting_of_the_stream_gives_the_same_frames(bodies, data):
+def test_frames_do_not_depend_on_the_cuts_of_the_stream(bodies, data):
     frames = [frame_of(body) for body in bodies]
     whole = b"".join(frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
@@ -110,7 +110,7 @@ async def _receive_then_end(pieces: list[bytes]) -> None:
         pass
 
 
-async def test_a_peer_that_sends_on_is_left_waiting():
+async def test_a_peer_that_keeps_sending_is_paused():
     stream = FrameStream()
     transport = Transport(stream)
     data = frame_of(bytes(1000)) * 1000
@@ -125,7 +125,7 @@ async def test_a_peer_that_sends_on_is_left_waiting():
     assert taken == len(data)
 
 
-async def test_memory_grows_with_what_arrives_not_with_what_a_header_claims():
+async def test_memory_grows_with_received_bytes_not_with_the_header_s_length():
     stream = FrameStream()
     transport = Transport(stream)
     transport.feed((48_000_000).to_bytes(4, "little") + bytes(12) + bytes(8 * 1024))
@@ -134,7 +134,7 @@ async def test_memory_grows_with_what_arrives_not_with_what_a_header_claims():
     assert len(stream._view) <= 3_000_000
 
 
-async def test_a_large_buffer_is_given_back_and_one_worth_keeping_is_kept():
+async def test_a_large_buffer_is_released_and_a_small_one_is_kept():
     for keep, kept in ((64 * 1024, False), (1_000_000, True)):
         stream = FrameStream(keep=keep)
         transport = Transport(stream)
@@ -144,7 +144,7 @@ async def test_a_large_buffer_is_given_back_and_one_worth_keeping_is_kept():
 
 
 @pytest.mark.parametrize("length", [-1, 0, 15, 48_000_001, 2**31 - 1])
-async def test_a_length_out_of_bounds(length):
+async def test_a_length_out_of_bounds_is_refused(length):
     stream = FrameStream()
     transport = Transport(stream)
     reader = asyncio.create_task(stream.receive(bytes))
@@ -154,7 +154,7 @@ async def test_a_length_out_of_bounds(length):
         await reader
 
 
-async def test_a_smaller_limit_for_frames():
+async def test_the_limit_of_frames_can_be_lowered():
     stream = FrameStream(max_frame=1000)
     transport = Transport(stream)
     transport.feed(frame_of(bytes(1000)))
@@ -162,7 +162,7 @@ async def test_a_smaller_limit_for_frames():
         await stream.receive(bytes)
 
 
-async def test_the_frame_is_gone_after_what_take_raises():
+async def test_a_frame_is_dropped_if_its_parser_raises():
     stream = FrameStream()
     transport = Transport(stream)
     transport.feed(frame_of(b"a") + frame_of(b"b"))
@@ -175,7 +175,7 @@ async def test_the_frame_is_gone_after_what_take_raises():
     assert await stream.receive(bytes) == frame_of(b"b")
 
 
-async def test_a_receiver_that_is_cancelled_loses_no_frame():
+async def test_a_cancelled_receiver_loses_no_frame():
     stream = FrameStream()
     transport = Transport(stream)
     reader = asyncio.create_task(stream.receive(bytes))
@@ -187,7 +187,7 @@ async def test_a_receiver_that_is_cancelled_loses_no_frame():
     assert await stream.receive(bytes) == frame_of(b"a")
 
 
-async def test_what_came_before_the_end_is_still_received():
+async def test_frames_before_the_end_are_still_received():
     # As when a client sends an unacknowledged write and disconnects.
     stream = FrameStream()
     transport = Transport(stream)
@@ -199,7 +199,7 @@ async def test_what_came_before_the_end_is_still_received():
     assert await stream.receive(bytes) is None
 
 
-async def test_only_one_may_receive():
+async def test_a_second_receiver_is_refused():
     stream = FrameStream()
     Transport(stream)
     reader = asyncio.create_task(stream.receive(bytes))
@@ -210,7 +210,7 @@ async def test_only_one_may_receive():
     assert await reader is None
 
 
-async def test_the_end_wakes_all_who_wait():
+async def test_the_end_wakes_all_waiting_tasks():
     stream = FrameStream()
     Transport(stream)
     stream.pause_writing()

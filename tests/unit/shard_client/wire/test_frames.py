@@ -47,7 +47,7 @@ def _frame(content: bytes, op_code: int = OP_MSG) -> bytes:
     return b"".join(number.to_bytes(4, "little") for number in head) + content
 
 
-def test_a_ping_as_drivers_send_it():
+def test_a_driver_s_ping_is_encoded_byte_for_byte():
     # Header, flags, kind, body, byte for byte.
     frame = bytes.fromhex(
         "33000000 07000000 00000000 dd070000 00000000 00"
@@ -70,7 +70,7 @@ def _crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def test_the_checksum_is_crc32c_of_all_before_it():
+def test_the_checksum_is_crc32c_of_the_preceding_bytes():
     frame = build_msg(PING, request_id=7, flags=CHECKSUM_PRESENT)
     assert _crc32c(b"123456789") == 0xE3069283
     assert int.from_bytes(frame[-4:], "little") == _crc32c(frame[:-4])
@@ -81,7 +81,7 @@ def test_the_checksum_is_crc32c_of_all_before_it():
 
 
 @given(documents, sequences_of_documents, ids, ids, flag_bits)
-def test_op_msg_round_trip(document, sequences, request_id, response_to, flags):
+def test_op_msg_round_trips(document, sequences, request_id, response_to, flags):
     body = bson.encode(document)
     frame = build_msg(
         body, request_id=request_id, response_to=response_to, flags=flags, sequences=sequences
@@ -97,7 +97,7 @@ def test_op_msg_round_trip(document, sequences, request_id, response_to, flags):
 
 @pytest.mark.parametrize("compressor", [0, *map(compressor_id, AVAILABLE)])
 @given(document=documents, request_id=ids)
-def test_compressed_round_trip(compressor, document, request_id):
+def test_compressed_messages_round_trip(compressor, document, request_id):
     body = bson.encode(document)
     frame = compress_frame(build_msg(body, request_id=request_id, response_to=5), compressor)
     message = parse_message(frame)
@@ -124,14 +124,14 @@ def test_sequences_are_folded_into_the_command():
     }
 
 
-def test_a_field_both_in_body_and_sequence_is_refused():
+def test_a_field_in_body_and_sequence_is_refused():
     body = bson.encode({"insert": "c", "documents": []})
     payload = parse_message(build_msg(body, request_id=1, sequences={"documents": []})).payload
     with pytest.raises(ProtocolError, match="documents"):
         payload.document()
 
 
-def test_the_body_may_come_after_the_sequences():
+def test_a_body_after_the_sequences_is_accepted():
     documents_section = (
         b"\x01" + (4 + 10 + 5).to_bytes(4, "little") + b"documents\0" + b"\x05\0\0\0\0"
     )
@@ -139,7 +139,7 @@ def test_the_body_may_come_after_the_sequences():
     assert payload == OpMsg(0, PING, {"documents": [b"\x05\0\0\0\0"]})
 
 
-def test_parts_joined_are_the_message():
+def test_joined_parts_equal_the_message():
     parts = [PING[:9], PING[9:20], PING[20:]]
     for flags in (0, MORE_TO_COME, CHECKSUM_PRESENT):
         joined = b"".join(build_reply_parts(parts, request_id=3, response_to=4, flags=flags))
@@ -155,7 +155,7 @@ def test_other_ids_keep_the_message_valid(flags):
 
 
 @given(documents, ids)
-def test_op_query_and_op_reply_round_trip(document, request_id):
+def test_op_query_and_op_reply_round_trips(document, request_id):
     raw = bson.encode(document)
     query = parse_message(build_op_query("admin.$cmd", raw, request_id=request_id))
     assert query.op_code == OP_QUERY
@@ -209,19 +209,19 @@ EMPTY = b"\x05\0\0\0\0"
         (b"\x11\0\0\0" + bytes(12), "claims 17 bytes"),
     ],
 )
-def test_malformed_frames_are_named(frame, why):
+def test_errors_describe_malformed_frames(frame, why):
     with pytest.raises(ProtocolError, match=why):
         parse_message(frame)
 
 
 @pytest.mark.parametrize("length", [-1, 0, 15, frames.MAX_MESSAGE_SIZE + 1, 2**31 - 1])
-def test_lengths_out_of_bounds(length):
+def test_lengths_out_of_bounds_are_refused(length):
     with pytest.raises(ProtocolError, match=str(length)):
         frame_length(length.to_bytes(4, "little", signed=True))
 
 
 @given(st.binary(max_size=100), st.sampled_from([1, 2004, 2012, 2013]), st.booleans())
-def test_random_contents_raise_nothing_else_than_protocol_error(content, op_code, zero_flags):
+def test_random_contents_raise_only_protocol_errors(content, op_code, zero_flags):
     frame = _frame((bytes(4) if zero_flags else b"") + content, op_code)
     for parse in (parse_message, reply_body):
         with contextlib.suppress(ProtocolError):
@@ -229,7 +229,7 @@ def test_random_contents_raise_nothing_else_than_protocol_error(content, op_code
 
 
 @given(documents, sequences_of_documents, flag_bits, st.data())
-def test_damaged_frames_raise_nothing_else_than_protocol_error(document, sequences, flags, data):
+def test_damaged_frames_raise_only_protocol_errors(document, sequences, flags, data):
     frame = bytearray(
         build_msg(bson.encode(document), request_id=1, flags=flags, sequences=sequences)
     )
@@ -243,7 +243,7 @@ def test_damaged_frames_raise_nothing_else_than_protocol_error(document, sequenc
         pass
 
 
-def test_a_reply_must_be_one_body():
+def test_a_reply_must_have_one_body():
     query = build_op_reply(PING, request_id=1, response_to=2)
     with_sequence = build_msg(PING, request_id=1, sequences={"a": []})
     for frame in (query, with_sequence):
