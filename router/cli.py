@@ -13,15 +13,12 @@ from importlib.metadata import (
 from pathlib import Path
 from typing import Annotated, Any
 
-import pydantic
 import structlog
 import typer
 import uvloop
-import yaml
 
+from router.config.command_line import parse_assignments, read_settings
 from router.config.log_lines import configure_logging
-from router.config.problems import describe_problems
-from router.config.settings import Settings, load_settings
 from router.process import run_until_signalled
 from router.workers.supervisor import WorkerFailedError
 from shard_client.allocation import collect_less_often, keep_freed_memory
@@ -29,6 +26,15 @@ from shard_client.allocation import collect_less_often, keep_freed_memory
 log = structlog.get_logger()
 
 _GROUP = "mergerouter.commands"
+_OWN = (
+    EntryPoint("serve", "router.cli:serve", _GROUP),
+    EntryPoint("status", "router.tools.status:status", _GROUP),
+    EntryPoint("tail", "router.tools.tail:tail", _GROUP),
+    EntryPoint("check-config", "router.tools.check_config:check_config", _GROUP),
+)
+"""The router's own sub-commands; those of other packages are entry points."""
+
+_FOR_ALL = ("--help", "--install-completion", "--show-completion")
 _NO_CONFIG_SERVER = (
     "the cluster's config server is missing. Pass --configdb rsName/host:port[,host:port], "
     "or set sharding.configDB in the file that --config names."
@@ -44,12 +50,12 @@ def main() -> None:
         help="Merges the change streams of a sharded MongoDB cluster; speaks mongos's protocol.",
         no_args_is_help=True,
         rich_markup_mode="rich",
-        add_completion=False,
         pretty_exceptions_show_locals=False,
     )
     app.callback()(_options)
-    for point in entry_points(group=_GROUP):
-        if len(sys.argv) > 1 and sys.argv[1] not in (point.name, "--help"):
+    points = {point.name: point for point in (*entry_points(group=_GROUP), *_OWN)}
+    for point in points.values():
+        if len(sys.argv) > 1 and sys.argv[1] not in (point.name, *_FOR_ALL):
             continue  # Import only the sub-command that runs.
         app.command(point.name)(load_command(point))
     app()
@@ -187,12 +193,12 @@ def serve(
         },
         "replication": {"localPingThresholdMs": local_threshold},
         "systemLog": {"verbosity": verbose or None, "quiet": quiet},
-        "setParameter": _parameters(set_parameter or []),
+        "setParameter": parse_assignments(set_parameter or []),
         "upstream": upstream,
         "workers": workers,
         "feed": {"port": feed_port},
     }
-    settings = _settings(flags, config)
+    settings = read_settings(flags, config)
     if settings.sharding.config_db is None:
         raise typer.BadParameter(_NO_CONFIG_SERVER, param_hint="--configdb")
     configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
@@ -206,29 +212,6 @@ def serve(
     except WorkerFailedError as error:
         log.critical("A worker cannot be started", component="CONTROL", error=str(error))
         raise typer.Exit(error.status if error.status > 0 else 1) from error
-
-
-def _parameters(assignments: list[str]) -> dict[str, str]:
-    values = {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals:
-            raise typer.BadParameter(
-                f"Illegal option assignment: {assignment!r}", param_hint="--setParameter"
-            )
-        values[name] = value
-    return values
-
-
-def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
-    try:
-        settings = load_settings(flags, config)
-        settings.net.admin.read_token()
-        return settings
-    except pydantic.ValidationError as error:
-        raise typer.BadParameter(describe_problems(error, Settings)) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from router.loop_lag import LoopLag
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers
 from router.server.listener import Listener
+from router.stream_settings import StreamSettings
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 
 log = structlog.get_logger()
@@ -146,20 +147,13 @@ async def assemble(
     Raises:
         ValueError: if no config server is set.
     """
-    if settings.sharding.config_db is None:
-        raise ValueError("sharding.configDB is not set: no config server to ask")
     parameters = settings.parameters
     threshold = settings.replication.local_threshold
     limits = replace(stream_limits(parameters), local_threshold=threshold)
     if worker is not None:
         limits = settings_of_worker(limits, worker.count)
     async with AsyncExitStack() as owned:
-        cluster = Cluster(
-            settings.sharding.config_db,
-            limits,
-            replica_set=replica_set,
-            wall=lambda: now().timestamp(),
-        )
+        cluster = cluster_of(settings, limits, replica_set=replica_set, now=now)
         owned.push_async_callback(cluster.close)
         upstream = _upstream(settings, worker)
         cursors = CursorRegistry(
@@ -209,6 +203,34 @@ async def assemble(
             async with asyncio.timeout(_IDENTITY_WAIT):
                 await known.wait()
         yield Parts(node, listener, feed)
+
+
+def cluster_of(
+    settings: Settings,
+    limits: StreamSettings,
+    *,
+    replica_set: ReplicaSetFactory | None = None,
+    now: Callable[[], datetime] = _now,
+) -> Cluster:
+    """Return the cluster that the settings name; ``await close()`` it.
+
+    Args:
+        settings: the operator's settings.
+        limits: the limits of streams, of which some apply to connections.
+        replica_set: creates the monitor of a replica set, as for ``Cluster``.
+        now: the wall clock.
+
+    Raises:
+        ValueError: if no config server is set.
+    """
+    if settings.sharding.config_db is None:
+        raise ValueError("sharding.configDB is not set: no config server to ask")
+    return Cluster(
+        settings.sharding.config_db,
+        limits,
+        replica_set=replica_set,
+        wall=lambda: now().timestamp(),
+    )
 
 
 async def _end(task: asyncio.Task[None]) -> None:

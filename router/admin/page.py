@@ -5,7 +5,8 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from router.admin.view import StatusView, in_megabytes, in_words
+from router.admin.view import StatusView
+from router.admin.words import in_bytes, in_words
 
 
 def render_page(view: StatusView) -> tuple[str, str]:
@@ -29,5 +30,5 @@ def _template() -> Template:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["words"] = in_words
-    environment.filters["megabytes"] = in_megabytes
+    environment.filters["bytes"] = in_bytes
     return environment.get_template("status.html")

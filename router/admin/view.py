@@ -25,7 +25,6 @@ _LEAST_SPAN: Final = 10.0
 """Seconds that the lanes show at least: an idle shard writes to its oplog that often."""
 
 _MOST_FAILURES: Final = 50
-_MEGABYTE: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,24 +285,3 @@ def _failures(status: RouterStatus) -> Iterator[FailureRow]:
 
 def _age(time: Timestamp, now: datetime) -> float:
     return max(0.0, now.timestamp() - time.time)
-
-
-def in_words(seconds: float | None) -> str:
-    """Return a time span for people: "0.4 s", "12 s", "3 min", "5.2 h", "2.1 d"."""
-    if seconds is None:
-        return "—"
-    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
-    if seconds < 10:
-        return f"{sign}{seconds:.1f} s"
-    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            digits = 1 if unit > 60 and seconds < 10 * unit else 0
-            return f"{sign}{seconds / unit:.{digits}f} {name}"
-    return f"{sign}{seconds:.0f} s"
-
-
-def in_megabytes(size: float) -> str:
-    """Return a size for people: "0.1 MiB", "1.5 GiB"."""
-    if size >= 1024 * _MEGABYTE:
-        return f"{size / (1024 * _MEGABYTE):,.1f} GiB"
-    return f"{size / _MEGABYTE:.1f} MiB"

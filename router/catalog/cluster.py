@@ -76,6 +76,7 @@ class Cluster:
             MotorReplicaSet, local_threshold=self._limits.local_threshold, access=access
         )
         self.clock = ClusterClock(wall)
+        self.wall = wall
         self._sets: dict[str, ReplicaSet] = {}
         self._hosts: dict[str, str] = {}
         self.versions_changed = asyncio.Event()

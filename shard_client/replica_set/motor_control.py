@@ -38,6 +38,13 @@ _CLOSE_TIMEOUT = 2.5
 _ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
 
 
+NO_PRIMARY = (
+    "No primary answers. Check that the set's members run, that rs.status() on one of them shows a "
+    "primary, that this machine reaches them under the names in rs.conf(), and the set's name"
+)
+"""The log line at the start of each time without a primary."""
+
+
 class MotorReplicaSet:
     """A ``ReplicaSet`` that Motor monitors (docs/design.md, section 8).
 
@@ -65,6 +72,7 @@ class MotorReplicaSet:
         self._check: asyncio.Task[None] | None = None
         self._distrusted: Address | None = None
         self._closed = False
+        self._lost = False
         self._threshold = local_threshold
         self._client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
             [format_address(address) for address in self._hosts],
@@ -184,8 +192,10 @@ class MotorReplicaSet:
         try:
             await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
         except PyMongoError as error:
-            log.info("no primary", set=self._name, error=str(error))
+            self._say_no_primary(error)
             await asyncio.sleep(0.2)
+        else:
+            self._lost = False
         finally:
             if self._distrusted == distrusted:
                 self._distrusted = None
@@ -193,6 +203,23 @@ class MotorReplicaSet:
                 # The driver publishes its events once a second; its description is up to date.
                 self._take_over()
             self._changed.set()
+
+    def _say_no_primary(self, error: PyMongoError) -> None:
+        """Log what the driver knows of each member, once for each time without a primary."""
+        client: Any = self._client.delegate
+        servers = client.topology_description.server_descriptions()
+        members = {
+            format_address(address): str(server.error or server.server_type_name)
+            for address, server in servers.items()
+        }
+        say = log.debug if self._lost else log.warning
+        say(
+            NO_PRIMARY,
+            set=self._name,
+            members=members,
+            error=str(error).partition(", Timeout:")[0],
+        )
+        self._lost = True
 
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""

@@ -11,6 +11,7 @@ _SHARING = {
     "test_facade_cursors",
     "test_facade_drivers",
     "test_facade_lifecycle",
+    "test_tools",
     "test_workers",
 }
 

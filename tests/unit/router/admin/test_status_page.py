@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.admin.view import in_words
+from router.admin.words import in_words
 from router.catalog.replica_set_checks import ReplicaSetCheck
 from router.config.log_lines import RECENT
 from tests.harness.admin import NOW, Response, admin_port, get, remote, stream, watched_facade

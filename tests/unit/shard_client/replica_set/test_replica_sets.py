@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.replica_set.motor_control import MotorReplicaSet
+from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.replica_set.read_preference import Member, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, host_string, parse_hosts
 from shard_client.wire.connection import Address
+from tests.harness.ports import free_port
 from tests.harness.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE
 from tests.unit.router.conftest import until
@@ -248,3 +250,21 @@ async def test_members_are_known_by_their_tags(make: Factory, member: ScriptedMe
         )
     finally:
         await replica_set.close()
+
+
+async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
+    port = free_port()
+    replica_set = MotorReplicaSet("rs", (("127.0.0.1", port),), heartbeat=0.5)
+    try:
+        with capture_logs() as logged:
+            for _ in range(2):
+                with pytest.raises(CommandError):
+                    # The driver gives up after two seconds.
+                    await replica_set.primary(3)
+    finally:
+        await replica_set.close()
+    (line,) = [line for line in logged if line["log_level"] == "warning"]
+    assert line["event"] == NO_PRIMARY
+    assert line["set"] == "rs"
+    assert "refused" in line["members"][f"127.0.0.1:{port}"]
+    assert len([each for each in logged if each["event"] == NO_PRIMARY]) > 1

@@ -1,0 +1,26 @@
+"""Times and sizes as people read them."""
+
+from typing import Final
+
+_MEGABYTE: Final = 1024 * 1024
+
+
+def in_words(seconds: float | None) -> str:
+    """Return a time span for people: "0.4 s", "12 s", "3 min", "5.2 h", "2.1 d"."""
+    if seconds is None:
+        return "—"
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 10:
+        return f"{sign}{seconds:.1f} s"
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            digits = 1 if unit > 60 and seconds < 10 * unit else 0
+            return f"{sign}{seconds / unit:.{digits}f} {name}"
+    return f"{sign}{seconds:.0f} s"
+
+
+def in_bytes(size: float) -> str:
+    """Return a size for people: "0.1 MiB", "1.5 GiB"."""
+    if size >= 1024 * _MEGABYTE:
+        return f"{size / (1024 * _MEGABYTE):,.1f} GiB"
+    return f"{size / _MEGABYTE:.1f} MiB"

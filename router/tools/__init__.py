@@ -1,0 +1,1 @@
+"""Commands for operators: follow a stream, show a router's status, check its settings."""

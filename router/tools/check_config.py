@@ -1,0 +1,147 @@
+"""The command ``mergerouter check-config``: read the settings and try what they name."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import structlog
+import typer
+
+from router.catalog.cluster import CONFIG
+from router.catalog.replica_set_checks import ReplicaSetChecks
+from router.config.command_line import read_settings
+from router.config.parameters import stream_limits
+from router.config.settings import Settings
+from router.service import cluster_of
+from router.upstream_mongos import UpstreamMongos, parse_upstream
+from shard_client.errors import CommandError
+
+_MOST_SKEW = 60.0
+_MONGOS = "isdbgrid"
+"""What a mongos's hello has as ``msg``."""
+
+
+class Finding(NamedTuple):
+    """One thing that was tried; ``problem`` is None if it works."""
+
+    subject: str
+    problem: str | None = None
+    remark: str = ""
+
+
+def check_config(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
+    ] = None,
+    configdb: Annotated[
+        str | None,
+        typer.Option("--configdb", help="The config server: rsName/host:port[,host:port]."),
+    ] = None,
+    upstream: Annotated[
+        str | None, typer.Option("--upstream", help="The mongos: mongodb://host:port.")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Read the settings only; connect to nothing.")
+    ] = False,
+) -> None:
+    """Check the settings, the ports, and the connections to the cluster and the upstream.
+
+    Prints a line for each and ends with status 0 if all work, else with 1.
+    """
+    settings = read_settings({"sharding": {"configDB": configdb}, "upstream": upstream}, config)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(60))  # print no log
+    failed = False
+    for finding in asyncio.run(_check(settings, offline=offline)):
+        failed = failed or finding.problem is not None
+        mark = "ok  " if finding.problem is None else "FAIL"
+        text = finding.problem or finding.remark
+        typer.echo(f"{mark} {finding.subject}" + (f": {text}" if text else ""))
+    if failed:
+        raise typer.Exit(1)
+
+
+async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
+    findings = [Finding("settings")]
+    if settings.sharding.config_db is None:
+        findings.append(
+            Finding("sharding.configDB", "not set: name the config server, rsName/host:port")
+        )
+    if offline:
+        return findings
+    findings += _ports(settings)
+    if settings.sharding.config_db is not None:
+        findings += [each async for each in _cluster(settings)]
+    if settings.upstream is not None:
+        findings.append(await _upstream(settings.upstream))
+    return findings
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    """Try to bind each port; one that this machine does not have, or that is in use, fails."""
+    net, feed = settings.net, settings.feed
+    wanted = [("net.port", host, net.port) for host in net.hosts]
+    if feed.port is not None:
+        wanted.append(("feed.port", feed.bind_ip, feed.port))
+    if net.admin.port is not None:
+        wanted += [("net.admin.port", host, net.admin.port) for host in net.admin.hosts]
+    for name, host, port in wanted:
+        subject = f"{name} {host}:{port}"
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, socket.SOCK_STREAM) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(address)
+        except OSError as error:
+            yield Finding(subject, f"{error.strerror}; does the router run already?")
+        else:
+            yield Finding(subject)
+
+
+async def _cluster(settings: Settings) -> AsyncIterator[Finding]:
+    limits = stream_limits(settings.parameters)
+    cluster = cluster_of(settings, replace(limits, open_timeout=limits.connect_timeout))
+    checks = ReplicaSetChecks(cluster)
+    try:
+        results = await checks.results()
+        for target, check in results.items():
+            subject = "config server" if target == CONFIG else f"shard {target}"
+            if not check.answers:
+                yield Finding(
+                    subject,
+                    f"{check.error}. Check that its members run and have a primary, that this "
+                    "machine reaches them under the names in its configuration (rs.conf()), and "
+                    "the name of the set",
+                )
+            elif check.oldest is None:
+                yield Finding(
+                    subject,
+                    remark=f"answers, but its oplog cannot be read ({check.error}): metrics will "
+                    "not tell when history is about to be lost",
+                )
+            else:
+                yield Finding(subject)
+        time = cluster.clock.time
+        if time is not None:
+            skew = abs(cluster.wall() - time.time)
+            problem = None
+            if skew > _MOST_SKEW:
+                problem = f"differ by {skew:.0f} s: synchronise the machines' clocks"
+            yield Finding("clocks of cluster and router", problem)
+    finally:
+        await checks.close()
+        await cluster.close()
+
+
+async def _upstream(uri: str) -> Finding:
+    subject = f"upstream {uri}"
+    try:
+        connection = await UpstreamMongos(parse_upstream(uri)).connect()
+    except CommandError as error:
+        return Finding(subject, str(error))
+    connection.abort()
+    if connection.hello.get("msg") != _MONGOS:
+        return Finding(subject, "answers, but is no mongos: name a mongos of the cluster")
+    return Finding(subject)

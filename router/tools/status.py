@@ -1,0 +1,147 @@
+"""The command ``mergerouter status``: the status page as text."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from router.admin.words import in_bytes, in_words
+
+_DEFAULT_ADDRESS = "http://127.0.0.1:27022"
+_TIMEOUT = 10.0
+_LARGEST_ANSWER = 64 * 1024 * 1024
+_BAR = 30
+_CLEAR = "\x1b[2J\x1b[H"
+
+
+def status(
+    admin: Annotated[
+        str, typer.Option("--admin", help="The address of the router's admin port.")
+    ] = _DEFAULT_ADDRESS,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the admin token.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    watch: Annotated[
+        float | None, typer.Option("--watch", min=0.2, help="Print again every so many seconds.")
+    ] = None,
+) -> None:
+    """Show what a running router does: its merge, streams, clients and failures."""
+    try:
+        token = None if token_file is None else token_file.read_text().strip()
+        if not admin.startswith(("http://", "https://")):
+            raise ValueError(f"{admin} is no address of the form http://host:port")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    while True:
+        try:
+            view = _fetch(admin, token)
+        except (OSError, ValueError) as error:
+            typer.echo(f"mergerouter status: {_explain(admin, error)}", err=True)
+            raise typer.Exit(1) from error
+        if watch is not None and not as_json:
+            typer.echo(_CLEAR, nl=False)
+        typer.echo(json.dumps(view) if as_json else "\n".join(_lines(view)))
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+def _fetch(admin: str, token: str | None) -> dict[str, Any]:
+    request = urllib.request.Request(admin.rstrip("/") + "/status.json")  # noqa: S310 (checked)
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310 (checked)
+        view: dict[str, Any] = json.loads(reply.read(_LARGEST_ANSWER))
+        return view
+
+
+def _explain(admin: str, error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        if error.code == 401:
+            return f"{admin} wants its token: pass --token-file"
+        return f"{admin} answers {error.code} {error.reason}"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return (
+        f"no router answers at {admin}: {reason}. Is it started with --admin-port, and is this "
+        "that port?"
+    )
+
+
+def _lines(view: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the status as text."""
+    ready = f"NOT READY: {'; '.join(view['problems'])}" if view["problems"] else "ready"
+    versions = f"mergerouter {view['version']}, MongoDB {view['mongodb_version']}"
+    yield f"{view['host']}  {versions}: {ready}"
+    yield (
+        f"up {in_words(view['uptime'])}, {view['workers']} of {view['workers_expected']} "
+        f"processes, {view['connections']} connections, {view['cursors']} cursors on "
+        f"{view['streams']} streams ({view['waiting']} waiting)"
+    )
+    yield (
+        f"{view['received_events']:,} events received, {view['delivered_events']:,} delivered; "
+        f"buffered {in_bytes(view['buffered_bytes'])} of {in_bytes(view['buffer_limit_bytes'])}; "
+        f"CPU {in_words(view['cpu_seconds'])}, memory {in_bytes(view['resident_bytes'])}"
+    )
+    yield ""
+    yield from _lanes(view["lanes"])
+    yield from _table(
+        "streams",
+        ("namespace", "clients", "events", "gate", "buffered"),
+        [
+            (
+                row["namespace"],
+                row["readers"],
+                f"{row['events']:,}",
+                f"{row['gate_holder']}: {row['gate_reason']}" if row["gate_holder"] else "",
+                in_bytes(row["buffered_bytes"]),
+            )
+            for row in view["stream_rows"]
+        ],
+    )
+    yield from _table(
+        "clients",
+        ("client", "namespace", "behind", "idle"),
+        [
+            (
+                row["client"],
+                row["namespace"],
+                in_words(row["lag"]),
+                "waits" if row["busy"] else in_words(row["idle"]),
+            )
+            for row in view["client_rows"]
+        ],
+    )
+    if view["failures"]:
+        yield from ("", "recent failures")
+        for row in view["failures"][:10]:
+            yield f"  {row['time']}  {row['message']}  {row['attributes']}"
+
+
+def _lanes(lanes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    width = max((len(lane["target"]) for lane in lanes), default=0)
+    for lane in lanes:
+        filled = round(lane["reached"] * _BAR)
+        bar = "#" * filled + "." * (_BAR - filled)
+        behind = "not read" if lane["lag"] is None else f"{in_words(lane['lag'])} behind"
+        notes = [f"does not answer: {lane['error']}"] if lane["error"] else []
+        notes += [f"holds {count}: {reason}" for reason, count in lane["holds"].items()]
+        if lane["history"] is not None:
+            notes.append(f"{in_words(lane['history'])} of oplog left")
+        yield f"{lane['target']:<{width}}  {bar}  {behind:<14} {'; '.join(notes)}".rstrip()
+
+
+def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    if not rows:
+        return
+    cells = [names, *([str(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    yield from ("", title)
+    for row in cells:
+        padded = (f"{value:<{width}}" for value, width in zip(row, widths, strict=True))
+        yield ("  " + "  ".join(padded)).rstrip()

@@ -1,0 +1,193 @@
+"""The command ``mergerouter tail``: follow a change stream in the terminal."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import pymongo
+import typer
+from bson import json_util
+from pymongo.change_stream import ChangeStream
+from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
+
+_DEFAULT_URI = "mongodb://127.0.0.1:27020"
+_COLOURS = {
+    "insert": "green",
+    "update": "yellow",
+    "replace": "yellow",
+    "delete": "red",
+    "invalidate": "magenta",
+}
+_OPTIONS = json_util.RELAXED_JSON_OPTIONS
+_AWAIT_MS = 1000
+
+
+class Position:
+    """The resume token of the last event that was printed, kept in a file.
+
+    Args:
+        file: the file; None keeps nothing.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def read(self) -> Mapping[str, Any] | None:
+        """Return the token, None if there is none yet.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file holds no token.
+        """
+        if self._file is None or not self._file.exists():
+            return None
+        token = json_util.loads(self._file.read_text())
+        if not isinstance(token, dict) or "_data" not in token:
+            raise ValueError(
+                f"{self._file} holds no resume token; delete it to start at the present"
+            )
+        return token
+
+    def write(self, token: Mapping[str, Any]) -> None:
+        """Replace the token; the file always holds a whole one. Raises OSError."""
+        if self._file is not None:
+            draft = self._file.with_name(self._file.name + ".new")
+            draft.write_text(json_util.dumps(token) + "\n")
+            os.replace(draft, self._file)
+
+
+def tail(
+    namespace: Annotated[
+        str, typer.Argument(help="db.collection or db; without it, the whole cluster.")
+    ] = "",
+    uri: Annotated[
+        str, typer.Option("--uri", help="The router's or any mongos's connection string.")
+    ] = _DEFAULT_URI,
+    pipeline: Annotated[
+        str, typer.Option("--pipeline", help="Stages as a JSON array, such as a $match.")
+    ] = "[]",
+    full_document: Annotated[
+        str | None,
+        typer.Option("--full-document", help="updateLookup, whenAvailable or required."),
+    ] = None,
+    resume_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume-file",
+            help="Keeps the place of the last event printed; the next run continues there.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document a line, as when stdout is a pipe.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many events.")
+    ] = None,
+) -> None:
+    """Follow a change stream in the terminal, until interrupted."""
+    as_json = as_json or not sys.stdout.isatty()
+    position = Position(resume_file)
+    try:
+        stages = _stages(pipeline)
+        token = position.read()
+        client = pymongo.MongoClient[dict[str, Any]](
+            uri, appname="mergerouter tail", serverSelectionTimeoutMS=10_000
+        )
+    except (OSError, ValueError, InvalidURI, ConfigurationError) as error:
+        raise typer.BadParameter(str(error)) from error
+    options: dict[str, Any] = {"max_await_time_ms": _AWAIT_MS, "full_document": full_document}
+    if token is not None:
+        options["start_after"] = token
+    try:
+        with client, _interruptible(), _watch(client, namespace, stages, options) as stream:
+            for number, event in enumerate(_events(stream), 1):
+                typer.echo(_as_json(event) if as_json else as_text(event), color=None)
+                sys.stdout.flush()
+                position.write(event["_id"])
+                if number == count:
+                    return
+    except BrokenPipeError:
+        # The reader of the pipe has ended; nothing may be written when Python closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except PyMongoError as error:
+        typer.echo(f"mergerouter tail: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _stages(pipeline: str) -> list[Any]:
+    try:
+        stages = json_util.loads(pipeline)
+    except ValueError as error:
+        raise ValueError(f"--pipeline is not JSON: {error}") from error
+    if not isinstance(stages, list):
+        raise ValueError('--pipeline is not a JSON array: write [{"$match": …}]')
+    return stages
+
+
+def _watch(
+    client: pymongo.MongoClient[dict[str, Any]],
+    namespace: str,
+    stages: list[Any],
+    options: Mapping[str, Any],
+) -> ChangeStream[dict[str, Any]]:
+    database, _dot, collection = namespace.partition(".")
+    if collection:
+        return client[database][collection].watch(stages, **options)
+    if database:
+        return client[database].watch(stages, **options)
+    return client.watch(stages, **options)
+
+
+def _events(stream: ChangeStream[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield events until the stream ends or the process is interrupted."""
+    with suppress(KeyboardInterrupt):
+        while stream.alive:
+            event = stream.try_next()
+            if event is not None:
+                yield dict(event)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end the stream as Ctrl-C does, so that the cursor is closed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _as_json(event: Mapping[str, Any]) -> str:
+    return json_util.dumps(event, json_options=_OPTIONS)
+
+
+def as_text(event: Mapping[str, Any]) -> str:
+    """Return one coloured line: time, operation, namespace, key, and what the event holds."""
+    time = event["clusterTime"].as_datetime().isoformat(timespec="seconds")
+    kind = str(event["operationType"])
+    namespace = ".".join(str(part) for part in event.get("ns", {}).values())
+    shown = {
+        name: event[name]
+        for name in (
+            "documentKey",
+            "updateDescription",
+            "fullDocument",
+            "to",
+            "operationDescription",
+        )
+        if event.get(name) is not None
+    }
+    key = shown.pop("documentKey", None)
+    parts = [
+        typer.style(time, dim=True),
+        typer.style(f"{kind:<10}", fg=_COLOURS.get(kind, "blue"), bold=True),
+        typer.style(namespace, bold=True),
+    ]
+    if key is not None:
+        parts.append(_as_json(key))
+    parts += [typer.style(f"{name} ", dim=True) + _as_json(value) for name, value in shown.items()]
+    return " ".join(parts)

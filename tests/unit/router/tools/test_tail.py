@@ -1,0 +1,72 @@
+"""``mergerouter tail``: its options, its lines, and the file of its place."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from bson import ObjectId, Timestamp
+from typer.testing import CliRunner
+
+from router.tools.tail import Position, as_text, tail
+
+TOKEN = {"_data": "826B00045C000000012B0229296E04"}
+
+
+def invoke(*arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(tail)
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--pipeline", "{}"), "not a JSON array"),
+        (("--pipeline", "[x"), "not JSON"),
+        (("--uri", "http://x"), "Invalid URI scheme"),
+    ],
+)
+def test_bad_options_are_named(arguments: tuple[str, ...], said: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_file_that_is_no_place_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "place"
+    file.write_text('{"x": 1}')
+    result = invoke("--resume-file", str(file))
+    assert result.exit_code == 2
+    assert "holds no resume token" in result.output
+    assert file.read_text() == '{"x": 1}'
+
+
+def test_the_place_is_kept(tmp_path: Path) -> None:
+    position = Position(tmp_path / "place")
+    assert position.read() is None
+    position.write({"_data": "1"})
+    position.write(TOKEN)
+    assert Position(tmp_path / "place").read() == TOKEN
+    assert [each.name for each in tmp_path.iterdir()] == ["place"]
+
+
+def test_an_event_is_one_line() -> None:
+    event = {
+        "_id": TOKEN,
+        "operationType": "update",
+        "clusterTime": Timestamp(1795163230, 1),
+        "ns": {"db": "shop", "coll": "orders"},
+        "documentKey": {"_id": ObjectId("6b024b148d4d29b7299ee49d")},
+        "updateDescription": {"updatedFields": {"text": "two\nlines"}, "removedFields": []},
+    }
+    line = re.sub(r"\x1b\[[0-9;]*m", "", as_text(event))
+    assert "\n" not in line
+    assert line.startswith("2026-11-20T")
+    _time, kind, namespace, rest = line.split(maxsplit=3)
+    assert (kind, namespace) == ("update", "shop.orders")
+    assert json.loads(rest.partition(" updateDescription ")[0]) == {
+        "_id": {"$oid": "6b024b148d4d29b7299ee49d"}
+    }
