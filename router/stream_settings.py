@@ -42,6 +42,14 @@ class StreamSettings:
     """The same while there is only one client, so that it can resume."""
     share_behind: float = 15.0
     """How far a stream may be behind the start of a client that would share it."""
+    share_filters: str = "auto"
+    """Whether the router evaluates filters on a shared stream: auto, always or never."""
+    share_filters_from: int = 8
+    """The number of different filters on one scope from which on auto shares."""
+    share_filters_hold: float = 10.0
+    """How long there must be less than half as many filters before auto shares no longer."""
+    share_filter_bytes: int = 64 * _MIB
+    """Bytes of memory that the unread events of all filtered readers of a stream may take."""
     share_linger: float = 1.0
     """How long the remotes of a stream stay open after its last client has left."""
     departure_interval: float = 1.0

@@ -1,5 +1,6 @@
 """Log readers: one client's reading of a merged stream."""
 
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from router.change_stream.remotes import ShardSpan, covers_all
@@ -132,6 +133,16 @@ class LogReader:
         """The spans, removed shards included, that the next stream must cover."""
         return self._stream.spans_beyond(self.needs)
 
+    @property
+    def stream(self) -> ReadableStream:
+        """The stream that it reads."""
+        return self._stream
+
+    @property
+    def number(self) -> int:
+        """The number of the next event that it reads from the stream's log."""
+        return self._number
+
     def attach(self, stream: ReadableStream) -> None:
         """Continue on ``stream``, a stream that covers all events beyond ``needs``."""
         if self._resume is not None and self._point.resume is not None:
@@ -139,10 +150,15 @@ class LogReader:
             self._resume = ResumePoint(self._point.resume)
         self._go_on(stream, self.needs)
 
-    def join(self, stream: ReadableStream) -> bool:
+    def join(
+        self,
+        stream: ReadableStream,
+        opened: Callable[[bytes], ReadableStream] | None = None,
+    ) -> bool:
         """Move to ``stream`` if it covers all events that are not returned yet.
 
-        Return whether the log reader moved.
+        ``opened`` returns the part of it to read instead, given the sort key beyond which events
+        are needed. Return whether the log reader moved.
         """
         own = self._stream
         if stream is own or self._resume is not None or self._fill() or self._over or self.lost:
@@ -152,7 +168,7 @@ class LogReader:
             return False
         if not covers_all(stream.spans_beyond(reached), own.spans_beyond(reached), reached):
             return False
-        self._go_on(stream, reached)
+        self._go_on(stream if opened is None else opened(reached), reached)
         return True
 
     def _go_on(self, stream: ReadableStream, after: bytes) -> None:

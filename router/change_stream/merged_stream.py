@@ -1,6 +1,6 @@
 """One change stream over all shards, as a state machine without I/O."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from bson.errors import InvalidBSON
@@ -22,7 +22,7 @@ from router.change_stream.resume_token import (
     first_key,
 )
 from router.merge.merged_log import MergedLog
-from router.merge.merger import Event, MergeOrderError, Merger, weight
+from router.merge.merger import Block, Event, MergeOrderError, Merger, weight
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
@@ -70,6 +70,8 @@ class MergedStream:
         self.error: CommandError | None = None
         self.refused = False
         self.swallowed: list[bytes] = []
+        self.distribute: Callable[[Block], None] | None = None
+        """Called with each block before it is appended to the log; None without filters."""
         self._merger = Merger()
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
@@ -193,9 +195,16 @@ class MergedStream:
             self._unread = {}
             return False
         self._unread = block.shares
+        if self.distribute is not None:
+            self.distribute(block)
         self.log.append(block.events, block.last_key, block.size)
         self.log.trim(self.keep_bytes)
         return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``release`` has anything to append."""
+        return self._merger.ready
 
     @property
     def mark(self) -> tuple[bytes, bytes] | None:

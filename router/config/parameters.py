@@ -25,6 +25,15 @@ def _boolean(value: Any) -> bool:
     raise ValueError(f"{value!r} is neither true nor false")
 
 
+def _one_of(*allowed: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+        return str(value)
+
+    return read
+
+
 def _whole(value: Any) -> int:
     return int(str(value))
 
@@ -57,7 +66,7 @@ class Parameter:
             value = self.read(given)
         except ValueError as error:
             raise ValueError(f"bad value for parameter '{self.name}': {error}") from error
-        if not self.least <= value <= self.most:
+        if not isinstance(value, str) and not self.least <= value <= self.most:
             raise ValueError(
                 f"bad value for parameter '{self.name}': {value} is not between "
                 f"{self.least:g} and {self.most:g}"
@@ -166,6 +175,22 @@ _ALL = (
         "shareAloneBytes", "share_alone_bytes", "events kept for a lone client that resumes"
     ),
     _of_limits("shareLingerMs", "share_linger", "remotes outlive a stream's last client", unit=_MS),
+    Parameter(
+        "shareFilters",
+        _one_of("auto", "always", "never"),
+        _DEFAULTS.share_filters,
+        "whether the router evaluates filters on a shared stream",
+        limit="share_filters",
+    ),
+    _of_limits(
+        "shareFiltersFrom",
+        "share_filters_from",
+        "different filters on one scope from which on they share a stream",
+        least=2,
+    ),
+    _of_limits(
+        "shareFilterBytes", "share_filter_bytes", "unread events of a stream's filtered readers"
+    ),
     _of_limits("batchTargetBytes", "batch_target_bytes", "size of a shard's batch", least=1),
     _of_limits(
         "awaitQuietMs", "await_quiet", "a shard's getMore waits for events", unit=_MS, least=50

@@ -16,7 +16,8 @@ class MergedCursor:
 
     It delays no other client (docs/design.md, section 10). If the log drops events that the client
     still needs, the cursor moves to a shared stream that covers them, which is opened if there is
-    none, and joins the main one again once it has caught up. Only one ``next_batch`` may run at a
+    none, and joins the main one again once it has caught up. It also moves where its filter is
+    evaluated elsewhere from then on (docs/sharing.md). Only one ``next_batch`` may run at a
     time.
 
     Args:
@@ -111,12 +112,12 @@ class MergedCursor:
     def close(self) -> None:
         """Stop reading; remotes without other readers are closed soon. Idempotent."""
         self.kill()
-        if not self._closed:
-            self._closed = True
-            self._streams.left()
         if self._moving is not None:
             self._moving.cancel()
         self._leave()
+        if not self._closed:
+            self._closed = True
+            self._streams.closed(self._log_reader)
 
     # Reading.
 
@@ -127,7 +128,7 @@ class MergedCursor:
 
     def _release(self) -> bool:
         """Release events if necessary; return whether ``_take_ready`` has a result at once."""
-        return self._move_error is not None or self._log_reader.release()
+        return self._move_error is not None or (self._moving is None and self._log_reader.release())
 
     def _take_ready(self, max_events: int | None) -> Batch:
         """Return the events that are ready and resume prefetching.
@@ -138,9 +139,13 @@ class MergedCursor:
             raise self._move_error.with_change_stream_label()
         if self._shared is None or self._log_reader.lost:
             # Start the move here too, for clients that never wait.
-            self._move()
-            return self._log_reader.take(max_events, self._reply_bytes)
-        batch = self._shared.runner.take(self._log_reader, max_events, self._reply_bytes)
+            return self._move()
+        try:
+            batch = self._shared.runner.take(self._log_reader, max_events, self._reply_bytes)
+        except CommandError as error:
+            if not self._streams.outlives(self._log_reader, error):
+                raise
+            return self._move()
         if batch.closed:
             self._shared.runner.stop_reading()
         return batch
@@ -150,7 +155,7 @@ class MergedCursor:
 
         Call it only when nothing is ready.
         """
-        if self._log_reader.lost:
+        if self._log_reader.lost or self._streams.is_misplaced(self._log_reader):
             self._move()
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -161,9 +166,11 @@ class MergedCursor:
                 finally:
                     timer.cancel()
                 return
-            if self._join_main(self._shared):
+            main = self._streams.join_main(self._shared, self._log_reader)
+            if main is not None:
+                self._shared = main
                 return
-            await self._shared.runner.wait(waiter, timeout)
+            await self._shared.runner.wait(waiter, timeout, self._log_reader)
         finally:
             self._waiter = None
 
@@ -174,24 +181,15 @@ class MergedCursor:
 
     # From one shared stream to another.
 
-    def _join_main(self, shared: SharedStream) -> bool:
-        """Move to the shared stream of the other readers if it has the next events.
+    def _move(self) -> Batch:
+        """Start a move to a shared stream that has the next events, unless one is in progress.
 
-        Return whether the cursor has moved.
+        Return the batch for a client that asks meanwhile: it is empty, and promises nothing.
         """
-        main = self._streams.better(shared)
-        if main is None or not self._log_reader.join(main.runner.stream):
-            return False
-        main.enter()
-        self._shared = main
-        shared.leave()
-        return True
-
-    def _move(self) -> None:
-        """Start a move to a shared stream that has the next events, unless one is in progress."""
         if self._moving is None and not self._closed:
             self._leave()
-            self._moving = self._streams.spawn(self._follow(), "follow a lost log reader")
+            self._moving = self._streams.spawn(self._follow(), "follow a log reader")
+        return Batch([], 0, self._log_reader.high_water_mark, closed=False)
 
     async def _follow(self) -> None:
         try:
@@ -204,5 +202,5 @@ class MergedCursor:
 
     def _leave(self) -> None:
         if self._shared is not None:
-            self._shared.leave()
+            self._streams.leave(self._shared, self._log_reader.stream)
             self._shared = None

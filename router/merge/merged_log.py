@@ -80,6 +80,18 @@ class MergedLog:
             self.start = self._blocks[gone].first
             del self._blocks[:gone]
 
+    def forget(self, number: int) -> None:
+        """Drop the blocks whose events all come before ``number``."""
+        gone = 0
+        for block in self._blocks:
+            if block.first + len(block.events) > number:
+                break
+            self.size -= block.size
+            self.start = block.first + len(block.events)
+            self.floor = block.last_key
+            gone += 1
+        del self._blocks[:gone]
+
     def number_beyond(self, key: bytes) -> int:
         """Return the number of the first event in the log whose sort key is beyond ``key``."""
         index = bisect_right(self._blocks, key, key=_last_key)

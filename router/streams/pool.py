@@ -1,7 +1,7 @@
 """The stream pool: identical streams share one set of remotes (docs/design.md, section 10)."""
 
 import asyncio
-from collections.abc import Coroutine, Set
+from collections.abc import Callable, Coroutine, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -10,7 +10,8 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.change_stream.log_reader import LogReader
+from router.change_stream.filtered_stream import FilteredStream
+from router.change_stream.log_reader import LogReader, ReadableStream
 from router.change_stream.remotes import ShardSpan
 from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import cluster_time_of, first_key
@@ -19,6 +20,7 @@ from router.memory import Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
 from router.streams.cluster_time import ClusterTimeFetcher
+from router.streams.filter_planner import ALWAYS, FilterPlanner, Placement
 from router.streams.nudger import Nudger
 from router.streams.preparation import prepare_stream
 from router.streams.shared_stream import SharedStream
@@ -97,7 +99,8 @@ class StreamPool:
         self._loop = asyncio.get_running_loop()
         self._cluster_time = ClusterTimeFetcher(cluster, limits)
         self._memory = memory
-        self._readers = 0
+        self._placements: dict[LogReader, Placement] = {}
+        self._planner = FilterPlanner(limits)
         self._groups: dict[bytes | None, _StreamGroup] = {}
         self._of: dict[SharedStream, _StreamGroup] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,16 +112,24 @@ class StreamPool:
 
         Remotes that are opened for them are charged to ``client``. Raises CommandError.
         """
-        start_at = request.start_time
-        while True:
-            shared, start_at = await self._enter(request, start_at, client)
-            point = starting_point(request, start_at, self._cluster.token_version)
-            if shared.covers(point.after):
-                log_reader = LogReader(shared.runner.stream, point)
-                self._readers += 1
-                return shared, log_reader
-            # Other readers have advanced past the starting point during the opening.
-            shared.leave()
+        placement = self._planner.place(request)
+        self._planner.join(placement, self._scope(placement), self._loop.time())
+        try:
+            start_at = request.start_time
+            wanted = self._wanted(placement, start_at, None)
+            while True:
+                shared, start_at = await self._enter(wanted, start_at, client)
+                point = starting_point(request, start_at, self._cluster.token_version)
+                if shared.covers(point.after):
+                    stream = self._part(shared, placement, wanted)(point.after)
+                    log_reader = LogReader(stream, point)
+                    self._placements[log_reader] = placement
+                    return shared, log_reader
+                # Other readers have advanced past the starting point during the opening.
+                shared.leave()
+        except BaseException:
+            self._planner.leave(placement)
+            raise
 
     async def follow(
         self, request: StreamRequest, log_reader: LogReader, client: str | None
@@ -126,16 +137,18 @@ class StreamPool:
         """Return a shared stream, entered, to which the log reader ``log_reader`` is attached.
 
         For a log reader of ``client`` whose shared stream no longer covers the events that it
-        needs. Raises CommandError.
+        needs, or whose filter is evaluated elsewhere from now on. Raises CommandError.
         """
+        placement = self._placements[log_reader]
+        start_at = cluster_time_of(log_reader.needs)
+        wanted = self._wanted(placement, start_at, log_reader)
         if not (request.starts_after_invalidate and log_reader.at_start):
-            start = AtTime(cluster_time_of(log_reader.needs))
-            request = replace(request, start=start)
+            wanted = replace(wanted, start=AtTime(start_at))
         while True:
             spans = log_reader.needs_spans
             try:
                 shared, _ = await self._enter(
-                    request, request.start_time, client, log_reader.needs, spans
+                    wanted, wanted.start_time, client, log_reader.needs, spans
                 )
             except CommandError as error:
                 if error.code != ErrorCode.TemporarilyUnavailable:
@@ -143,28 +156,115 @@ class StreamPool:
                 # The cursor ends; the driver resumes by an aggregate, which it may retry.
                 raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
             if shared.covers(log_reader.needs, spans):
-                log_reader.attach(shared.runner.stream)
+                log_reader.attach(self._part(shared, placement, wanted)(log_reader.needs))
                 return shared
             shared.leave()
 
-    def better(self, shared: SharedStream) -> SharedStream | None:
-        """Return the shared stream to which readers of ``shared`` should move; None if none."""
+    def join_main(self, shared: SharedStream, log_reader: LogReader) -> SharedStream | None:
+        """Move a reader of ``shared`` to the main stream of its group if that has the next events.
+
+        A filtered reader joins the unfiltered stream that its filter is evaluated on. Return the
+        main stream, entered, and leave ``shared``; or None if the reader stays.
+        """
+        placement = self._placements[log_reader]
         group = self._of.get(shared)
+        wanted = placement.request
+        if placement.whole is not None and self._shares(placement, log_reader):
+            wanted = placement.whole
+            group = self._groups.get(placement.scope)
         main = None if group is None else group.main
         if main is None or main is shared or not main.has_opened:
             return None
-        gate = shared.runner.stream.gate
-        return None if gate is None or main.is_late(cluster_time_of(gate)) else main
+        gate = log_reader.stream.gate
+        if gate is None or main.is_late(cluster_time_of(gate)):
+            return None
+        left = log_reader.stream
+        if not log_reader.join(main.runner.stream, self._part(main, placement, wanted)):
+            return None
+        main.enter()
+        self.leave(shared, left)
+        return main
+
+    def leave(self, shared: SharedStream, stream: ReadableStream) -> None:
+        """Remove a reader of ``stream``, which is ``shared``'s stream or a filtered part of it."""
+        shared.runner.filtered.close(stream)
+        shared.leave()
+
+    def is_misplaced(self, log_reader: LogReader) -> bool:
+        """Return whether a reader's filter should be evaluated elsewhere from now on."""
+        placement = self._placements[log_reader]
+        if placement.whole is None:
+            return False
+        shares = self._shares(placement, log_reader)
+        if isinstance(log_reader.stream, FilteredStream):
+            return not shares
+        if not shares or not self._is_recent(cluster_time_of(log_reader.needs)):
+            return False
+        group = self._groups.get(placement.scope)
+        return group is None or group.main is None or not group.main.healthy
+
+    def outlives(self, log_reader: LogReader, error: CommandError) -> bool:
+        """Return whether a reader goes on although its stream has failed with ``error``.
+
+        An unfiltered stream fails by an event that is too large, or lacks an image that is
+        required; a filter may leave that event out. So the shards evaluate it from now on.
+        """
+        if not isinstance(log_reader.stream, FilteredStream) or RESUMABLE_LABEL in error.labels:
+            return False
+        if error.code == ErrorCode.ChangeStreamHistoryLost:
+            return False
+        self._placements[log_reader].failed = True
+        return True
+
+    def explain_filter(self, request: StreamRequest) -> dict[str, Any]:
+        """Return where the filter of ``request`` would be evaluated now, and why."""
+        placement = self._planner.place(request)
+        placement.scope = self._scope(placement)
+        return self._planner.explain(placement, self._loop.time())
+
+    def _scope(self, placement: Placement) -> bytes:
+        return b"" if placement.whole is None else identity(placement.whole)
+
+    def _shares(self, placement: Placement, log_reader: LogReader | None = None) -> bool:
+        let_through = 0.0
+        if log_reader is not None and isinstance(log_reader.stream, FilteredStream):
+            let_through = log_reader.stream.let_through
+        return self._planner.shares(placement, self._loop.time(), let_through)
+
+    def _wanted(
+        self, placement: Placement, start_at: Timestamp | None, log_reader: LogReader | None
+    ) -> StreamRequest:
+        """Return the request of the stream to open: the unfiltered one if the router filters.
+
+        A reader that starts long ago is filtered on the shards until it has caught up.
+        """
+        if placement.whole is None or not self._shares(placement, log_reader):
+            return placement.request
+        recent = start_at is None or self._is_recent(start_at)
+        return placement.whole if recent or placement.mode == ALWAYS else placement.request
+
+    def _is_recent(self, time: Timestamp) -> bool:
+        now = self._cluster.clock.time or time
+        return now.time - time.time <= self._limits.share_behind
+
+    def _part(
+        self, shared: SharedStream, placement: Placement, wanted: StreamRequest
+    ) -> Callable[[bytes], ReadableStream]:
+        """Return what opens the part of ``shared`` to read, given a sort key that it covers."""
+        stream_filter = placement.filter
+        if stream_filter is None or wanted.stages:
+            return lambda after: shared.runner.stream
+        return partial(shared.runner.filtered.open, stream_filter)
 
     @property
     def reply_bytes(self) -> int:
         """Bytes of events that one reply may have now."""
-        share = self._limits.replies_bytes // max(1, self._readers)
+        share = self._limits.replies_bytes // max(1, len(self._placements))
         return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
 
-    def left(self) -> None:
+    def closed(self, log_reader: LogReader) -> None:
         """Record that a reader has been closed."""
-        self._readers -= 1
+        self._planner.leave(self._placements.pop(log_reader))
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task for which ``close`` waits."""

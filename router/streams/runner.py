@@ -9,6 +9,7 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.change_stream.filtered_stream import FilteredStream
 from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.plan import shard_command, topology_command
@@ -19,6 +20,7 @@ from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from router.streams.departures import Departures
 from router.streams.description import StreamDescription
+from router.streams.filtered_readers import FilteredReaders
 from router.streams.flow_control import FlowControl
 from router.streams.idle_members import IdleMembers
 from router.streams.nudger import Nudger
@@ -63,6 +65,7 @@ class StreamRunner:
         self._opening: asyncio.Future[None] | None = None
         self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
         self._departures = Departures(stream, cluster, self._left, limits.departure_interval)
+        self.filtered = FilteredReaders(stream, limits.share_filter_bytes, self._distributed)
         self._closed = False
         self._taken = 0
         self._preference = ReadPreference.of(request.read_preference)
@@ -94,7 +97,12 @@ class StreamRunner:
         """
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
+        filtered = log_reader.stream
+        if isinstance(filtered, FilteredStream) and not log_reader.release():
+            self.filtered.advance()
         batch = log_reader.take(max_events, max_bytes, enough)
+        if isinstance(filtered, FilteredStream):
+            self.filtered.distribution.forget(filtered, log_reader.number)
         loads = self._nudger.loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
@@ -121,22 +129,31 @@ class StreamRunner:
             ),
         )
 
-    async def wait(self, waiter: asyncio.Future[None], timeout: float) -> None:
+    async def wait(
+        self, waiter: asyncio.Future[None], timeout: float, log_reader: LogReader
+    ) -> None:
         """Wait until ``waiter`` is released or ``timeout`` seconds have passed.
 
-        It is released when new events become readable or the stream ends.
+        It is released when new events become readable for ``log_reader`` or the stream ends.
         """
         self._touch()
         # A resumed stream may just have dropped events that its client has, which frees budget.
         self._read_on()
         self._nudge_laggards(self._loop.time())
-        self._waiters.add(waiter)
+        filtered = log_reader.stream
+        if isinstance(filtered, FilteredStream):
+            self.filtered.add_waiter(filtered, waiter)
+        else:
+            self._waiters.add(waiter)
         timer = self._loop.call_later(timeout, release, waiter)
         try:
             await waiter
         finally:
             timer.cancel()
-            self._waiters.discard(waiter)
+            if isinstance(filtered, FilteredStream):
+                self.filtered.remove_waiter(filtered)
+            else:
+                self._waiters.discard(waiter)
             self._touch()
 
     def stop_reading(self) -> None:
@@ -149,6 +166,7 @@ class StreamRunner:
         for waiter in self._waiters:
             release(waiter)
         self._waiters.clear()
+        self.filtered.wake()
 
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt."""
@@ -277,6 +295,7 @@ class StreamRunner:
         elif self._waiters and (stream.release() or stream.ended):
             # Waiting clients have consumed the log, so new events wake them.
             self._wake()
+        self.filtered.arrived()
         # Prepare the next reply while the client processes the last one.
         stream.merge_ahead(self._limits.reply_target_bytes)
 
@@ -287,6 +306,12 @@ class StreamRunner:
             self._nudge_laggards(self._loop.time(), arriving=True)
         if self._waiters and (self.stream.release() or self.stream.ended):
             self._wake()
+        self.filtered.arrived()
+
+    def _distributed(self) -> None:
+        """Resume prefetching after events have been distributed to filtered readers."""
+        self._count()
+        self._read_on()
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
         remote = self._remotes.get(number)
@@ -344,7 +369,8 @@ class StreamRunner:
         if wait.rest:
             self._idle.rest(remote, wait.rest)
         cursor.set_await(wait.seconds)
-        if self._flow.is_unread(now) and not self._waiters and self._opening is None:
+        unread = not (self._waiters or self.filtered.waiting)
+        if self._flow.is_unread(now) and unread and self._opening is None:
             self._idle.lingering = True
             cursor.pause()
         elif not self._may_read(number):
@@ -367,7 +393,8 @@ class StreamRunner:
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
-            self._held.size = self.stream.held_bytes
+            held = self.stream.held_bytes + self.filtered.distribution.held_bytes
+            self._held.size = held
 
     def _may_read(self, number: int) -> bool:
         """Return whether the byte budgets allow another batch."""

@@ -26,8 +26,9 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--on", type=Path, help="a JSON file that names running servers")
     parser.add_argument("--report", type=Path, help="write all differences to this file")
+    parser.add_argument("--share-filters", default="auto", help="auto, always or never")
     args = parser.parse_args()
-    with running(args.shards, args.on) as servers:
+    with running(args.shards, args.on, args.share_filters) as servers:
         return asyncio.run(_run(servers, args))
 
 

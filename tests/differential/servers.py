@@ -12,31 +12,38 @@ from tests.harness.routers import start_router
 
 
 @contextmanager
-def running(shards: int, on: Path | None = None) -> Iterator[Servers]:
+def running(shards: int, on: Path | None = None, share_filters: str = "auto") -> Iterator[Servers]:
     """Run a cluster of real servers and a router during the block.
 
     Args:
         shards: the number of shards.
         on: a JSON file that describes a running cluster: mongos, configdb, shards.
+        share_filters: the router's parameter shareFilters.
 
     Raises:
         pytest.skip.Exception: real servers are not available.
     """
     if on is not None:
         known = json.loads(on.read_text())
-        with _routed(known["mongos"], known["configdb"], known["shards"]) as servers:
+        with routed(known["mongos"], known["configdb"], known["shards"], share_filters) as servers:
             yield servers
         return
     with (
         start_real_cluster(shards, noop_interval=1) as cluster,
-        _routed(cluster.mongos, cluster.configdb, cluster.shards) as servers,
+        routed(cluster.mongos, cluster.configdb, cluster.shards, share_filters) as servers,
     ):
         yield servers
 
 
 @contextmanager
-def _routed(mongos: str, configdb: str, shards: dict[str, Any]) -> Iterator[Servers]:
+def routed(
+    mongos: str, configdb: str, shards: dict[str, Any], share_filters: str
+) -> Iterator[Servers]:
+    """Run a router on a running cluster during the block."""
     hosts = {**shards, "config": configdb}
     members = {name: f"mongodb://{host.partition('/')[2]}/" for name, host in hosts.items()}
-    with start_router(configdb, upstream=f"mongodb://{mongos}/") as router:
+    parameters = {"shareFilters": share_filters}
+    with start_router(
+        configdb, upstream=f"mongodb://{mongos}/", set_parameter=parameters
+    ) as router:
         yield Servers(int(mongos.rpartition(":")[2]), router.port, members)

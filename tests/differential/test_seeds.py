@@ -6,29 +6,33 @@ from collections.abc import Iterator
 import pytest
 
 from tests.differential.seeds import Clients, Outcome, Servers, run_all
-from tests.differential.servers import running
+from tests.differential.servers import routed
+from tests.harness.clusters import RealCluster, start_real_cluster
 
-SEEDS = range(1, 13)
+SEEDS = {"auto": range(1, 13), "always": range(101, 109)}
+"""By the parameter shareFilters."""
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with running(3) as servers:
-        yield servers
+def cluster() -> Iterator[RealCluster]:
+    with start_real_cluster(3, noop_interval=1) as cluster:
+        yield cluster
 
 
-def test_the_router_returns_what_mongos_returns(servers: Servers) -> None:
-    outcomes = asyncio.run(_run(servers))
+@pytest.mark.parametrize("share_filters", SEEDS)
+def test_the_router_returns_what_mongos_returns(cluster: RealCluster, share_filters: str) -> None:
+    with routed(cluster.mongos, cluster.configdb, cluster.shards, share_filters) as servers:
+        outcomes = asyncio.run(_run(servers, SEEDS[share_filters]))
     found = [f"seed {each.seed}: {text}" for each in outcomes for text in each.differences]
     assert not found, "\n".join(found)
     assert sum(outcome.events for outcome in outcomes) > 1000
 
 
-async def _run(servers: Servers) -> list[Outcome]:
+async def _run(servers: Servers, seeds: range) -> list[Outcome]:
     clients = Clients(servers)
     try:
-        return await run_all(servers, clients, SEEDS, jobs=4, done=lambda _: None)
+        return await run_all(servers, clients, seeds, jobs=4, done=lambda _: None)
     finally:
         await clients.close()

@@ -1,0 +1,269 @@
+"""Filtered streams: the parts of one merged stream that its readers' filters let through.
+
+The merged stream passes each block that it releases to a ``Distribution``, which appends every
+event to the logs of the filtered streams that it belongs to. So a shard is read once for all
+filters, and an event meets only the filters that it may match (docs/sharing.md).
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.remotes import ShardSpan
+from router.change_stream.resume_token import (
+    TIME_DIGITS,
+    ResumeToken,
+    cluster_time_of,
+    event_key,
+    high_water_mark,
+    version_of,
+)
+from router.filters.index import FilterIndex
+from router.filters.stream_filter import StreamFilter
+from router.merge.merged_log import MergedLog
+from router.merge.merger import Block, weight
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+
+LEAST_KEPT: Final = 64 * 1024
+"""Bytes of memory that the events of a filtered stream may always take."""
+
+_MALFORMED: Final = (ValueError, IndexError, struct.error)
+
+_TIME_AND_VERSION: Final = TIME_DIGITS + 4
+"""Length of the part of a sort key that holds the cluster time and the version."""
+
+_ENDS_OF_MARKS: Final = frozenset({b"292904", b"2B0229296E04", b"2B0429296E1404"})
+
+
+class FilteredStream:
+    """What a filter lets through of a merged stream, for one log reader.
+
+    It is readable like a merged stream. Its log has the matching events of all blocks that the
+    merged stream has released. It releases nothing itself: its ``Distribution`` does.
+    ``on_events`` is called when events have been appended. Once it is ``closed`` it gets no events
+    any more, and so makes no promises either.
+    """
+
+    __slots__ = ("_distribution", "closed", "filter", "log", "on_events")
+
+    def __init__(
+        self, distribution: "Distribution", stream_filter: StreamFilter, floor: bytes
+    ) -> None:
+        self._distribution = distribution
+        self.filter = stream_filter
+        self.log = MergedLog(floor, event_key)
+        self.on_events: Callable[[], None] | None = None
+        self.closed = False
+
+    def release(self) -> bool:
+        """Return False: events are appended as the merged stream releases them."""
+        return False
+
+    @property
+    def mark(self) -> tuple[bytes, bytes] | None:
+        """Sort key and token of the mark for a client that has read everything, or None."""
+        return None if self.closed else self._distribution.mark
+
+    @property
+    def gate(self) -> bytes | None:
+        """The sort key up to which all events are in the log."""
+        return None if self.closed else self._distribution.gate
+
+    @property
+    def error(self) -> CommandError | None:
+        """The error that ended the stream after the log's end."""
+        return None if self.closed else self._distribution.error
+
+    @property
+    def refused(self) -> bool:
+        """Whether the error occurred at the opening."""
+        return self._distribution.stream.refused
+
+    @property
+    def ended(self) -> bool:
+        """Whether an invalidate has ended the stream and nothing is left to release."""
+        return not self.closed and self._distribution.stream.ended
+
+    def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
+        """Return the spans, removed shards included, that may have events beyond a sort key."""
+        return self._distribution.stream.spans_beyond(key)
+
+    @property
+    def swallowed(self) -> list[bytes]:
+        """Sort keys of the invalidates that the stream has swallowed."""
+        return self._distribution.stream.swallowed
+
+    @property
+    def let_through(self) -> float:
+        """How often an event of the merged stream passes a filter: matches per event."""
+        distribution = self._distribution
+        return distribution.matches / max(1, distribution.examined)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the events in its log take."""
+        return weight(self.log.end - self.log.start, self.log.size)
+
+
+class Distribution:
+    """Distributes the released events of ``stream`` to filtered streams.
+
+    ``kept_bytes`` bounds the memory that all their unread events take: each filtered stream has an
+    equal share of it, ``LEAST_KEPT`` at least. Beyond its share the oldest events are dropped, and
+    its log reader is lost, as in a merged stream's log.
+    """
+
+    def __init__(self, stream: MergedStream, kept_bytes: int) -> None:
+        self.stream = stream
+        self._kept_bytes = kept_bytes
+        self._index: FilterIndex[bytes] = FilterIndex()
+        self._streams: dict[bytes, list[FilteredStream]] = {}
+        self._count = 0
+        self._last: bytes | None = None
+        self._mark: tuple[bytes, bytes] | None = None
+        self._broken: CommandError | None = None
+        self.held_bytes = 0
+        """Bytes of memory that the unread events of all filtered streams take."""
+        self.examined = 0
+        """The number of events that have met the filters."""
+        self.matches = 0
+        """The number of times that a filter has let an event through."""
+
+    @property
+    def readers(self) -> int:
+        """The number of filtered streams."""
+        return self._count
+
+    @property
+    def filters(self) -> int:
+        """The number of different filters."""
+        return len(self._index)
+
+    def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
+        """Return a filtered stream with all matching events beyond the sort key ``after``.
+
+        The merged stream must cover ``after``.
+        """
+        filtered = FilteredStream(self, stream_filter, max(after, self.stream.log.floor))
+        log = self.stream.log
+        alone: FilterIndex[None] = FilterIndex()
+        alone.add(None, stream_filter)
+        number = log.number_beyond(after)
+        while number < log.end:
+            block = log.block_from(number)
+            number += len(block)
+            try:
+                for _, events in alone.route(block):
+                    self._append(filtered, [stream_filter.project(each) for each in events])
+            except _MALFORMED as error:
+                self._break(error)
+                break
+        if self.stream.distribute is None:
+            self.stream.distribute = self._distribute
+        identity = stream_filter.identity
+        if identity not in self._streams:
+            self._streams[identity] = []
+            self._index.add(identity, stream_filter)
+        self._streams[identity].append(filtered)
+        self._count += 1
+        return filtered
+
+    def close(self, filtered: FilteredStream) -> None:
+        """Stop filling a filtered stream; its reader has left."""
+        filtered.closed = True
+        identity = filtered.filter.identity
+        self._streams[identity].remove(filtered)
+        self._count -= 1
+        self.held_bytes -= filtered.held_bytes
+        if not self._streams[identity]:
+            del self._streams[identity]
+            self._index.remove(identity)
+        if not self._streams:
+            self.stream.distribute = None
+            self._last = None
+
+    def forget(self, filtered: FilteredStream, number: int) -> None:
+        """Drop the events of a filtered stream before ``number``, which have been read."""
+        if filtered.log.start < number:
+            before = filtered.held_bytes
+            filtered.log.forget(number)
+            self.held_bytes += filtered.held_bytes - before
+
+    @property
+    def error(self) -> CommandError | None:
+        """The error of the merged stream, once all its events have been distributed."""
+        if self._broken is not None:
+            return self._broken
+        return None if self.stream.ready else self.stream.error
+
+    @property
+    def gate(self) -> bytes | None:
+        """The sort key up to which all events have been distributed."""
+        if self.stream.ready:
+            return self._last
+        return self.stream.gate
+
+    @property
+    def mark(self) -> tuple[bytes, bytes] | None:
+        """The high water mark of a filtered stream whose events have all been read.
+
+        It is never an event's token, because a filter may not let that event through: then no
+        stream with this filter could resume after it. The mark before the event's cluster time
+        takes its place, except at an invalidate, which ends every stream.
+        """
+        stream = self.stream
+        if stream.ready:
+            return None if self._last is None else self._mark_before(self._last)
+        mark = stream.mark
+        if mark is None or stream.ended or _is_high_water_mark(mark[0]):
+            return mark
+        return self._mark_before(mark[0])
+
+    def _mark_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Return the high water mark that sorts before every event of the key's cluster time."""
+        version = version_of(key)
+        if version is None:
+            return None
+        known = self._mark
+        if known is None or known[0][:_TIME_AND_VERSION] != key[:_TIME_AND_VERSION]:
+            token: ResumeToken = high_water_mark(cluster_time_of(key), version)
+            known = self._mark = (token.data, token.raw)
+        return known
+
+    def _distribute(self, block: Block) -> None:
+        """Append the events of a released block to the filtered streams that they belong to."""
+        self._last = block.last_key
+        self.examined += len(block.events)
+        if self._broken is not None:
+            return
+        try:
+            for identity, events in self._index.route(block.events):
+                self.matches += len(events)
+                streams = self._streams[identity]
+                if streams[0].filter.projections:
+                    events = [streams[0].filter.project(each) for each in events]
+                for filtered in streams[1:]:
+                    self._append(filtered, list(events))
+                self._append(streams[0], events)
+        except _MALFORMED as error:
+            self._break(error)
+
+    def _append(self, filtered: FilteredStream, events: list[bytes]) -> None:
+        before = filtered.held_bytes
+        log = filtered.log
+        log.append(events, event_key(events[-1]), sum(map(len, events)))
+        if before >= LEAST_KEPT:
+            log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self._count)))
+        self.held_bytes += filtered.held_bytes - before
+        if filtered.on_events is not None:
+            filtered.on_events()
+
+    def _break(self, error: Exception) -> None:
+        message = f"An event of the change stream is malformed: {error!r}"
+        self._broken = CommandError(ErrorCode.InternalError, message, labels=(RESUMABLE_LABEL,))
+
+
+def _is_high_water_mark(key: bytes) -> bool:
+    return key[TIME_DIGITS:] in _ENDS_OF_MARKS

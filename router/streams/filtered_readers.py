@@ -1,0 +1,103 @@
+"""The readers of one merged stream's filtered parts, and the distribution of its events to them."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from router.change_stream.filtered_stream import Distribution, FilteredStream
+from router.change_stream.log_reader import ReadableStream
+from router.change_stream.merged_stream import MergedStream
+from router.filters.stream_filter import StreamFilter
+
+
+class FilteredReaders:
+    """Distributes released events while filtered readers want them.
+
+    A waiting reader is woken by events that its own filter lets through, not by others. One block
+    is released in each iteration of the event loop, so that a backlog of which filters let little
+    through does not delay other tasks. ``released`` is called afterwards. Must be created in a
+    running loop.
+    """
+
+    def __init__(self, stream: MergedStream, kept_bytes: int, released: Callable[[], None]) -> None:
+        self.distribution = Distribution(stream, kept_bytes)
+        self._stream = stream
+        self._released = released
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[FilteredStream, asyncio.Future[None]] = {}
+        self._next: asyncio.Handle | None = None
+
+    def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
+        """Return what ``stream_filter`` lets through beyond the sort key ``after``."""
+        return self.distribution.open(stream_filter, after)
+
+    def close(self, stream: ReadableStream) -> None:
+        """Stop distributing to ``stream`` if it is filtered and open."""
+        if isinstance(stream, FilteredStream) and not stream.closed:
+            self.distribution.close(stream)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a filtered reader waits."""
+        return bool(self._waiting)
+
+    def add_waiter(self, filtered: FilteredStream, waiter: asyncio.Future[None]) -> None:
+        """Complete ``waiter`` once the filter has let an event through, or the stream is over."""
+        self._waiting[filtered] = waiter
+        filtered.on_events = partial(_complete, waiter)
+        self._schedule()
+
+    def remove_waiter(self, filtered: FilteredStream) -> None:
+        """Undo ``add_waiter``."""
+        self._waiting.pop(filtered, None)
+        filtered.on_events = None
+
+    def arrived(self) -> None:
+        """Distribute what is ready, if a reader waits: a remote's batch has been merged."""
+        if self._waiting and self._next is None:
+            self._step()
+
+    def advance(self) -> None:
+        """Distribute one block for a reader that has read everything and does not wait.
+
+        Does nothing if a block has been released in this iteration of the loop.
+        """
+        if self._next is None:
+            self._next = self._loop.call_soon(self._step)
+            self._release()
+
+    def wake(self) -> None:
+        """Complete all waiters."""
+        for waiter in self._waiting.values():
+            _complete(waiter)
+
+    def _schedule(self) -> None:
+        if self._next is None and self._waiting and self._may_wake:
+            self._next = self._loop.call_soon(self._step)
+
+    @property
+    def _may_wake(self) -> bool:
+        stream = self._stream
+        return stream.ready or stream.ended or self.distribution.error is not None
+
+    def _step(self) -> None:
+        self._next = None
+        if not self._waiting:
+            return
+        self._release()
+        if self._stream.ended or self.distribution.error is not None:
+            self.wake()
+        else:
+            self._schedule()
+
+    def _release(self) -> None:
+        stream = self._stream
+        if stream.release() and not stream.ready:
+            # The second call tells the stream that its last block has been read.
+            stream.release()
+        self._released()
+
+
+def _complete(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
