@@ -151,7 +151,12 @@ class CursorRegistry:
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
         """Return the plan of ``request`` without opening a cursor. Raises CommandError."""
-        return await explain_stream(request, verbosity, self._cluster, self._limits)
+        plan = await explain_stream(request, verbosity, self._cluster, self._limits)
+        lookup = LookupPlan.of(request)
+        read = request if lookup is None else lookup.remote
+        if read.stages:
+            plan["mergerouter"] = {"filter": self._streams.explain_filter(read)}
+        return plan
 
     @asynccontextmanager
     async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[MergedCursor]:

@@ -1,10 +1,12 @@
 """Snapshots of the state of open streams, as serverStatus shows them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
+
+from router.change_stream.filtered_stream import Distribution
 
 _MS = 1000
 
@@ -53,6 +55,41 @@ class RemoteDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class FilterCounts:
+    """The filters that the router evaluates on a stream.
+
+    ``readers`` have ``filters`` different filters, which have been tried on ``examined`` events and
+    have let events through ``matches`` times.
+    """
+
+    readers: int
+    filters: int
+    examined: int
+    matches: int
+
+    @classmethod
+    def of(cls, distribution: Distribution) -> Self | None:
+        """Return the counts of a distribution; None if no filter is evaluated."""
+        if not distribution.readers:
+            return None
+        return cls(
+            distribution.readers,
+            distribution.filters,
+            distribution.examined,
+            distribution.matches,
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what serverStatus shows."""
+        return {
+            "readers": self.readers,
+            "filters": self.filters,
+            "examined": Int64(self.examined),
+            "matches": Int64(self.matches),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class StreamDescription:
     """One set of remotes and the cursors that read it.
 
@@ -60,7 +97,7 @@ class StreamDescription:
     remote with the smallest promise; ``waiting`` is whether it keeps buffered events back.
     ``gate_reason`` says why the gate holder's promise is not greater: "opening", "reconnecting",
     "paused" (its buffer is full, or no client reads), "idle" (it has no newer events) or "behind"
-    (it still has events to read).
+    (it still has events to read). ``filtered`` counts the filters that the router evaluates.
     """
 
     cursor_ids: tuple[int, ...]
@@ -71,9 +108,11 @@ class StreamDescription:
     gate_reason: str | None
     waiting: bool
     remotes: tuple[RemoteDescription, ...]
+    filtered: FilterCounts | None = None
 
     def to_document(self) -> dict[str, Any]:
         """Return what serverStatus shows."""
+        filtered = {} if self.filtered is None else {"filtered": self.filtered.to_document()}
         return {
             "cursorIds": [Int64(each) for each in self.cursor_ids],
             "namespace": self.namespace,
@@ -82,5 +121,6 @@ class StreamDescription:
             "gateHolder": self.gate_holder,
             "gateReason": self.gate_reason,
             "waiting": self.waiting,
+            **filtered,
             "remotes": [remote.to_document() for remote in self.remotes],
         }

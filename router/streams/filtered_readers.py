@@ -41,28 +41,41 @@ class FilteredReaders:
         """Whether a filtered reader waits."""
         return bool(self._waiting)
 
-    def add_waiter(self, filtered: FilteredStream, waiter: asyncio.Future[None]) -> None:
-        """Complete ``waiter`` once the filter has let an event through, or the stream is over."""
-        self._waiting[filtered] = waiter
-        filtered.on_events = partial(_complete, waiter)
-        self._schedule()
+    def forget(self, stream: ReadableStream, number: int) -> None:
+        """Drop the events of ``stream`` before ``number``, which have been read, if filtered."""
+        if isinstance(stream, FilteredStream) and not stream.closed:
+            self.distribution.forget(stream, number)
 
-    def remove_waiter(self, filtered: FilteredStream) -> None:
+    def add_waiter(self, stream: ReadableStream, waiter: asyncio.Future[None]) -> bool:
+        """Complete ``waiter`` once the filter has let an event through, or the stream is over.
+
+        Return whether ``stream`` is filtered; otherwise nothing is done.
+        """
+        if not isinstance(stream, FilteredStream):
+            return False
+        self._waiting[stream] = waiter
+        stream.on_events = partial(_complete, waiter)
+        self._schedule()
+        return True
+
+    def remove_waiter(self, stream: ReadableStream) -> None:
         """Undo ``add_waiter``."""
-        self._waiting.pop(filtered, None)
-        filtered.on_events = None
+        if isinstance(stream, FilteredStream):
+            self._waiting.pop(stream, None)
+            stream.on_events = None
 
     def arrived(self) -> None:
         """Distribute what is ready, if a reader waits: a remote's batch has been merged."""
         if self._waiting and self._next is None:
             self._step()
 
-    def advance(self) -> None:
-        """Distribute one block for a reader that has read everything and does not wait.
+    def advance(self, stream: ReadableStream) -> None:
+        """Distribute one block for a reader of ``stream`` that has read everything, if filtered.
 
-        Does nothing if a block has been released in this iteration of the loop.
+        Readers that never wait depend on it. Does nothing if a block has been released in this
+        iteration of the loop.
         """
-        if self._next is None:
+        if self._next is None and isinstance(stream, FilteredStream):
             self._next = self._loop.call_soon(self._step)
             self._release()
 

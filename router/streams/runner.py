@@ -1,7 +1,6 @@
 """The stream runner: opens the remotes of a merged stream, feeds it, and enforces budgets."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
@@ -9,21 +8,19 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.change_stream.filtered_stream import FilteredStream
 from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.plan import shard_command, topology_command
-from router.change_stream.progress_command import progress_command
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of
 from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from router.streams.departures import Departures
-from router.streams.description import StreamDescription
+from router.streams.description import FilterCounts, StreamDescription
 from router.streams.filtered_readers import FilteredReaders
 from router.streams.flow_control import FlowControl
 from router.streams.idle_members import IdleMembers
 from router.streams.nudger import Nudger
+from router.streams.openings import opening_of, progress_opening_of
 from router.streams.remote import Remote
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
@@ -97,12 +94,10 @@ class StreamRunner:
         """
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
-        filtered = log_reader.stream
-        if isinstance(filtered, FilteredStream) and not log_reader.release():
-            self.filtered.advance()
+        if not log_reader.release():
+            self.filtered.advance(log_reader.stream)
         batch = log_reader.take(max_events, max_bytes, enough)
-        if isinstance(filtered, FilteredStream):
-            self.filtered.distribution.forget(filtered, log_reader.number)
+        self.filtered.forget(log_reader.stream, log_reader.number)
         loads = self._nudger.loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
@@ -127,6 +122,7 @@ class StreamRunner:
                 remote.describe(stream.promise(number), stream.buffered_bytes(number))
                 for number, remote in self._remotes.items()
             ),
+            filtered=FilterCounts.of(self.filtered.distribution),
         )
 
     async def wait(
@@ -140,20 +136,16 @@ class StreamRunner:
         # A resumed stream may just have dropped events that its client has, which frees budget.
         self._read_on()
         self._nudge_laggards(self._loop.time())
-        filtered = log_reader.stream
-        if isinstance(filtered, FilteredStream):
-            self.filtered.add_waiter(filtered, waiter)
-        else:
+        reads = log_reader.stream
+        if not self.filtered.add_waiter(reads, waiter):
             self._waiters.add(waiter)
         timer = self._loop.call_later(timeout, release, waiter)
         try:
             await waiter
         finally:
             timer.cancel()
-            if isinstance(filtered, FilteredStream):
-                self.filtered.remove_waiter(filtered)
-            else:
-                self._waiters.discard(waiter)
+            self.filtered.remove_waiter(reads)
+            self._waiters.discard(waiter)
             self._touch()
 
     def stop_reading(self) -> None:
@@ -194,28 +186,12 @@ class StreamRunner:
         log.debug("open remote", target=action.target, start_at=action.start_at)
         remote = self._remotes[action.remote] = Remote(action, self._limits, self._loop.time())
         self._memory.remotes += 1
-
-        def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
-            if action.topology:
-                if pbrt is None:
-                    return topology_command(action.start_at)
-                return topology_command(resume_after=pbrt)
-            if pbrt is None:
-                return shard_command(self._request, start_at=action.start_at)
-            return shard_command(self._request, resume_after=pbrt)
-
-        self._start(action.remote, remote, opening)
+        self._start(action.remote, remote, opening_of(self._request, action))
 
     def _reopen_remote(self, action: ReopenRemote) -> None:
         remote = self._remotes[action.remote]
-
-        def opening(pbrt: bytes | None) -> tuple[str, Mapping[str, object]]:
-            if pbrt is None:
-                return shard_command(self._request, start_after=action.start_after)
-            return shard_command(self._request, resume_after=pbrt)
-
         self._end(remote)
-        self._start(action.remote, remote, opening)
+        self._start(action.remote, remote, opening_of(self._request, action))
 
     def _start(self, number: int, remote: Remote, opening: Opening) -> None:
         preference = PRIMARY if remote.topology else self._preference
@@ -239,12 +215,8 @@ class StreamRunner:
 
     def _probing(self, remote: Remote, opening: Opening) -> Probing:
         """Return the settings of the progress cursor that reports the member's progress."""
-
-        def probe(pbrt: bytes) -> tuple[str, Mapping[str, object]]:
-            return progress_command(*opening(pbrt), pbrt)
-
         return Probing(
-            opening=probe,
+            opening=progress_opening_of(opening),
             fragments=self._request.splits_large_events,
             on_cost=lambda seconds: remote.probes.spend(self._loop.time(), seconds),
         )

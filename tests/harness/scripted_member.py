@@ -57,6 +57,7 @@ class ScriptedMember:
         past: the maxClusterTime of each note request.
         shows: the last cluster time of the oplog that cursors see; None is all of it.
         lets_through: returns whether the cursor with this id and pipeline sees events.
+        matches: returns whether a pipeline lets an event through.
     """
 
     set_name: str
@@ -82,6 +83,7 @@ class ScriptedMember:
     past: list[Timestamp] = field(default_factory=list)
     shows: Timestamp | None = None
     lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
+    matches: Callable[[Sequence[dict[str, Any]], dict[str, Any]], bool] = lambda *_: True
     _ids: int = 1000
     _server: asyncio.Server | None = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -332,7 +334,11 @@ class ScriptedMember:
             return []
         token = cursor.after
         events = [event for _, event in self._shown if event is not None]
-        found = [event for event in events if event["_id"]["_data"] > token]
+        found = [
+            event
+            for event in events
+            if event["_id"]["_data"] > token and self.matches(cursor.pipeline, event)
+        ]
         for index, event in enumerate(found):
             if event["operationType"] == "invalidate":
                 return found[: index + 1]

@@ -1,0 +1,260 @@
+"""Filters that the router evaluates: streams that differ only in their filter share remotes."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import bson
+import pytest
+from bson import Timestamp
+
+from router.change_stream.request import StreamRequest, parse_request
+from router.cursors.merged_cursor import MergedCursor
+from router.cursors.registry import CursorRegistry
+from shard_client.errors import CommandError
+from tests.harness.until import PATIENCE
+from tests.unit.router.conftest import OWNER, ScriptedCluster, numbers, read_until, until
+from tests.unit.router.cursors.test_registry import invalidate
+
+REMOTES = 4
+"""Three shards and the config server."""
+
+
+def tenant(number: int, start: dict[str, Any] | None = None, **fields: Any) -> StreamRequest:
+    """Return a request for the events of one tenant, from second 100 unless a start is given."""
+    options = {"startAtOperationTime": Timestamp(100, 1)} if start is None else start
+    match = {"fullDocument.tenant": number}
+    pipeline = [{"$changeStream": options}, {"$match": match}]
+    command = {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
+    return parse_request("db", {**command, **fields})
+
+
+def write(cluster: ScriptedCluster, second: int, of: int, size: int = 0) -> None:
+    """Write one tenant's event; then all members advance past it."""
+    document = {"_id": second, "tenant": of, "filler": "x" * size}
+    cluster.shards[f"s{second % 3}"].insert(second, second, fullDocument=document)
+    cluster.noop(second + 1)
+
+
+def of_tenant(pipeline: Sequence[dict[str, Any]], event: dict[str, Any]) -> bool:
+    """Evaluate the filter of ``tenant`` on a shard."""
+    wanted = [stage["$match"]["fullDocument.tenant"] for stage in pipeline if "$match" in stage]
+    return all(event.get("fullDocument", {}).get("tenant") == each for each in wanted)
+
+
+@pytest.fixture
+def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
+    """The scripted cluster, whose shards evaluate the tenants' filters."""
+    for shard in cluster.shards.values():
+        shard.matches = of_tenant
+    return cluster
+
+
+async def opened(registry: CursorRegistry, *tenants: int, **fields: Any) -> list[MergedCursor]:
+    return [(await registry.open(tenant(each, **fields), OWNER))[0] for each in tenants]
+
+
+async def test_tenants_share_remotes_and_each_gets_its_own(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_filters="always")
+    cursors = await opened(registry, *range(20))
+    assert cluster.open_cursors == REMOTES
+    for second in range(101, 161, 2):
+        write(cluster, second, of=second % 20)
+    for number, cursor in enumerate(cursors):
+        own = [second for second in range(101, 161, 2) if second % 20 == number]
+        if own:
+            assert await read_until(cursor, len(own)) == own
+    (description,) = registry.describe()
+    assert description.filtered is not None
+    assert (description.filtered.filters, description.filtered.matches) == (20, 30)
+
+
+async def test_an_event_wakes_only_its_own_readers(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_filters="always")
+    first, second = await opened(registry, 1, 2)
+    waiting = asyncio.create_task(first.next_batch(None, PATIENCE))
+    reading = asyncio.create_task(read_until(second, 1))
+    await asyncio.sleep(0)
+    write(cluster, 101, of=2)
+    assert await reading == [101]
+    assert not waiting.done()
+    write(cluster, 103, of=1)
+    assert numbers(await waiting) == [103]
+
+
+async def test_the_mark_moves_on_although_nothing_matches(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_filters="always")
+    (cursor,) = await opened(registry, 1)
+    for second in (101, 103, 105):
+        write(cluster, second, of=2)
+    place = bson.encode({"_data": ""})
+
+    async def moved() -> bool:
+        nonlocal place
+        batch = await cursor.next_batch(None, 0.01)
+        assert batch.events == []
+        place = batch.pbrt
+        return bson.decode(place)["_data"][:10] == f"82{106:08X}"
+
+    async with asyncio.timeout(PATIENCE):
+        while not await moved():
+            pass
+    write(cluster, 107, of=1)
+    resumed, _ = await registry.open(tenant(1, {"resumeAfter": bson.decode(place)}), OWNER)
+    assert await read_until(resumed, 1) == [107]
+
+
+async def test_a_token_between_batches_is_never_of_an_event_left_out(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_filters="always")
+    whole, _ = await registry.open(
+        parse_request("db", {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}),
+        OWNER,
+    )
+    (cursor,) = await opened(registry, 1, start={})
+    tokens = set()
+    for second in range(101, 131):
+        write(cluster, second, of=2)
+        batch = await cursor.next_batch(None, 0.005)
+        assert batch.events == []
+        tokens.add(bson.decode(batch.pbrt)["_data"])
+    assert all(token.endswith("2B0229296E04") for token in tokens), tokens
+    whole.close()
+
+
+async def test_few_filters_stay_on_the_shards_and_many_move_over(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_filters_from=3, share_filters_hold=0.0, share_linger=0.0)
+    cursors = await opened(registry, 0, 1)
+    assert cluster.open_cursors == 2 * REMOTES
+    assert registry.describe()[0].filtered is None
+    cursors += await opened(registry, 2)
+    for second in range(101, 107):
+        write(cluster, second, of=second % 3)
+    got: list[list[int]] = [[], [], []]
+
+    async def all_share() -> bool:
+        for number, cursor in enumerate(cursors):
+            got[number] += numbers(await cursor.next_batch(None, 0.01))
+        return cluster.open_cursors == REMOTES
+
+    async with asyncio.timeout(PATIENCE):
+        while not (await all_share() and all(len(each) == 2 for each in got)):
+            pass
+    assert got == [[102, 105], [103, 106], [101, 104]]
+    # With a single one left, its filter goes back to the shards.
+    for cursor in cursors[1:]:
+        registry.kill([cursor.cursor_id], OWNER)
+    async with asyncio.timeout(PATIENCE):
+        while registry.describe() == [] or registry.describe()[0].filtered is not None:
+            assert (await cursors[0].next_batch(None, 0.01)).events == []
+    write(cluster, 111, of=0)
+    assert await read_until(cursors[0], 1) == [111]
+    await until(lambda: cluster.open_cursors == REMOTES)
+
+
+@pytest.mark.parametrize(
+    ("mode", "comment", "streams"),
+    [
+        ("never", None, 2),
+        ("always", None, 1),
+        ("never", "reporting; shareFilters=always", 1),
+        ("always", {"shareFilters": "never"}, 2),
+        ("always", {"shareFilters": "perhaps"}, 1),
+    ],
+)
+async def test_the_mode_is_a_parameter_or_in_the_comment(
+    cluster: ScriptedCluster, mode: str, comment: Any, streams: int
+) -> None:
+    registry = cluster.registry(share_filters=mode)
+    more = {} if comment is None else {"comment": comment}
+    await opened(registry, 1, 2, **more)
+    assert cluster.open_cursors == streams * REMOTES
+    explained = registry._streams.explain_filter(tenant(1, **more))
+    assert explained["evaluatedBy"] == ("router" if streams == 1 else "shards")
+
+
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(
+        share_filters="always", share_filter_bytes=0, share_log_bytes=0, share_alone_bytes=0
+    )
+    slow, fast = await opened(registry, 1, 2)
+    expected = []
+    for second in range(101, 121, 2):
+        write(cluster, second, of=1, size=70_000)
+        expected.append(second)
+        write(cluster, second + 1, of=2)
+        assert await read_until(fast, 1) == [second + 1]
+    assert slow._log_reader.lost, "its share of the memory is exceeded"
+    assert await read_until(slow, 10) == expected
+
+
+async def test_an_error_by_another_event_moves_a_filter_to_the_shards(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_filters="always")
+    (cursor,) = await opened(registry, 1)
+    write(cluster, 101, of=1)
+    assert await read_until(cursor, 1) == [101]
+    assert cursor.shared is not None
+    too_large = CommandError(10334, "BSONObj size is invalid")
+    cursor.shared.runner._remote_failed(1, too_large, None)
+    write(cluster, 103, of=1)
+    async with asyncio.timeout(PATIENCE):
+        while not (batch := await cursor.next_batch(None, PATIENCE)).events:
+            pass
+    assert 103 in numbers(batch)
+    assert registry.describe()[0].filtered is None
+
+
+async def test_invalidates_end_filtered_streams(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_filters="always")
+    (cursor,) = await opened(registry, 1)
+    write(cluster, 101, of=1)
+    invalidate(cluster.shards["s1"], 103)
+    cluster.noop(105)
+    assert await read_until(cursor, 1) == [101]
+    async with asyncio.timeout(PATIENCE):
+        while not (batch := await cursor.next_batch(None, PATIENCE)).closed:
+            assert batch.events == []
+
+
+async def test_at_random_each_gets_what_its_filter_lets_through(cluster: ScriptedCluster) -> None:
+    random = Random(7)
+    registry = cluster.registry(share_filters="always", share_log_bytes=300_000)
+    written: dict[int, int] = {}
+    results: list[tuple[int, list[int]]] = []
+
+    async def client(number: int) -> None:
+        wanted = number % 4
+        request = tenant(wanted)
+        got: list[int] = []
+        for _ in range(4):
+            cursor, _ = await registry.open(request, OWNER)
+            for _ in range(random.randrange(1, 6)):
+                batch = await cursor.next_batch(random.choice((None, 1, 3)), 0.02)
+                got += numbers(batch)
+                request = tenant(wanted, {"resumeAfter": bson.decode(batch.pbrt)})
+            registry.kill([cursor.cursor_id], OWNER)
+        cursor, _ = await registry.open(request, OWNER)
+        async with asyncio.timeout(PATIENCE):
+            while 600 not in got:
+                got += numbers(await cursor.next_batch(None, 0.05))
+        results.append((wanted, got))
+
+    clients = [asyncio.create_task(client(number)) for number in range(12)]
+    for second in range(101, 401):
+        written[second] = random.randrange(6)
+        write(cluster, second, of=written[second], size=random.choice((0, 0, 5000)))
+        if random.random() < 0.2:
+            await asyncio.sleep(0.002)
+    for wanted in range(4):
+        document = {"_id": 600, "tenant": wanted}
+        cluster.shards["s0"].insert(Timestamp(600, wanted + 1), 600, fullDocument=document)
+    cluster.noop(601)
+    await asyncio.gather(*clients)
+    for wanted, got in results:
+        assert got == [s for s, of in written.items() if of == wanted] + [600]
