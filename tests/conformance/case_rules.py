@@ -15,8 +15,8 @@ _INTERNAL = "on admin without allChangesForCluster; on config: 73"
 _CLUSTER = "allChangesForCluster elsewhere than {aggregate: 1} on admin: 72"
 _MARKED = "fromMongos from a client: 51089; needsMerge alone: 9"
 _CURSOR = "cursor options: unknown field 40415, negative batchSize 51024, cursor missing 9"
-_TAKEN = "comment, hint, allowDiskUse, maxTimeMS are taken"
-_ABSENT = "collections and databases that do not exist can be watched, and do not exist by that"
+_TAKEN = "comment, hint, allowDiskUse, maxTimeMS are accepted"
+_ABSENT = "missing collections and databases can be watched, which does not create them"
 _UUID = "single collection, event token without UUID: 260"
 _INVALIDATE = "resumeAfter with an invalidate token: 260"
 _HEX = "9 FailedToParse: not a hex string"
@@ -24,7 +24,7 @@ _DATA = "40647: _data missing or not a string"
 _OVERSIZED = "40646 and Overflow 15: oversized and truncated tokens"
 _KILL = "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown"
 _RESUMING = "3, resuming"
-_START = "an empty first batch comes with the starting point as PBRT, also in the future"
+_START = "an empty first batch has the starting point as PBRT, also in the future"
 
 _BY_CASE: dict[str, tuple[Rule, ...]] = {
     "getMore-unknown": (("2", "an unknown cursor: CursorNotFound 43"),),
@@ -106,7 +106,7 @@ _BY_CASE: dict[str, tuple[Rule, ...]] = {
     "startAfter-invalidate": (
         (
             _RESUMING,
-            "startAfter an invalidate: each shard swallows the first invalidate it comes to",
+            "startAfter an invalidate: each shard skips the first invalidate that it reaches",
         ),
     ),
     "resumeAfter-drop": (

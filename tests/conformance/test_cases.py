@@ -155,7 +155,7 @@ def assert_opened(reply: Document, recorded: Document, command: Document) -> Non
     assert reply["cursor"]["id"] > 0
 
 
-@rule("2", "a wrong collection on getMore is not minded")
+@rule("2", "a wrong collection on getMore is accepted")
 @rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
 @rule("2", "an unknown cursor: CursorNotFound 43")
 async def test_a_conversation_on_an_open_cursor_gets_the_recorded_answers(

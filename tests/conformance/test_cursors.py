@@ -46,7 +46,7 @@ def test_replies_have_the_documented_fields(client: Client, db: Data) -> None:
 
 
 @rule("2", "the first reply does not wait and holds no events")
-@rule("2", "an empty first batch comes with the starting point as PBRT, also in the future")
+@rule("2", "an empty first batch has the starting point as PBRT, also in the future")
 def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Data) -> None:
     start = next_tick(now(client))
     db.a.insert_one({})
@@ -85,7 +85,7 @@ def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: in
             assert max(map(len, (again.batch, again.events))) == 29
 
 
-@rule("2", "getMore ends a batch before it would pass 16 MiB")
+@rule("2", "getMore ends a batch before it exceeds 16 MiB")
 def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         for number in range(4):
@@ -101,7 +101,7 @@ def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
 
 
 @rule("2", "getMore returns at once if it has an event and nothing more is ready")
-@rule("6", "idle members do not hold events back")
+@rule("6", "idle members do not delay events")
 def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({"_id": 1})
@@ -217,7 +217,7 @@ async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: Route
         assert (gone["code"], gone["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
 
 
-@rule("2", "idle cursors die after cursorTimeoutMillis")
+@rule("2", "idle cursors are closed after cursorTimeoutMillis")
 async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 3000}) as router:
         async with await RawClient.connect(router.port) as raw:
@@ -234,7 +234,7 @@ async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
             assert (await raw.command("test", more))["code"] == 43
 
 
-@rule("2", "a session's cursors die with the session")
+@rule("2", "a session's cursors end with the session")
 async def test_ending_a_session_kills_its_cursors(router: RouterProcess) -> None:
     lsids = [{"id": Binary(bytes([number]) * 16, 4)} for number in (1, 2)]
     async with await RawClient.connect(router.port) as raw:

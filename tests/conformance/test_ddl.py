@@ -14,7 +14,7 @@ rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 
 EXPANDED = {"showExpandedEvents": True}
-VIEWS = "views are created, modified and dropped as events (showExpandedEvents)"
+VIEWS = "creating, modifying and dropping views makes events (showExpandedEvents)"
 TIME_SERIES = "a time-series collection's DDL is that of its view (showExpandedEvents)"
 RESUMING = "resuming after any event's token gives the rest of the history"
 
@@ -122,7 +122,7 @@ def test_older_servers_do_not_show_the_kind_of_namespace(
     assert "nsType" not in event
 
 
-@rule("5", "modify tells the options as they were (stateBeforeChange)")
+@rule("5", "modify has the previous options (stateBeforeChange)")
 def test_a_modify_event_shows_the_former_options(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "x": 1})
     db.a.create_index("x", name="x1", expireAfterSeconds=100)

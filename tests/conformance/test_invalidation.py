@@ -13,7 +13,7 @@ rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 
 ENDS = "single-collection streams end with drop, rename of either side, dropDatabase"
-SWALLOWED = "startAfter an invalidate: each shard swallows the first invalidate it comes to"
+SWALLOWED = "startAfter an invalidate: each shard skips the first invalidate that it reaches"
 
 
 def to_the_end(stream: Stream) -> list[Event]:

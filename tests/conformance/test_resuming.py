@@ -60,7 +60,7 @@ def history(client: Client, sharded: Documents) -> tuple[list[Event], list[dict[
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
 @rule(RESUMING, "resuming after any PBRT gives the rest of the history")
 @rule(RESUMING, "resuming after equal tokens of several shards skips them all")
-@rule(RESUMING, "startAfter takes any token that resumeAfter takes")
+@rule(RESUMING, "startAfter accepts any token that resumeAfter accepts")
 def test_resuming_after_every_token_gives_the_rest(client: Client, sharded: Documents) -> None:
     events, pbrts = history(client, sharded)
     assert kinds(events).count("drop") == 3

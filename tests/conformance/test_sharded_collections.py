@@ -13,8 +13,8 @@ rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 
 LOOKUP = {"fullDocument": "updateLookup"}
-LOOKUPS = "a lookup goes by the whole document key, wherever the document is now"
-MOVES = "a stream goes on while its collection is sharded, split and moved"
+LOOKUPS = "a lookup finds the document by its whole key on any shard"
+MOVES = "a stream continues while its collection is sharded, split and moved"
 REQUIRED = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
 
 

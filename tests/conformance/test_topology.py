@@ -34,7 +34,7 @@ def write(spread: Documents, numbers: range) -> None:
 
 
 @rule("6", "a shard added at time t is part of the stream from t plus one tick")
-@rule("6", "a removed shard's events are all delivered and the stream goes on")
+@rule("6", "a removed shard's events are all delivered and the stream continues")
 def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     spread = shard_over_three(client.topology, "spread", list(cluster.shards)[:3])
@@ -98,7 +98,7 @@ def test_a_shard_added_before_the_start_is_included(growing: tuple[Client, TestC
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("6", "idle members do not hold events back")
+@rule("6", "idle members do not delay events")
 def test_rare_no_ops_do_not_delay_events() -> None:
     with (
         start_cluster(3) as cluster,

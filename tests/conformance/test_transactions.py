@@ -148,7 +148,7 @@ def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documen
         assert stream.read(len(expected)) == expected
 
 
-@rule("5", "a write that changes nothing is no event")
+@rule("5", "a write without effect makes no event")
 @rule("5", "a transaction's events on several shards interleave by token")
 def test_a_shard_without_changes_adds_no_events(client: Client, sharded: Documents) -> None:
     """The shard takes part in the commit without an operation of its own."""

@@ -119,32 +119,32 @@ class Faults:
     def run(self) -> None:
         cluster = self._cluster
         for fault in (
-            lambda: self._away("shard0", 0.3),
+            lambda: self._stop_for("shard0", 0.3),
             lambda: cluster.step_down("shard1", 0.3),
             lambda: cluster.kill_cursors("shard2"),
-            lambda: self._hang("shard2", 0.4),
-            lambda: self._hang("shard0", 1.5),
-            lambda: self._away("config", 0.5),
+            lambda: self._hang_for("shard2", 0.4),
+            lambda: self._hang_for("shard0", 1.5),
+            lambda: self._stop_for("config", 0.5),
             lambda: cluster.step_down("config", 0.3),
-            lambda: self._hang("config", 1.5),
+            lambda: self._hang_for("config", 1.5),
             self._add,
             self._kill_router,
             self._remove,
             self._add_while_config_is_away,
             self._remove_and_bring_back,
         ):
-            self._befall(fault)
+            self._inject(fault)
 
-    def _befall(self, fault: Callable[[], object]) -> None:
+    def _inject(self, fault: Callable[[], object]) -> None:
         time.sleep(0.2)
         fault()
 
-    def _away(self, member: str, seconds: float) -> None:
+    def _stop_for(self, member: str, seconds: float) -> None:
         self._cluster.stop_member(member)
         time.sleep(seconds)
         self._cluster.start_member(member)
 
-    def _hang(self, member: str, seconds: float) -> None:
+    def _hang_for(self, member: str, seconds: float) -> None:
         self._cluster.hang_member(member)
         time.sleep(seconds)
         self._cluster.wake_member(member)

@@ -68,7 +68,7 @@ async def test_documents_without_a_command_name_have_none(command: dict[str, int
     assert (await read_request(build_msg(bson.encode(command), request_id=1))).name == ""
 
 
-def take_apart(frame: bytes) -> None:
+def parse_frame(frame: bytes) -> None:
     """Parse a frame as the server does; only the two expected errors may be raised."""
 
     async def read() -> None:
@@ -81,7 +81,7 @@ def take_apart(frame: bytes) -> None:
 
 @given(st.binary(min_size=16, max_size=200))
 def test_noise_is_a_protocol_error(noise: bytes) -> None:
-    take_apart(struct.pack("<i", len(noise)) + noise[4:])
+    parse_frame(struct.pack("<i", len(noise)) + noise[4:])
 
 
 @given(st.sampled_from(MESSAGES), st.data())
@@ -89,10 +89,10 @@ def test_damaged_messages_are_errors_or_commands(message: bytes, data: st.DataOb
     damaged = bytearray(message)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(4, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    take_apart(bytes(damaged))
+    parse_frame(bytes(damaged))
 
 
 @given(st.sampled_from(MESSAGES), st.data())
 def test_cut_messages_are_errors_or_commands(message: bytes, data: st.DataObject) -> None:
     kept = data.draw(st.integers(16, len(message)))
-    take_apart(struct.pack("<i", kept) + message[4:kept])
+    parse_frame(struct.pack("<i", kept) + message[4:kept])
