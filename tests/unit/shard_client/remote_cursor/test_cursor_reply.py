@@ -26,7 +26,11 @@ token_documents = st.builds(
     tokens,
     st.binary(max_size=3),
 )
-events_in_front = st.builds(lambda token, rest: {"_id": token, **rest}, token_documents, documents)
+events_in_front = st.builds(
+    lambda token, rest: {"_id": token} | rest | {"_id": token},
+    token_documents,
+    documents,
+)
 events_anywhere = st.builds(
     lambda before, event: {"before": before, **event}, documents, events_in_front
 )
