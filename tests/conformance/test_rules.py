@@ -25,7 +25,7 @@ def test_every_rule_has_a_test(collected: Outcomes) -> None:
 def test_report_is_current(pytestconfig: pytest.Config, collected: Outcomes) -> None:
     """If this fails, run ``make conformance`` to write the report again."""
     if pytestconfig.getoption("--conformance-report"):
-        pytest.skip("this run makes it anew")
+        pytest.skip("this run writes it")
     report = written(REPORT)
     assert [(rule, row[0]) for rule, row in report.items()] == [
         (rule, collected.held_by(rule)) for rule in all_rules()

@@ -19,9 +19,9 @@ from tests.differential.servers import running
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many")
-    parser.add_argument("--first", type=int, default=1, help="the first one")
-    parser.add_argument("--seed", type=int, help="this one alone, telling each step")
+    parser.add_argument("--seeds", type=int, default=100, help="the number of seeds")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run only this seed and print each step")
     parser.add_argument("--jobs", type=int, default=6, help="seeds at a time")
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--on", type=Path, help="a JSON file that names running servers")

@@ -23,16 +23,16 @@ _MEGABYTE = 1 << 20
 
 
 class Workload:
-    """Operations that a seed decides, on two databases of their own.
+    """Random operations, determined by a seed, on two databases of their own.
 
-    The cluster decides which of them succeed: streams are compared with each other, never with
-    what the workload meant to do.
+    Some of them fail, depending on timing: streams are compared with each other, never with
+    the workload's intended changes.
 
     Args:
         client: a client of the mongos.
         shards: the names of the cluster's shards.
-        chance: decides everything.
-        name: what the databases' names begin with.
+        chance: makes all random choices.
+        name: the prefix of the databases' names.
         on_step: called with a line for each operation, with its error if it failed.
     """
 
@@ -79,7 +79,7 @@ class Workload:
         ]
 
     async def prepare(self) -> None:
-        """Make the databases and their collections."""
+        """Create the databases and their collections."""
         first, second = self.databases
         await self._try("enableSharding", self._enable_sharding(first))
         images = {"changeStreamPreAndPostImages": {"enabled": True}}
@@ -93,7 +93,7 @@ class Workload:
         await self._try("enableSharding", self._enable_sharding(second))
 
     async def run(self, steps: int) -> None:
-        """Do so many random operations, one after the other."""
+        """Run ``steps`` random operations, one after the other."""
         weights, choices = zip(*self._steps, strict=True)
         for step in self._chance.choices(choices, weights, k=steps):
             await self._try(step.__name__.strip("_").replace("_", " "), step())

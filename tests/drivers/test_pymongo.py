@@ -35,7 +35,7 @@ def test_pymongo_s_own_tests_pass(file: str, token_version: int) -> None:
     try:
         folder = pymongo_tests()
     except DownloadError as error:
-        pytest.skip(f"pymongo's tests cannot be had: {error}")
+        pytest.skip(f"pymongo's tests are not available: {error}")
     outcome, _ = through_router(folder, file, token_version)
     assert not outcome.failed, outcome.output
     count, widened = outcome.count(), outcome.count_widened()

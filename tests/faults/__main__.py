@@ -45,8 +45,10 @@ def main() -> int:
     """Run seeds until the time is over; print each result and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1, help="the first")
-    parser.add_argument("--minutes-each", type=float, default=3.0, help="of faults, for a seed")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument(
+        "--minutes-each", type=float, default=3.0, help="seconds of faults for each seed"
+    )
     options = parser.parse_args()
     if not real_servers_named():
         print(f"set {REAL_SERVERS} to the folder of mongod and mongos", file=sys.stderr)

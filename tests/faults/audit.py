@@ -55,7 +55,7 @@ class History:
                             return
             except PyMongoError as error:
                 failure = error
-        raise RuntimeError(f"mongos has not given marker {marker}: {failure}")
+        raise RuntimeError(f"mongos has not returned marker {marker}: {failure}")
 
 
 def ledger_problems(ledger: Ledger, history: Sequence[Event]) -> Iterator[str]:
@@ -68,9 +68,9 @@ def ledger_problems(ledger: Ledger, history: Sequence[Event]) -> Iterator[str]:
     for event in history:
         lives.setdefault(event["documentKey"]["_id"], []).append(event["operationType"])
     for document in sorted(lives.keys() | ledger.acknowledged.keys()):
-        written, told = ledger.acknowledged.get(document, []), lives.get(document, [])
-        if written != told:
-            yield f"of {document}, {written} were acknowledged and mongos tells of {told}"
+        written, shown = ledger.acknowledged.get(document, []), lives.get(document, [])
+        if written != shown:
+            yield f"of {document}, {written} were acknowledged and mongos shows {shown}"
 
 
 def watcher_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:

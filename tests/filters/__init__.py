@@ -1,1 +1,1 @@
-"""The router's own evaluation of filters, held against a real mongod."""
+"""The router's evaluation of filters, compared with a real mongod's."""

@@ -1,4 +1,4 @@
-"""Documents shaped like change events, and filters on them, from small domains that often meet."""
+"""Random documents shaped like change events, and filters that often match them."""
 
 import struct
 from random import Random
@@ -57,7 +57,7 @@ _UNUSUAL = (
     b"\x04a\0" + _raw(b"\x03" b"0\0" + _raw(b"\x06b\0")),
     b"\x10b\0\1\0\0\0",
 )  # fmt: skip
-"""Elements that drivers do not write."""
+"""BSON elements that drivers do not write."""
 
 _REPEATED = (
     b"\x10a\0\1\0\0\0\x10a\0\2\0\0\0",
@@ -67,7 +67,7 @@ _REPEATED = (
 
 
 class Chance:
-    """Draws documents and filters; ``random`` decides everything.
+    """Draws documents and filters; ``random`` makes all choices.
 
     With ``repeated``, documents may have two fields of one name.
     """
@@ -111,7 +111,7 @@ class Chance:
         return chance.choice(domain)
 
     def filter(self, depth: int = 0) -> Document:
-        """Return a filter; most are valid, and inside the class that the router evaluates."""
+        """Return a filter; most are valid and of the class that the router evaluates."""
         chance = self._random
         if depth < 3 and chance.random() < 0.25:
             parts = [self.filter(depth + 1) for _ in range(chance.randrange(1 - depth // 2, 4))]

@@ -1,4 +1,4 @@
-"""The same filters on a real mongod and in the router let through the same documents."""
+"""The same filters select the same documents on a real mongod and in the router."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.harness.clusters import start_real_cluster
 
 ROUNDS = int(os.environ.get("FILTER_ROUNDS", "10"))
 DOCUMENTS, FILTERS = 60, 40
-"""A round compares so many filters on so many documents."""
+"""The number of filters and of documents in a round."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def collection() -> Iterator[Any]:
 
 
 def _stored(collection: Any, documents: list[Document]) -> list[bytes]:
-    """Store documents under numbers and return them as the server has them."""
+    """Store documents with numbers as ids; return them as the server stores them."""
     collection.delete_many({})
     collection.insert_many([{**each, "_id": n} for n, each in enumerate(documents)])
     raw = collection.with_options(CodecOptions(document_class=RawBSONDocument))
@@ -55,7 +55,7 @@ def _through_mongod(collection: Any, stages: list[Document]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_filters(collection: Any, seed: int) -> None:
+def test_filters_select_the_same_documents_as_a_mongod(collection: Any, seed: int) -> None:
     chance = Chance(Random(seed), repeated=True)
     stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
     index: FilterIndex[int] = FilterIndex()
@@ -71,11 +71,13 @@ def test_filters(collection: Any, seed: int) -> None:
         if theirs:
             expected[number] = theirs
     assert len(index) > FILTERS / 4, "most filters were declined"
-    assert dict(index.route(stored)) == expected, "together they let through the same as alone"
+    assert dict(index.route(stored)) == expected, (
+        "the index selects the same documents as each filter alone"
+    )
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_projections(collection: Any, seed: int) -> None:
+def test_projections_give_the_same_bytes_as_a_mongod(collection: Any, seed: int) -> None:
     chance = Chance(Random(seed), repeated=False)
     stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
     compared = 0

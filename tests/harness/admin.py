@@ -1,4 +1,4 @@
-"""A router's status before fake cursors, and requests to admin ports."""
+"""A router's status on top of fake cursors, and requests to admin ports."""
 
 import urllib.error
 import urllib.request
@@ -26,7 +26,7 @@ class Response(NamedTuple):
 
 
 def get(port: int, path: str, **headers: str) -> Response:
-    """Ask an admin port of this machine; underscores in the headers' names stand for hyphens."""
+    """Send a request to a local admin port; underscores in header names become hyphens."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=named)
     try:
@@ -38,7 +38,7 @@ def get(port: int, path: str, **headers: str) -> Response:
 
 
 class FixedChecks:
-    """Stands for ReplicaSetChecks: ``found`` are the results."""
+    """Replaces ReplicaSetChecks; ``found`` has the results."""
 
     def __init__(self) -> None:
         good = ReplicaSetCheck(answers=True, oldest=Timestamp(NOW - 3600, 1))
@@ -77,7 +77,7 @@ def stream(*remotes: RemoteDescription, holder: str, reason: str) -> StreamDescr
 
 @asynccontextmanager
 async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
-    """A facade with one stream over two shards, of which north is behind."""
+    """Return a facade with one stream on two shards, of which north is behind."""
     checks: Any = FixedChecks()
     async with facade(checks=checks, lag=LoopLag(), **fields) as made:
         made.cursors.streams = [
@@ -100,6 +100,6 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
 
 @asynccontextmanager
 async def admin_port(made: Facade, token: str | None = None) -> AsyncIterator[int]:
-    """Serve a facade's admin port in the test's own loop; yields the port."""
+    """Serve a facade's admin port in the test's own loop; yield the port."""
     async with AdminServer(OwnStatus(made.node), token) as server:
         yield await server.listen(["127.0.0.1"], 0)

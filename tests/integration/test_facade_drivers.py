@@ -194,7 +194,7 @@ def node_modules() -> Path:
     try:
         return node_packages(NODE_TESTS / "package.json")
     except DownloadError as error:
-        pytest.skip(f"Node's packages cannot be had: {error}")
+        pytest.skip(f"Node's packages are not available: {error}")
 
 
 @pytest.mark.timeout(300)  # npm may first have to install the packages

@@ -389,7 +389,7 @@ def test_an_invalid_stage_fails_the_opening(
     both: Both, db: Data, cluster: TestCluster, stage: dict[str, Any], code: int
 ) -> None:
     if not cluster.real and code in (17276, 51272):
-        pytest.skip("the embedded cluster does not look that closely")
+        pytest.skip("the embedded cluster does not check this")
     for client in both.clients:
         with pytest.raises(OperationFailure) as error:
             client[db.name].a.watch([stage], "updateLookup")

@@ -1,4 +1,4 @@
-"""The recorded streams with filters: the router's evaluation lets the recorded events through."""
+"""The router's evaluation of the recorded streams' filters selects the recorded events."""
 
 import pytest
 
@@ -11,7 +11,7 @@ WHOLE = "db"
 
 
 @pytest.mark.parametrize("name", ["db-match", "db-project"])
-def test_gives_the_recorded_events(name: str) -> None:
+def test_filters_give_the_recorded_events(name: str) -> None:
     database, target, options, stages = STREAMS[name]
     assert (database, target, options) == STREAMS[WHOLE][:3]
     stream_filter = compile_filter(stages)

@@ -17,9 +17,9 @@ _SHOWN = 3
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--seed", type=int, help="replay this one, with a trace")
+    parser.add_argument("--seed", type=int, help="replay this seed with a trace")
     parser.add_argument("--quiet", action="store_true", help="with --seed: no trace")
     parser.add_argument("--digests", action="store_true", help="print each seed's digest")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break a rule on purpose")

@@ -281,7 +281,7 @@ async def test_reads_with_a_cluster_time_advance_to_it(driver: Driver) -> None:
     assert reply["$clusterTime"]["clusterTime"] >= wanted
 
 
-async def test_reads_at_a_cluster_time_are_answered_where_nothing_has_changed_since(
+async def test_reads_at_a_cluster_time_need_an_unchanged_collection(
     driver: Driver,
 ) -> None:
     await driver.run({"insert": "c", "documents": [{"_id": 1}]})

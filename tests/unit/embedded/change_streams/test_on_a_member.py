@@ -95,7 +95,7 @@ async def test_images_of_a_transaction_and_the_present_document():
     ]
 
 
-async def test_truncated_arrays_come_from_pipeline_updates():
+async def test_pipeline_updates_show_truncated_arrays():
     driver = Driver()
     await driver.run(
         {"insert": "c", "documents": [{"_id": 1, "a": list(range(40)), "p": "x" * 60}]}

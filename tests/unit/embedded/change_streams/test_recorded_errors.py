@@ -39,7 +39,7 @@ def opened(db, command):
 
 
 @pytest.mark.parametrize(("db", "command", "reply"), list(cases()))
-def test_errors_are_the_recorded_ones(db, command, reply):
+def test_errors_equal_the_recorded_ones(db, command, reply):
     with pytest.raises(CommandError) as error:
         opened(db, command)
     wanted = ("ok", "errmsg", "code", "codeName")

@@ -49,7 +49,7 @@ async def drained(cursor, batch_size=None) -> list[bytes]:
 
 @pytest.mark.parametrize("shard", shards())
 @pytest.mark.parametrize("stream", STREAMS)
-async def test_batches_are_the_recorded_ones(stream, shard):
+async def test_batches_equal_the_recorded_ones(stream, shard):
     """Events, postBatchResumeTokens, invalidations and errors, over the whole conversation."""
     talk = conversations()[stream, shard]
     host = RecordedHost(shard)

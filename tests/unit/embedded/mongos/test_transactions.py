@@ -108,7 +108,7 @@ async def test_a_statement_without_a_transaction_is_refused(cluster: EmbeddedClu
     assert reply["errorLabels"] == ["TransientTransactionError"]
 
 
-async def test_ending_the_session_releases_what_the_transaction_held(
+async def test_ending_the_session_releases_the_transaction_s_locks(
     cluster: EmbeddedCluster,
 ) -> None:
     await statement(cluster, 1, insert(1), first=True)

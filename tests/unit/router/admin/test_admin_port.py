@@ -44,7 +44,7 @@ async def scrape(made: Facade) -> Samples:
         return samples((await ask(port, "/metrics")).text)
 
 
-async def test_the_metrics_show_what_holds_the_merge_back() -> None:
+async def test_the_metrics_show_the_gate_holders_and_reasons() -> None:
     async with watched_facade(now=_now) as made:
         found = await scrape(made)
     assert value(found, "watermark_lag_seconds", shard="north") == 40
@@ -126,7 +126,9 @@ async def test_a_process_is_healthy_and_ready_when_all_replica_sets_answer() -> 
     [("north", "/readyz", 503), ("north", "/readyz?shards=optional", 200),
      ("config", "/readyz?shards=optional", 503)],
 )  # fmt: skip
-async def test_readiness_names_what_does_not_answer(down: str, path: str, status: int) -> None:
+async def test_readiness_names_the_servers_that_do_not_answer(
+    down: str, path: str, status: int
+) -> None:
     async with watched_facade() as made, admin_port(made) as port:
         checks: Any = made.node.checks
         checks.found[down] = ReplicaSetCheck(answers=False, error="no answer within 3 s")

@@ -1,4 +1,4 @@
-"""The status page: what it shows, in a browser and without JavaScript."""
+"""The status page, in a browser and without JavaScript."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def document(port: int) -> dict[str, Any]:
     return parsed
 
 
-async def test_the_lanes_show_who_holds_the_gate_and_why() -> None:
+async def test_the_lanes_show_the_gate_holder_and_the_reason() -> None:
     async with watched_facade(now=_now) as made, admin_port(made) as port:
         view = await document(port)
     lanes = {lane["target"]: lane for lane in view["lanes"]}
@@ -45,7 +45,7 @@ async def test_the_lanes_show_who_holds_the_gate_and_why() -> None:
     assert view["errors"] == {"CursorNotFound": 2, "99999": 1}
 
 
-async def test_what_servers_and_clients_send_is_escaped() -> None:
+async def test_texts_of_servers_and_clients_are_escaped() -> None:
     text = "<script>alert(1)</script>"
     async with watched_facade() as made, admin_port(made) as port:
         made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
@@ -56,7 +56,7 @@ async def test_what_servers_and_clients_send_is_escaped() -> None:
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3
 
 
-async def test_the_page_needs_nothing_from_elsewhere() -> None:
+async def test_the_page_needs_no_external_resources() -> None:
     async with watched_facade() as made, admin_port(made) as port:
         reply = await ask(port, "/")
     assert not re.search(r"(?:src|href)=\"(?!data:)", reply.text)
@@ -81,7 +81,7 @@ async def test_warnings_of_the_log_are_shown_the_newest_first() -> None:
     [(None, "—"), (0.04, "0.0 s"), (9.9, "9.9 s"), (61, "61 s"), (130, "2 min"),
      (9000, "2.5 h"), (100_000, "28 h"), (200_000, "2.3 d"), (-400, "-7 min")],
 )  # fmt: skip
-def test_times_are_told_in_words(seconds: float | None, text: str) -> None:
+def test_durations_are_shown_in_words(seconds: float | None, text: str) -> None:
     assert in_words(seconds) == text
 
 
@@ -100,7 +100,7 @@ async def test_the_page_follows_the_router_in_a_browser() -> None:
         await page.open(url)
         lane = "[...document.querySelectorAll('.lane')].find(e => /north/.test(e.textContent))"
         assert "reconnecting" in await page.evaluate(f"{lane}.querySelector('.why').textContent")
-        # North catches up; the page shows it without being loaded again.
+        # North catches up; the page shows it without a reload.
         made.cursors.streams = [
             stream(
                 remote("north", behind=0), remote("south", behind=3), holder="south", reason="idle"
@@ -114,10 +114,10 @@ async def test_the_page_follows_the_router_in_a_browser() -> None:
         assert await page.evaluate("document.activeElement.textContent") == "Continue"
         await page.press("Tab", 9)
         assert await _focused(page) == "streams"
-        # Nothing on a phone is wider than the phone.
+        # On a phone, no element is wider than the screen.
         await page.resize(390, 800)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390
-        # Dark is dark.
+        # The dark colour scheme applies.
         brightness = (
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
             ".reduce((a, b) => a + b) / 3"

@@ -243,7 +243,7 @@ def starts_of(scripts: dict[str, Script], rnd: Random) -> list[StreamRequest]:
 
 @settings(max_examples=150, deadline=None)
 @given(scripted_shards(), st.integers(0, 3000), st.randoms(use_true_random=False))
-def test_any_interleaving_of_clients_gives_each_what_a_private_stream_gives(
+def test_each_client_gets_the_batches_of_a_private_stream(
     scripts: dict[str, Script], keep_bytes: int, rnd: Random
 ):
     with patch("router.merge.merged_log.JOIN_BYTES", 300):

@@ -87,7 +87,7 @@ def test_the_first_batch_is_empty_with_the_start_as_its_token():
     assert (taken.events, taken.pbrt, taken.closed) == ([], hwm(10, 1), False)
 
 
-def test_a_start_in_the_future_stays_the_mark_until_it_comes():
+def test_a_start_in_the_future_is_the_mark_until_it_is_reached():
     stream = make(start_at=Timestamp(50, 1))
     for remote in (A, B):
         stream.batch_arrived(remote, batch([], hwm(50, 1)))
@@ -235,7 +235,7 @@ def test_events_up_to_the_token_are_dropped_and_not_ready():
     assert times(stream.take(None).events) == [51]
 
 
-def test_the_token_stays_the_mark_while_promises_lie_below_it():
+def test_the_token_is_the_mark_while_promises_lie_below_it():
     data = data_of(10, 5)
     stream = resumed_after(data)
     assert stream.take(0).pbrt == token_document(data)
@@ -495,7 +495,7 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     assert times(stream.take(None).events) == [15, 39]
 
 
-def test_a_shard_that_stopped_draining_stays():
+def test_a_shard_that_stopped_draining_is_kept():
     stream = opened()
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
@@ -504,7 +504,7 @@ def test_a_shard_that_stopped_draining_stays():
     assert arrive(stream, B, upto=50) == []
 
 
-def test_a_shard_added_again_after_the_list_was_read_stays():
+def test_a_shard_added_again_after_the_list_was_read_is_kept():
     stream = opened()
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     returned = shard_event(35, "insert", "shard1", "shard1/h:1")
@@ -695,7 +695,7 @@ def test_a_failing_script_fails_the_run():
 
 @settings(max_examples=60)
 @given(histories(), st.data(), st.randoms(use_true_random=False))
-def test_shards_that_join_in_the_middle_of_a_history_lose_nothing(history, data, rnd: Random):
+def test_shards_that_join_during_a_history_lose_no_events(history, data, rnd: Random):
     """A shard has no events before its insertion into config.shards."""
     by_shard, everything = history
     version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1

@@ -140,7 +140,7 @@ def test_any_document_key_is_accepted(key):
 @given(st.binary(max_size=60))
 @example(bytes.fromhex(HEAD + UUID_1 + "46" + "50" * 300))
 @example(bytes.fromhex(HEAD + UUID_1 + "46" + "465F00" * 3000))
-def test_anything_else_is_an_error_of_a_command(junk):
+def test_any_other_input_is_a_command_error(junk):
     for data in (junk, bytes.fromhex(HEAD) + junk, bytes.fromhex(HEAD + UUID_1 + "46") + junk):
         try:
             token = parse(data.hex().upper())

@@ -7,7 +7,7 @@ from router.cursors.places import DepartedPlaces
 DAY = 24 * 60 * 60.0
 
 
-def test_the_earliest_place_of_those_that_have_not_returned_counts() -> None:
+def test_the_earliest_place_not_returned_counts() -> None:
     places = DepartedPlaces()
     assert places.earliest(0.0) is None
     places.left("a", "db.c", Timestamp(10, 1), now=0.0)

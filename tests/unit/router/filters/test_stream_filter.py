@@ -1,4 +1,4 @@
-"""Filters by example: what they let through, what is declined, what they show."""
+"""Filters by example: matching and other events, declined filters, projections."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def full(**fields: Any) -> Document:
         ({}, full()),
     ],
 )
-def test_lets_through(match: Document, event: Document) -> None:
+def test_a_filter_selects_matching_events(match: Document, event: Document) -> None:
     assert passes(match, event)
     if match:
         assert not passes({"$nor": [match]}, event)
@@ -71,7 +71,7 @@ def test_lets_through(match: Document, event: Document) -> None:
         ({"fullDocument.a": Regex("^ten")}, full(a="a tenant")),
     ],
 )
-def test_keeps_back(match: Document, event: Document) -> None:
+def test_a_filter_rejects_other_events(match: Document, event: Document) -> None:
     assert not passes(match, event)
     assert passes({"$nor": [match]}, event)
 
@@ -108,12 +108,12 @@ def test_keeps_back(match: Document, event: Document) -> None:
         [{"$project": {"operationType": 1}}, {"$match": {"operationType": "insert"}}],
     ],
 )
-def test_is_declined(stages: list[Document]) -> None:
+def test_unsupported_filters_are_declined(stages: list[Document]) -> None:
     with pytest.raises(Declined):
         compile_filter(stages)
 
 
-def test_a_filter_that_nests_without_end_is_declined() -> None:
+def test_a_deeply_nested_filter_is_declined() -> None:
     match: Document = {"fullDocument.a": 1}
     for _ in range(60):
         match = {"$and": [match]}
@@ -137,7 +137,7 @@ def test_a_filter_that_nests_without_end_is_declined() -> None:
         ({"$project": {"ns": {"coll": True}}}, {"ns": {"coll": "c"}}),
     ],
 )
-def test_projections(stage: Document, fields: Document) -> None:
+def test_projections_keep_and_drop_fields(stage: Document, fields: Document) -> None:
     event = {
         "_id": {"_data": "82"},
         "operationType": "insert",
@@ -148,8 +148,8 @@ def test_projections(stage: Document, fields: Document) -> None:
     assert shown == bson.encode({"_id": {"_data": "82"}, **fields})
 
 
-def test_the_recorded_filters_are_evaluated_here() -> None:
-    """Of the recorded streams those with a $match alone are in the class."""
+def test_the_recorded_filters_are_supported() -> None:
+    """The recorded streams whose only stage is a $match are in the supported class."""
     plain = [
         stages
         for _, _, _, stages, *_ in (tuple(stream) for stream in STREAMS.values())
@@ -160,7 +160,7 @@ def test_the_recorded_filters_are_evaluated_here() -> None:
         compile_filter(stages)
 
 
-def test_an_event_meets_only_filters_with_its_values() -> None:
+def test_the_index_routes_events_by_required_values() -> None:
     index: FilterIndex[int] = FilterIndex()
     for tenant in range(1000):
         index.add(tenant, compile_filter([{"$match": {"fullDocument.tenant": tenant}}]))

@@ -114,7 +114,7 @@ def add(made: Merger, remote: int, numbers: Sequence[int], promise: int) -> None
     made.add_batch(remote, [event(n, remote) for n in numbers], b"p%d" % promise, key(promise))
 
 
-def test_nothing_is_ready_before_every_remote_has_promised():
+def test_no_event_is_ready_before_every_remote_has_promised():
     made = merger(3)
     add(made, 0, [1], 1)
     add(made, 1, [2], 2)

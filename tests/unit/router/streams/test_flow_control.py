@@ -60,7 +60,7 @@ def test_an_active_stream_becomes_quiet_and_active_again_soon():
     assert pace.active(hour + 0.024)
 
 
-# Reading ahead.
+# Prefetching.
 
 
 @given(st.integers(1, 200), st.data())
@@ -76,7 +76,7 @@ def test_any_order_of_requests_stays_within_the_budget(remotes, data):
     assert sum(buffered) <= limits.stream_buffer_bytes
     assert max(buffered) <= limits.remote_buffer_bytes
     for held in buffered:
-        # Each may have one batch at hand and another on its way, whatever the others have.
+        # Each remote may have one batch buffered and another in flight, regardless of the others.
         if held <= batch:
             assert prefetch.allows(held, sum(buffered), remotes)
 
@@ -150,7 +150,7 @@ QUIET, GATE, UNKNOWN = LIMITS.await_quiet, LIMITS.await_gate, LIMITS.await_unkno
         ({"topology": True, "idle": False}, Wait(UNKNOWN)),
     ],
 )
-def test_the_wait_of_the_next_get_more(state, wait):
+def test_the_wait_of_a_get_more_depends_on_the_remote_s_state(state, wait):
     remote = {"needed": False, "due": False, "idle": True, "topology": False, "next_note": None}
     flow = FlowControl(LIMITS, Memory(MIB))
     assert flow.wait(AwaitPolicy(LIMITS), **{**remote, **state}) == wait
@@ -176,14 +176,14 @@ def test_members_are_nudged_later_while_events_come_quickly():
     assert flow.nudge_delay(101.0) == 0
 
 
-def test_a_stream_is_unread_once_no_client_has_come_for_the_linger_time():
+def test_a_stream_without_reads_for_the_linger_time_is_unread():
     flow = FlowControl(LIMITS, Memory(MIB))
     flow.client_read(100.0)
     assert not flow.is_unread(100.0 + LIMITS.linger)
     assert flow.is_unread(100.1 + LIMITS.linger)
 
 
-def test_short_memory_stops_all_but_empty_remotes():
+def test_only_empty_remotes_read_when_memory_is_short():
     memory = Memory(MIB)
     flow = FlowControl(LIMITS, memory)
     assert flow.may_read(1, 1, 3)

@@ -150,7 +150,7 @@ async def test_the_number_of_brief_borrowers_is_limited(member: ScriptedMember, 
                 pass
 
 
-async def test_a_broken_connection_closes_the_idle_ones(member: ScriptedMember, make: Make):
+async def test_a_broken_connection_closes_idle_connections(member: ScriptedMember, make: Make):
     pool = make()
     idle = [await pool.take(at(member), TIME) for _ in range(2)]
     for each in idle:
