@@ -19,13 +19,14 @@ SUITES = (
     "latency",
     "workers",
     "fanout",
+    "filters",
     "spark",
     "real_servers",
     "guest",
     "lookup",
     "notes",
 )
-REAL = ("real_servers", "guest", "lookup")
+REAL = ("real_servers", "guest", "filters", "lookup")
 """The suites that need MongoDB's own servers."""
 
 

@@ -8,6 +8,8 @@ from bson import ObjectId, Timestamp
 
 FIRST_SECOND = 1_790_000_000
 EVENTS_A_SECOND = 10_000
+TENANTS = 1000
+"""The events belong to so many tenants in turn."""
 COLLECTION_UUID = UUID(int=0x1234567890ABCDEF1234567890ABCDEF)
 NAMESPACE = {"db": "bench", "coll": "events"}
 START = f"82{FIRST_SECOND:08X}000000012B0229296E04"
@@ -34,7 +36,7 @@ def event(number: int, size: int) -> bytes:
         "operationType": "insert",
         "clusterTime": cluster_time(number),
         "wallTime": datetime.fromtimestamp(FIRST_SECOND, UTC),
-        "fullDocument": {"_id": key, "n": number, "pad": ""},
+        "fullDocument": {"_id": key, "n": number, "tenant": number % TENANTS, "pad": ""},
         "ns": NAMESPACE,
         "documentKey": {"_id": key},
     }

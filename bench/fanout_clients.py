@@ -97,9 +97,12 @@ async def _run(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     start = bson.Timestamp(*map(int, args.start.split(":")))
     stage = {"$changeStream": {"allChangesForCluster": True, "startAtOperationTime": start}}
-    opening = {"aggregate": 1, "pipeline": [stage], "cursor": {}, "$db": "admin"}
     clients, cursors = [], []
-    for _ in range(args.clients):
+    for number in range(args.clients):
+        pipeline: list[dict[str, Any]] = [stage]
+        if args.tenants is not None:
+            pipeline.append({"$match": {"fullDocument.tenant": args.tenants + number}})
+        opening = {"aggregate": 1, "pipeline": pipeline, "cursor": {}, "$db": "admin"}
         _, client = await loop.create_connection(Client, "127.0.0.1", args.port)
         reply = await client.ask(opening)
         if not reply["ok"]:
@@ -128,6 +131,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument(
         "--events", type=int, required=True, help="number of events for each client"
+    )
+    parser.add_argument(
+        "--tenants", type=int, help="the first client's tenant; without it there are no filters"
     )
     parser.add_argument("--start", required=True, help="startAtOperationTime SECONDS:INCREMENT")
     uvloop.run(_run(parser.parse_args()))

@@ -20,7 +20,7 @@ _AT_ONCE = 20
 """The number of streams that are opened at the same time."""
 
 
-async def _watch(port: int, number: int, distinct: bool, found: "_Found") -> None:
+async def _watch(port: int, number: int, filters: str, found: "_Found") -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**26)
 
     async def ask(command: dict[str, Any]) -> bytes:
@@ -29,8 +29,10 @@ async def _watch(port: int, number: int, distinct: bool, found: "_Found") -> Non
         return (head + await reader.readexactly(length - 4))[21:]
 
     pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
-    if distinct:
+    if filters == "distinct":
         pipeline.append({"$match": {"documentKey._id": {"$gte": -number}}})
+    elif filters == "tenant":
+        pipeline.append({"$match": {"fullDocument.tenant": number}})
     async with found.opening:
         opening = {"aggregate": "events", "pipeline": pipeline, "cursor": {}, "$db": "bench"}
         reply = bson.decode(await ask(opening))
@@ -48,7 +50,7 @@ async def _watch(port: int, number: int, distinct: bool, found: "_Found") -> Non
 class _Found:
     """The totals of all clients."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, expected: int | None, *, all_arrivals: bool) -> None:
         self.opening = asyncio.Semaphore(_AT_ONCE)
         self.all_open = asyncio.Event()
         self.stop = asyncio.Event()
@@ -56,6 +58,8 @@ class _Found:
         self.replies = 0
         self.arrived: dict[int, float] = {}
         self._left = clients
+        self._expected = expected
+        self._all_arrivals = all_arrivals
 
     def opened(self, _: int) -> None:
         """Count one more open stream."""
@@ -65,11 +69,16 @@ class _Found:
 
     def take(self, number: int, body: bytes) -> None:
         """Count a reply; the first client's replies are decoded and give the arrival times."""
+        self._take(number, body)
+        if self._expected is not None and self.events >= self._expected:
+            self._expected = None
+            print("all", flush=True)
+
+    def _take(self, number: int, body: bytes) -> None:
         now = time.perf_counter()
         self.replies += 1
-        if number:
+        if number and not self._all_arrivals:
             # The text occurs once in each event's token and once in the reply's own token.
-            # token.
             self.events += body.count(b"\x02_data\0") - 1
             return
         reply = bson.decode(body)
@@ -83,9 +92,10 @@ class _Found:
 
 async def _run(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
-    found = _Found(args.clients)
+    found = _Found(args.clients, args.expect, all_arrivals=args.all_arrivals)
+    filters = "tenant" if args.tenants else "distinct" if args.distinct else "equal"
     tasks = [
-        asyncio.ensure_future(_watch(args.port, number, args.distinct, found))
+        asyncio.ensure_future(_watch(args.port, number, filters, found))
         for number in range(args.clients)
     ]
     failed = asyncio.ensure_future(asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
@@ -109,6 +119,11 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--distinct", action="store_true", help="give each a filter of its own")
+    parser.add_argument("--tenants", action="store_true", help="client N gets tenant N's documents")
+    parser.add_argument("--expect", type=int, help="print a line when so many events have arrived")
+    parser.add_argument(
+        "--all-arrivals", action="store_true", help="take the arrival times of all clients' events"
+    )
     uvloop.run(_run(parser.parse_args()))
 
 

@@ -61,7 +61,10 @@ class OneOf:
     def meets(self, event: Fields) -> bool:
         """Return whether the event meets the condition."""
         data, keys = event.data, self.keys
-        return any(key(data, *element) in keys for element in event.at(self.path))
+        for kind, start, end in event.at(self.path):  # noqa: SIM110 - a loop is twice as fast
+            if key(data, kind, start, end) in keys:
+                return True
+        return False
 
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""

@@ -113,12 +113,14 @@ class FilterIndex(Generic[T]):
             entries = candidates(data)
             if not (entries or always):
                 continue
-            event = _Event(data, others)
+            event: _Event | None = None
             for entry in chain(entries, always):
                 # A filter may be found by several values of one event.
                 if entry.events and entry.events[-1] is data:
                     continue
-                if entry.certain or entry.filter.condition.meets(event):
+                if not entry.certain:
+                    event = event or _Event(data, others)
+                if event is None or entry.certain or entry.filter.condition.meets(event):
                     if not entry.events:
                         met.append(entry)
                     entry.events.append(data)

@@ -42,14 +42,22 @@ class _Field:
         self.slots: list[int] = []
 
 
-class _Document:
-    """The fields to read from a document."""
+_Header = tuple[bytes, int, int, _Field | None]
+"""A field's type and name as they stand in BSON, its SIZES and HEADS, and the field if wanted."""
 
-    __slots__ = ("all", "fields")
+
+class _Document:
+    """The fields to read from a document.
+
+    ``layout`` has the headers of the fields of a document read before, up to the last one wanted.
+    """
+
+    __slots__ = ("all", "fields", "layout")
 
     def __init__(self) -> None:
         self.fields: dict[bytes, _Field] = {}
         self.all = 0
+        self.layout: list[_Header] = []
 
     def field(self, name: bytes) -> _Field:
         field = self.fields.get(name)
@@ -96,35 +104,80 @@ class PathReader:
 
 
 def _read(data: bytes, start: int, wanted: _Document, found: list[list[Element]]) -> None:
-    """Read the ``wanted`` fields of the document at ``start``."""
+    """Read the ``wanted`` fields of the document at ``start``.
+
+    Most documents of a stream begin with the same fields in the same order: as long as the types
+    and names are those of the layout, names need not be looked up.
+    """
     position = start + 4
     seen = 0
-    fields, everything = wanted.fields, wanted.all
+    everything = wanted.all
+    for header, size, head, field in wanted.layout:
+        if not data.startswith(header, position):
+            break
+        stop = position + len(header)
+        end = stop + size if size >= 0 else stop + head + unpack_length(data, stop)[0]
+        if field is not None:
+            seen |= field.bit
+            _take(data, (header[0], stop, end), field, found)
+            if seen == everything:
+                return
+        position = end
+    _read_on(data, start, position, seen, wanted, found)
+
+
+def _read_on(
+    data: bytes,
+    start: int,
+    position: int,
+    seen: int,
+    wanted: _Document,
+    found: list[list[Element]],
+) -> None:
+    """Read the fields from ``position`` on, without those ``seen``; learn the layout."""
+    everything = wanted.all
     while (kind := data[position]) != 0:
-        stop = data.index(0, position + 1)
-        name = data[position + 1 : stop]
-        stop += 1
-        size = SIZES[kind]
-        if size >= 0:
-            end = stop + size
-        elif kind != REGEX:
-            end = stop + HEADS[kind] + unpack_length(data, stop)[0]
-        else:
-            end = value_end(data, kind, stop)
-        if name in fields:
-            field = fields[name]
-            if not seen & field.bit:
-                seen |= field.bit
-                if field.slot >= 0:
-                    if kind == ARRAY:
-                        found[field.slot] += _elements(data, stop)
-                    found[field.slot].append((kind, stop, end))
-                if field.inner is not None:
-                    _enter(data, (kind, stop, end), field.inner, field, found)
-                if seen == everything:
-                    return
+        stop = data.index(0, position + 1) + 1
+        end = value_end(data, kind, stop)
+        field = wanted.fields.get(data[position + 1 : stop - 1])
+        if field is not None and not seen & field.bit:
+            seen |= field.bit
+            _take(data, (kind, stop, end), field, found)
+            if seen == everything:
+                wanted.layout = _layout(data, start, end, wanted)
+                return
         position = end
     _miss(wanted, seen, found)
+
+
+def _layout(data: bytes, start: int, limit: int, wanted: _Document) -> list[_Header]:
+    """Return the headers of a document's fields up to the offset ``limit``."""
+    layout: list[_Header] = []
+    position = start + 4
+    seen = 0
+    while position < limit:
+        kind = data[position]
+        stop = data.index(0, position + 1) + 1
+        field = wanted.fields.get(data[position + 1 : stop - 1])
+        if kind == REGEX or (field is not None and seen & field.bit):
+            return []
+        seen |= 0 if field is None else field.bit
+        layout.append((data[position:stop], SIZES[kind], HEADS[kind], field))
+        position = value_end(data, kind, stop)
+    return layout
+
+
+def _take(data: bytes, element: Element, field: _Field, found: list[list[Element]]) -> None:
+    """Record the value of a field, and read the fields inside it."""
+    if field.slot >= 0:
+        if element[0] == ARRAY:
+            found[field.slot] += _elements(data, element[1])
+        found[field.slot].append(element)
+    if field.inner is not None:
+        if element[0] == DOCUMENT:
+            _read(data, element[1], field.inner, found)
+        else:
+            _enter(data, element, field.inner, field, found)
 
 
 def _miss(wanted: _Document, seen: int, found: list[list[Element]]) -> None:
@@ -138,11 +191,9 @@ def _miss(wanted: _Document, seen: int, found: list[list[Element]]) -> None:
 def _enter(
     data: bytes, element: Element, inner: _Document, field: _Field, found: list[list[Element]]
 ) -> None:
-    """Read the fields ``inner`` of a value."""
+    """Read the fields ``inner`` of a value that is no document."""
     kind, start, _ = element
-    if kind == DOCUMENT:
-        _read(data, start, inner, found)
-    elif kind == ARRAY:
+    if kind == ARRAY:
         for each in _elements(data, start):
             if each[0] == DOCUMENT:
                 _read(data, each[1], inner, found)

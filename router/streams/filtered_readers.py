@@ -3,11 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from router.change_stream.filtered_stream import Distribution, FilteredStream
 from router.change_stream.log_reader import ReadableStream
 from router.change_stream.merged_stream import MergedStream
 from router.filters.stream_filter import StreamFilter
+
+_MOST_DELAY: Final = 0.1
+"""Seconds for which a backlog may delay the wake of a reader that has events."""
+
+_REPLY_COST: Final = 60e-6
+"""Seconds that the router spends on one reply, apart from its events."""
 
 
 class FilteredReaders:
@@ -15,8 +22,9 @@ class FilteredReaders:
 
     A waiting reader is woken by events that its own filter lets through, not by others. One block
     is released in each iteration of the event loop, so that a backlog of which filters let little
-    through does not delay other tasks. ``released`` is called afterwards. Must be created in a
-    running loop.
+    through does not delay other tasks. Readers are woken at its end, or after ``_MOST_DELAY``, and
+    no sooner than the replies to those woken before can have been sent: under load, replies have
+    many events each. ``released`` is called after each block. Must be created in a running loop.
     """
 
     def __init__(self, stream: MergedStream, kept_bytes: int, released: Callable[[], None]) -> None:
@@ -26,6 +34,12 @@ class FilteredReaders:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[FilteredStream, asyncio.Future[None]] = {}
         self._next: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        # Waiters whose filters have let events through, and when they are woken: at the latest,
+        # and at the earliest.
+        self._served: list[asyncio.Future[None]] = []
+        self._wake_at = 0.0
+        self._not_before = 0.0
 
     def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
         """Return what ``stream_filter`` lets through beyond the sort key ``after``."""
@@ -54,7 +68,7 @@ class FilteredReaders:
         if not isinstance(stream, FilteredStream):
             return False
         self._waiting[stream] = waiter
-        stream.on_events = partial(_complete, waiter)
+        stream.on_events = partial(self._serve, stream, waiter)
         self._schedule()
         return True
 
@@ -80,7 +94,7 @@ class FilteredReaders:
             self._release()
 
     def wake(self) -> None:
-        """Complete all waiters."""
+        """Complete all waiters at once."""
         for waiter in self._waiting.values():
             _complete(waiter)
 
@@ -96,12 +110,42 @@ class FilteredReaders:
     def _step(self) -> None:
         self._next = None
         if not self._waiting:
+            self._served.clear()
             return
         self._release()
         if self._stream.ended or self.distribution.error is not None:
             self.wake()
-        else:
-            self._schedule()
+            return
+        self._schedule()
+        self._wake_served()
+
+    def _serve(self, stream: FilteredStream, waiter: asyncio.Future[None]) -> None:
+        """Wake a reader soon: its filter has let events through."""
+        stream.on_events = None
+        if not self._served:
+            self._wake_at = self._loop.time() + _MOST_DELAY
+        self._served.append(waiter)
+        if self._next is None:
+            self._next = self._loop.call_soon(self._step)
+
+    def _wake_served(self) -> None:
+        if not self._served:
+            return
+        now = self._loop.time()
+        if self._stream.ready and now < self._wake_at:
+            return
+        if now < self._not_before:
+            if self._later is None:
+                self._later = self._loop.call_at(self._not_before, self._wake_late)
+            return
+        self._not_before = now + _REPLY_COST * len(self._served)
+        for waiter in self._served:
+            _complete(waiter)
+        self._served.clear()
+
+    def _wake_late(self) -> None:
+        self._later = None
+        self._wake_served()
 
     def _release(self) -> None:
         stream = self._stream

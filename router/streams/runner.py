@@ -94,7 +94,7 @@ class StreamRunner:
         """
         self._touch()
         enough = self._limits.reply_target_bytes if max_events is None else None
-        if not log_reader.release():
+        if max_events != 0 and not log_reader.release():
             self.filtered.advance(log_reader.stream)
         batch = log_reader.take(max_events, max_bytes, enough)
         self.filtered.forget(log_reader.stream, log_reader.number)

@@ -1,0 +1,314 @@
+"""Many streams that differ only in their filter: one scan of the oplogs, or one for each."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median, quantiles
+from typing import Any
+
+from pymongo import MongoClient
+
+from bench.events import FIRST_SECOND, TENANTS
+from bench.members import Members
+from bench.processes import (
+    ReplayedCluster,
+    cpu_seconds,
+    listening,
+    replayed_cluster,
+    resident_memory,
+    router,
+)
+from bench.suite import Column, Options, Outcome, Suite, Table
+from bench.watched_writes import COLLECTION, DATABASE, spread
+from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
+
+SHARDS, SIZE, PROCESSES = 4, 600, 2
+STREAMS = (1, 10, 100, 1000)
+EVENTS = 400_000
+
+REAL_SHARDS = 2
+WATCHERS = (1, 10, 20, 100, 300)
+WRITES, BATCH = 8_000, 200
+PACED_STREAMS, PACED_RATE, PACED_SECONDS = 1000, 2000, 10
+
+_MICRO = 1e6
+
+REPLAYED = (
+    Column("streams", "streams"),
+    Column("events/s in", "rate", ",.0f"),
+    Column("matches/s", "matches", ",.0f"),
+    Column("router CPU µs/event", "cpu", ".2f"),
+    Column("matches a batch", "batch", ",.0f"),
+    Column("cursors on shards and config server", "cursors"),
+    Column("router KiB a stream, idle", "idle", ",.0f"),
+    Column("after reading", "busy", ",.0f"),
+)
+REPLAYED_NOTE = (
+    f"{SHARDS} replaying shards, {SIZE}-byte events of {TENANTS} tenants, shareFilters=always; "
+    f"each stream has the filter of one tenant. The clients are {PROCESSES} processes on the same "
+    "processors. With few streams most events match none."
+)
+REAL = (
+    Column("watchers", "watchers"),
+    Column("watched through", "way"),
+    Column("shards' CPU µs/write", "shards", ",.0f"),
+    Column("mongos's", "mongos", ",.0f"),
+    Column("router's", "router", ",.0f"),
+    Column("seconds", "seconds", ".1f"),
+)
+REAL_NOTE = (
+    f"{REAL_SHARDS} shards, {WRITES} inserts in batches of {BATCH} through mongos, until every "
+    "watcher has its events; each watches its own tenant of one collection. The CPU includes the "
+    "writes; the shards' includes the config server's."
+)
+PACED = (
+    Column("streams", "streams"),
+    Column("writes/s", "rate", ",.0f"),
+    Column("p50 ms", "p50", ",.1f"),
+    Column("p99 ms", "p99", ",.1f"),
+    Column("router CPU µs/write", "cpu", ",.0f"),
+)
+PACED_NOTE = (
+    f"{REAL_SHARDS} shards, shareFilters=always; from a write's acknowledgement by a majority to "
+    "its arrival, where batches of documents are written."
+)
+
+
+def run(options: Options) -> Outcome:
+    """Measure replaying shards and, if MERGEROUTER_MONGO_BIN names their folder, real servers."""
+    rows = []
+    for streams in STREAMS:
+        options.say(f"{streams} filters on one scope, replayed")
+        events = options.scaled(EVENTS, EVENTS // 4)
+        with replayed_cluster(SHARDS, events, SIZE) as cluster:
+            rows.append(_medians([_replay(cluster, streams) for _ in range(options.runs)]))
+    tables = [Table("filters on one scope (medians)", REPLAYED, rows, REPLAYED_NOTE)]
+    if options.real_binaries is None:
+        options.say("real servers are left out: set MERGEROUTER_MONGO_BIN to their folder")
+        return Outcome(tables)
+    with RealCluster(
+        ServerBinaries(options.real_binaries), REAL_SHARDS, noop_interval=1
+    ) as cluster:
+        spread(cluster)
+        real = list(_real(cluster, options))
+        paced = [_paced(cluster, options)]
+    tables.append(Table("filters on real servers (medians)", REAL, real, REAL_NOTE))
+    tables.append(Table("filters on real servers, paced", PACED, paced, PACED_NOTE))
+    return Outcome(tables)
+
+
+SUITE = Suite("filters", "What do many streams with a filter each cost?", run)
+
+
+def _medians(taken: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: median(each[name] for each in taken)
+        if isinstance(taken[0][name], (int, float))
+        else taken[0][name]
+        for name in taken[0]
+    }
+
+
+# Replaying shards.
+
+
+def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
+    each = cluster.events // TENANTS
+    with router(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
+        before = resident_memory(pid)
+        with _opened(port, streams, each) as processes:
+            idle = resident_memory(pid)
+            cursors = sum(_open_cursors(port) for port in cluster.all_ports)
+            used, begun = cpu_seconds(pid), time.perf_counter()
+            for process in processes:
+                _tell(process)
+            results = [json.loads(_line(process)) for process in processes]
+            used, took = cpu_seconds(pid) - used, time.perf_counter() - begun
+            busy = resident_memory(pid)
+    return {
+        "streams": streams,
+        "rate": cluster.events / took,
+        "matches": sum(result["events"] for result in results) / took,
+        "cpu": used / cluster.events * _MICRO,
+        "batch": streams * each / sum(result["batches"] for result in results),
+        "cursors": cursors,
+        "idle": (idle - before) / streams / 1024,
+        "busy": (busy - before) / streams / 1024,
+    }
+
+
+@contextmanager
+def _opened(port: int, streams: int, events: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start processes that open the streams and then wait for a line on stdin."""
+    shares = [streams // PROCESSES + (n < streams % PROCESSES) for n in range(PROCESSES)]
+    first = 0
+    with ExitStack() as stack:
+        processes = []
+        for share in filter(None, shares):
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "bench.fanout_clients", str(port),
+                    "--start", f"{FIRST_SECOND}:1", "--clients", str(share),
+                    "--events", str(events), "--tenants", str(first),
+                ],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            stack.callback(_end, process)
+            processes.append(process)
+            first += share
+        for process in processes:
+            _line(process)
+        yield processes
+
+
+def _open_cursors(port: str) -> int:
+    with MongoClient("127.0.0.1", int(port), directConnection=True) as client:
+        status = client.admin.command("serverStatus")
+    return int(status["metrics"]["cursor"]["open"]["total"])
+
+
+# Real servers.
+
+
+def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
+    members = Members(cluster)
+    mongos = int(cluster.mongos.rpartition(":")[2])
+    pids = {"mongos": listening("mongos", mongos)}
+    runs = range(options.runs)
+    yield _medians([_watched(cluster, members, "nobody", 0, 0, pids) for _ in runs])
+    for watchers in WATCHERS[:4] if options.quick else WATCHERS:
+        options.say(f"{watchers} watchers with a filter each: mongos")
+        taken = [_watched(cluster, members, "mongos", mongos, watchers, pids) for _ in runs]
+        yield _medians(taken)
+        for mode in ("never", "auto"):
+            options.say(f"{watchers} watchers with a filter each: router, shareFilters={mode}")
+            arguments = ("--setParameter", f"shareFilters={mode}")
+            with router(cluster.configdb, f"--upstream={cluster.mongos_uri}", *arguments) as (
+                port,
+                pid,
+            ):
+                name, all_pids = f"router, {mode}", {**pids, "router": pid}
+                yield _medians(
+                    [_watched(cluster, members, name, port, watchers, all_pids) for _ in runs]
+                )
+    members.close()
+
+
+def _watched(
+    cluster: TestCluster, members: Members, way: str, port: int, watchers: int, pids: dict[str, int]
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        process = None
+        if watchers:
+            process = stack.enter_context(_watching(port, watchers, "--expect", str(WRITES)))
+        before, begun = _used(members, pids), time.perf_counter()
+        _write(cluster, max(1, watchers))
+        if process is not None:
+            _line(process)
+        after, took = _used(members, pids), time.perf_counter() - begun
+    used = {name: (after[name] - before[name]) / WRITES * _MICRO for name in after}
+    return {"watchers": watchers, "way": way, "seconds": took, **used}
+
+
+def _used(members: Members, pids: dict[str, int]) -> dict[str, float]:
+    """Return the CPU seconds of the shards and of other processes by name."""
+    shards = sum(cpu_seconds(pid) for pid in members.pids)
+    return {"shards": shards, **{name: cpu_seconds(pid) for name, pid in pids.items()}}
+
+
+def _write(cluster: TestCluster, tenants: int) -> None:
+    client: MongoClient[dict[str, Any]]
+    with MongoClient(cluster.mongos_uri) as client:
+        documents = client[DATABASE][COLLECTION]
+        for first in range(0, WRITES, BATCH):
+            documents.insert_many(
+                [_document(number, tenants) for number in range(first, first + BATCH)],
+                ordered=False,
+            )
+
+
+def _document(number: int, tenants: int) -> dict[str, Any]:
+    return {"s": number % REAL_SHARDS, "tenant": number % tenants, "pad": "x" * 300}
+
+
+def _paced(cluster: TestCluster, options: Options) -> dict[str, Any]:
+    """Write batches at a steady rate; return the latency of their events."""
+    options.say(f"{PACED_STREAMS} watchers, {PACED_RATE} writes/s")
+    pause = 0.02
+    batch = round(PACED_RATE * pause)
+    seconds = 3 if options.quick else PACED_SECONDS
+    acknowledged: dict[str, float] = {}
+    arguments = (f"--upstream={cluster.mongos_uri}", "--setParameter", "shareFilters=always")
+    client: MongoClient[dict[str, Any]]
+    with (
+        router(cluster.configdb, *arguments) as (port, pid),
+        MongoClient(cluster.mongos_uri, w="majority") as client,
+        _watching(
+            port, PACED_STREAMS, "--all-arrivals", "--expect", str(round(seconds / pause) * batch)
+        ) as process,
+    ):
+        documents = client[DATABASE][COLLECTION]
+        used, begun = cpu_seconds(pid), time.perf_counter()
+        for step in range(round(seconds / pause)):
+            time.sleep(max(0.0, begun + step * pause - time.perf_counter()))
+            made = [
+                {**_document(number, PACED_STREAMS), "_id": f"paced-{number}"}
+                for number in range(step * batch, (step + 1) * batch)
+            ]
+            documents.insert_many(made, ordered=False)
+            now = time.perf_counter()
+            acknowledged.update((each["_id"], now) for each in made)
+        took = time.perf_counter() - begun
+        _line(process)
+        used = cpu_seconds(pid) - used
+        _tell(process)
+        arrived = json.loads(_line(process))["arrived"]
+        documents.delete_many({"_id": {"$in": list(acknowledged)}})
+    late = [max(0.0, arrived[each] - at) * 1e3 for each, at in acknowledged.items()]
+    cuts = quantiles(late, n=100)
+    return {
+        "streams": PACED_STREAMS,
+        "rate": len(late) / took,
+        "p50": cuts[49],
+        "p99": cuts[98],
+        "cpu": used / len(late) * _MICRO,
+    }
+
+
+@contextmanager
+def _watching(port: int, watchers: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run watchers of one tenant each during the block, from when all are open."""
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "bench.live_watchers", str(port),
+            "--clients", str(watchers), "--tenants", *arguments,
+        ],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        _line(process)
+        yield process
+    finally:
+        _end(process)
+
+
+def _tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a process of clients has ended")
+    return line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    process.wait()
