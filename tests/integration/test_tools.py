@@ -52,7 +52,7 @@ def test_tail_takes_a_pipeline_and_a_database(router: RouterProcess, tmp_path: P
     place = tmp_path / "place"
     with pymongo.MongoClient[dict[str, Any]](router.uri) as client:
         with client.tools.watch() as stream:
-            client.tools.begin.insert_one({})
+            client.tools.begin.insert_one({"n": 2})
             place.write_text(json.dumps(next(stream)["_id"]))
         client.tools.kept.insert_many([{"n": number} for number in range(4)])
     result = run(
