@@ -1,0 +1,141 @@
+"""Container, compose, Kubernetes and systemd files: what the router would read is accepted."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from router import cli
+from router.config.settings import Settings, load_settings
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+def compose() -> dict[str, Any]:
+    parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return parsed
+
+
+def sidecar() -> dict[str, dict[str, Any]]:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())
+    return {document["kind"]: document for document in documents}
+
+
+def settings_of(
+    arguments: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    """Return the settings with which ``mergerouter serve`` would run."""
+    served: list[Settings] = []
+
+    async def run(given: Settings) -> None:
+        served.append(given)
+
+    monkeypatch.setattr(cli, "run_until_signalled", run)
+    app = typer.Typer()
+    app.command()(cli.serve)
+    result = CliRunner(env={"COLUMNS": "200", **environment}).invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    return settings
+
+
+def test_the_router_of_the_compose_file_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = compose()
+    service = parsed["services"]["router"]
+    token = DEPLOY / parsed["secrets"]["admin-token"]["file"]
+    environment = {
+        name: value.replace("/run/secrets/admin-token", str(token))
+        for name, value in service["environment"].items()
+    }
+    settings = settings_of(service["command"][1:], environment, monkeypatch)
+    assert settings.net.hosts == ["0.0.0.0"]
+    assert settings.net.admin.hosts == ["0.0.0.0"]
+    assert settings.net.admin.read_token() == "try-it-out"
+    published = {int(port.rpartition(":")[2]) for port in service["ports"]}
+    assert published == {settings.net.port, settings.net.admin.port}
+
+
+def test_the_compose_file_refers_to_what_it_defines() -> None:
+    parsed = compose()
+    services = parsed["services"]
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= set(services), name
+        assert set(service.get("secrets", ())) <= set(parsed["secrets"]), name
+        for config in service.get("configs", ()):
+            assert config["source"] in parsed["configs"], name
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in parsed["volumes"], name
+    for config in parsed["configs"].values():
+        if "file" in config:
+            assert (DEPLOY / config["file"]).is_file()
+        else:
+            assert yaml.safe_load(config["content"])
+    assert (DEPLOY / services["router"]["build"]["context"] / "deploy" / "Dockerfile").is_file()
+
+
+def test_the_sidecar_s_configuration_is_accepted(tmp_path: Path) -> None:
+    manifests = sidecar()
+    file = tmp_path / "mergerouter.yaml"
+    file.write_text(manifests["ConfigMap"]["data"]["mergerouter.yaml"])
+    settings = load_settings({}, file)
+    (router,) = _containers(manifests, "mergerouter")
+    mounted = {each["mountPath"]: each["name"] for each in router["volumeMounts"]}
+    assert str(settings.net.admin.token_file).rpartition("/")[0] in mounted
+    assert router["args"][-1].rpartition("/")[0] in mounted
+    assert router["ports"] == [{"name": "admin", "containerPort": settings.net.admin.port}]
+    spec = manifests["Deployment"]["spec"]["template"]["spec"]
+    assert set(mounted.values()) == {volume["name"] for volume in spec["volumes"]}
+    (application,) = _containers(manifests, "application")
+    assert f":{settings.net.port}/" in application["env"][0]["value"]
+    drained = settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] / 1000
+    assert spec["terminationGracePeriodSeconds"] > drained + 10
+
+
+def test_the_sidecar_is_probed_and_has_no_rights() -> None:
+    (router,) = _containers(sidecar(), "mergerouter")
+    paths = {name: router[name]["httpGet"]["path"] for name in router if name.endswith("Probe")}
+    assert paths == {
+        "startupProbe": "/healthz",
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz?shards=optional",
+    }
+    security = router["securityContext"]
+    assert security["readOnlyRootFilesystem"]
+    assert security["runAsNonRoot"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def _containers(manifests: dict[str, dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    containers = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return [container for container in containers if container["name"] == name]
+
+
+def test_the_image_runs_without_root_and_copies_what_it_needs() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    users = re.findall(r"^USER (\d+):\d+$", text, re.MULTILINE)
+    assert users
+    assert "0" not in users
+    assert "HEALTHCHECK" in text
+    ignored = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in ignored if line.startswith("!")}
+    assert kept >= {"router", "shard_client", "pyproject.toml", "README.md", "LICENSE"}
+    assert all((DEPLOY.parent / each).exists() for each in kept)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "mergerouter.service"
+    text = (DEPLOY / "mergerouter.service").read_text()
+    unit.write_text(text.replace("/opt/mergerouter/.venv/bin/mergerouter", "/bin/true"))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")

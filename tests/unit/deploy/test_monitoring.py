@@ -1,0 +1,85 @@
+"""Alert rules and dashboard: their metrics exist, and every alert has a page in the runbook."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.harness.admin import admin_port, get, watched_facade
+
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "mergerouter.json"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    return shown + [rule["expr"] for rule in alerts()]
+
+
+async def exposed() -> dict[str, set[str]]:
+    """Return the labels of every metric by the names that queries use."""
+    async with watched_facade() as made, admin_port(made) as port:
+        text = (await asyncio.to_thread(get, port, "/metrics")).text
+    names: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+        for suffix in suffixes.get(family.type, ("",)):
+            names[family.name + suffix] = set()
+        for sample in family.samples:
+            names.setdefault(sample.name, set()).update(sample.labels)
+    return names
+
+
+async def test_every_metric_of_rules_and_dashboard_exists() -> None:
+    known = await exposed()
+    for query in queries():
+        for name in re.findall(r"mergerouter_\w+", query):
+            assert name in known, f"{name} in {query}"
+
+
+async def test_labels_of_alerts_exist() -> None:
+    known = await exposed()
+    for rule in alerts():
+        names = set(re.findall(r"mergerouter_\w+", rule["expr"]))
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        have = {"instance"}.union(*(known[name] for name in names))
+        if "history_left" in rule["expr"]:
+            have |= {"shard", "place"}  # there is no client in this status, so no sample either
+        assert labels <= have, rule["alert"]
+
+
+def test_every_alert_has_a_page_that_its_rule_names() -> None:
+    pages = set(re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE))
+    assert {rule["alert"] for rule in alerts()} == pages
+    for rule in alerts():
+        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+
+
+def test_the_dashboard_s_panels_do_not_overlap() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places) == len({panel["id"] for panel in panels})
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_rules() -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
