@@ -162,6 +162,10 @@ def serve(
         int | None,
         typer.Option("--maxConns", help="Client connections at a time [65536]."),
     ] = None,
+    key_file: Annotated[
+        str | None,
+        typer.Option("--keyFile", help="The cluster's key file; clients then have to log in."),
+    ] = None,
     local_threshold: Annotated[
         int | None,
         typer.Option(
@@ -192,6 +196,7 @@ def serve(
             "admin": {"port": admin_port},
         },
         "replication": {"localPingThresholdMs": local_threshold},
+        "security": {"keyFile": key_file},
         "systemLog": {"verbosity": verbose or None, "quiet": quiet},
         "setParameter": parse_assignments(set_parameter or []),
         "upstream": upstream,

@@ -6,30 +6,38 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
 
+from router.access.control import AccessControl
+from router.access.users import User
 from router.admin.server import AdminServer
 from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.replica_set_checks import ReplicaSetChecks
 from router.cluster_version import ClusterVersion
+from router.commands.cursors import lost_rights
 from router.commands.fail_point import FailPoints
 from router.commands.node import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
+from router.config.security import Logins
 from router.config.settings import Settings
 from router.config.worker_budgets import settings_of_worker
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import Feed
+from router.lookup.connections import Connect
 from router.loop_lag import LoopLag
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream_settings import StreamSettings
 from router.upstream_mongos import UpstreamMongos, parse_upstream
+from shard_client.wire.access import Access
+from shard_client.wire.authentication import Credentials
 
 log = structlog.get_logger()
 
@@ -152,15 +160,22 @@ async def assemble(
     limits = replace(stream_limits(parameters), local_threshold=threshold)
     if worker is not None:
         limits = settings_of_worker(limits, worker.count)
+    logins = settings.security.logins()
     async with AsyncExitStack() as owned:
         cluster = cluster_of(settings, limits, replica_set=replica_set, now=now)
         owned.push_async_callback(cluster.close)
-        upstream = _upstream(settings, worker)
+        upstream = _upstream(settings, worker, logins.upstream)
+        access = None
+        if settings.security.authorization:
+            refresh = parameters["userCacheInvalidationIntervalSecs"]
+            access = AccessControl(cluster, refresh=refresh)
+            owned.push_async_callback(access.close)
         cursors = CursorRegistry(
             cluster,
             limits,
             new_id=worker.cursor_ids.new_id if worker is not None else None,
-            mongos=None if upstream is None else upstream.connect,
+            mongos=_lookups(upstream, logins, access),
+            sent_time=None if access is None else access.times.newest_raw,
         )
         owned.push_async_callback(cursors.close)
         node = Node(
@@ -179,7 +194,10 @@ async def assemble(
             fail_points=FailPoints() if parameters["enableTestCommands"] else None,
             max_connections=settings.net.max_incoming_connections,
             compressors=settings.net.compressors,
+            access=access,
         )
+        if access is not None:
+            access.users.when_changed(partial(_end_streams, node))
         learnt = worker.announce if worker is not None else node.become
         known = asyncio.Event()
         version = ClusterVersion(cluster, node.upstream, learnt)
@@ -221,7 +239,8 @@ def cluster_of(
         now: the wall clock.
 
     Raises:
-        ValueError: if no config server is set.
+        ValueError: if no config server is set, or a file with a secret is invalid.
+        OSError: if a file with a secret cannot be read.
     """
     if settings.sharding.config_db is None:
         raise ValueError("sharding.configDB is not set: no config server to ask")
@@ -230,6 +249,7 @@ def cluster_of(
         limits,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),
+        access=Access(settings.security.logins().members),
     )
 
 
@@ -238,11 +258,29 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-def _upstream(settings: Settings, worker: WorkerShare | None) -> UpstreamMongos | None:
+def _lookups(
+    upstream: UpstreamMongos | None, logins: Logins, access: AccessControl | None
+) -> Connect | None:
+    """Return what connects to the mongos for lookups; None if it would refuse the router."""
+    if upstream is None or (access is not None and logins.upstream is None):
+        return None
+    return upstream.connect_as_router
+
+
+def _end_streams(node: Node, user: User) -> None:
+    """End the streams that the user may no longer read."""
+    node.cursors.revoke(
+        lambda cursor: lost_rights(node, cursor) if node.users.get(cursor) is user else None
+    )
+
+
+def _upstream(
+    settings: Settings, worker: WorkerShare | None, credentials: Credentials | None
+) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
     moved = worker.announce_upstream if worker is not None else None
-    return UpstreamMongos(parse_upstream(settings.upstream), moved=moved)
+    return UpstreamMongos(parse_upstream(settings.upstream), moved=moved, credentials=credentials)
 
 
 async def _learn(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -> None:

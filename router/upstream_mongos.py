@@ -9,6 +9,7 @@ import structlog
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, parse_address
 
 log = structlog.get_logger()
@@ -22,11 +23,14 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
     Raises:
         ValueError: the string is not of that form, or has credentials, a database or options.
     """
+    hosts, _slash, rest = uri.removeprefix(_SCHEME).partition("/")
+    if rest or "@" in uri:  # the message does not repeat what may hold a password
+        raise ValueError(
+            "credentials, databases and options do not belong here: clients log in with their own, "
+            "and security.user names the router's"
+        )
     if not uri.startswith(_SCHEME):
         raise ValueError(f"not of the form mongodb://host:port: {uri!r}")
-    hosts, _slash, rest = uri.removeprefix(_SCHEME).partition("/")
-    if rest or "@" in hosts:
-        raise ValueError(f"credentials, databases and options do not belong here: {uri!r}")
     return tuple(parse_address(host) for host in hosts.split(","))
 
 
@@ -43,6 +47,7 @@ class UpstreamMongos:
         addresses: the mongoses, in order of preference.
         connect_timeout: seconds for one attempt to connect.
         moved: called when this process has switched, so that other workers follow.
+        credentials: the router's own user, for connections that serve no client's commands.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class UpstreamMongos:
         *,
         connect_timeout: float = 5.0,
         moved: Callable[["UpstreamMongos"], None] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if not addresses:
             raise ValueError("an upstream has at least one address")
@@ -59,6 +65,7 @@ class UpstreamMongos:
         self._addresses = tuple(addresses)
         self._timeout = connect_timeout
         self._moved = moved
+        self._credentials = credentials
 
     def link(self) -> "ServerLink":
         """Return a new link to the upstream for one client; it connects when first used."""
@@ -73,12 +80,23 @@ class UpstreamMongos:
         if generation >= self.generation:
             self.chosen, self.generation = chosen % len(self._addresses), generation
 
+    async def connect_as_router(self) -> Connection:
+        """Open a connection as ``connect`` does, logged in as the router's own user if it has one.
+
+        Raises:
+            CommandError: HostUnreachable, none of them answers or accepts the login.
+        """
+        return await self._connect(self._credentials)
+
     async def connect(self) -> Connection:
-        """Open a connection to the mongos in use, or to the next one that answers.
+        """Open a connection to the mongos in use, or to the next one that answers; no login.
 
         Raises:
             CommandError: HostUnreachable, none of them answers.
         """
+        return await self._connect(None)
+
+    async def _connect(self, credentials: Credentials | None) -> Connection:
         first, generation = self.chosen, self.generation
         failures = []
         for step in range(len(self._addresses)):
@@ -86,7 +104,10 @@ class UpstreamMongos:
             host, port = address = self._addresses[index]
             try:
                 connection = await Connection.open(
-                    address, timeout=self._timeout, app_name="mergerouter upstream"
+                    address,
+                    timeout=self._timeout,
+                    app_name="mergerouter upstream",
+                    credentials=credentials,
                 )
             except (NetworkError, CommandError) as error:
                 failures.append(f"{host}:{port}: {error}")
@@ -126,7 +147,12 @@ class ServerLink:
     def __init__(self, upstream: Reachable) -> None:
         self._upstream = upstream
         self._connection: Connection | None = None
+        self._pinned = False
         self._in_use = asyncio.Lock()
+
+    def pin(self) -> None:
+        """Never reconnect from now on: the connection has a login, which another would lack."""
+        self._pinned = True
 
     async def relay(self, frame: bytes) -> AsyncGenerator[bytes, None]:
         """Relay the client's uncompressed frame; yield the reply frames.
@@ -170,6 +196,11 @@ class ServerLink:
 
     async def _open(self) -> Connection:
         connection = self._connection
+        if self._pinned and (
+            connection is None or connection.closed or not self._upstream.serves(connection.address)
+        ):
+            self.abort()
+            raise NetworkError("the connection on which the client is logged in has ended")
         if connection is not None and not self._upstream.serves(connection.address):
             connection.abort()
         if connection is None or connection.closed or not self._upstream.serves(connection.address):

@@ -24,11 +24,12 @@ class ClusterClock:
     that carries such a time (MongoDB's maxAcceptableLogicalClockDriftSecs).
     """
 
-    __slots__ = ("_ordinal", "_raw", "_wall")
+    __slots__ = ("_ordinal", "_raw", "_signed", "_wall")
 
     def __init__(self, wall: Callable[[], float] | None = None) -> None:
         self._wall = wall
         self._raw: bytes | None = None
+        self._signed: tuple[bytes, Timestamp] | None = None
         self._ordinal = 0
 
     def advance(self, cluster_time: bytes | memoryview | Mapping[str, Any] | None) -> None:
@@ -43,10 +44,12 @@ class ClusterClock:
         elif _seen_at_the_front(cluster_time) <= self._ordinal:
             return
         raw = bytes(cluster_time)
-        ordinal = _ordinal_of(raw)
+        ordinal, signed = _read(raw)
         if ordinal > self._ordinal and not self._absurd(ordinal):
             self._ordinal = ordinal
             self._raw = raw
+            if signed:
+                self._signed = raw, _timestamp(ordinal)
 
     def _absurd(self, ordinal: int) -> bool:
         return self._wall is not None and (ordinal >> 32) > self._wall() + _MOST_DRIFT
@@ -56,7 +59,21 @@ class ClusterClock:
         """The newest cluster time seen, or None before the first."""
         if self._raw is None:
             return None
-        return Timestamp(self._ordinal >> 32, self._ordinal & 0xFFFFFFFF)
+        return _timestamp(self._ordinal)
+
+    @property
+    def ordinal(self) -> int:
+        """The newest cluster time as seconds << 32 | increment, 0 before the first."""
+        return self._ordinal
+
+    @property
+    def newest_signed(self) -> tuple[bytes, Timestamp] | None:
+        """The newest document that a server has signed with a key, with its time.
+
+        None if there is none: servers sign nothing without authentication, nor for a connection
+        that may advance the clock.
+        """
+        return self._signed
 
     @property
     def raw(self) -> bytes | None:
@@ -81,13 +98,26 @@ def _seen_at_the_front(raw: bytes | memoryview) -> int:
     return ordinal
 
 
-def _ordinal_of(raw: bytes) -> int:
-    """Return the raw document's cluster time as seconds << 32 | increment, 0 if it has none."""
+def _read(raw: bytes) -> tuple[int, bool]:
+    """Return the document's time as seconds << 32 | increment (0: none), and if it is signed."""
     try:
-        time = decode(raw).get("clusterTime")
+        document = decode(raw)
     except ProtocolError:
-        return 0
-    return time.time << 32 | time.inc if isinstance(time, Timestamp) else 0
+        return 0, False
+    time, signature = document.get("clusterTime"), document.get("signature")
+    if not isinstance(time, Timestamp):
+        return 0, False
+    signed = isinstance(signature, Mapping) and bool(signature.get("keyId"))
+    return time.time << 32 | time.inc, signed
+
+
+def is_signed(raw: bytes) -> bool:
+    """Return whether a raw ``$clusterTime`` has the signature of a key, not the dummy one."""
+    return _read(raw)[1]
+
+
+def _timestamp(ordinal: int) -> Timestamp:
+    return Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
 
 
 def next_tick(time: Timestamp) -> Timestamp:

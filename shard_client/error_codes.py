@@ -75,6 +75,10 @@ class ErrorCode(IntEnum):
     NoMatchingDocument = 47
     Overflow = 15
     OperationFailed = 96
+    UserNotFound = 11
+    TimeProofMismatch = 204
+    KeyNotFound = 211
+    MechanismUnavailable = 334
     APIVersionError = 322
     APIStrictError = 323
     APIMismatchError = 347

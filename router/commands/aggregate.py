@@ -6,6 +6,9 @@ from typing import Any
 
 from bson.int64 import Int64
 
+from router.access.authorization import STREAM_ACTIONS, require, stream_resource
+from router.access.users import User
+from router.change_stream.aggregate_fields import check_aggregate
 from router.change_stream.recognition import explains_change_stream, is_change_stream
 from router.change_stream.request import StreamRequest, parse_request
 from router.commands.answer import Answer, AnyAnswer, PassThrough, RawAnswer
@@ -36,7 +39,7 @@ async def aggregate(call: Call) -> AnyAnswer:
     limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
     try:
         async with asyncio.timeout(limit):
-            owner = Owner(call.lsid, client=call.client.host)
+            owner = Owner(call.lsid, call.user_name, call.client.host)
             cursor, batch = await node.cursors.open(request, owner)
     except TimeoutError:
         raise CommandError(
@@ -49,6 +52,9 @@ async def aggregate(call: Call) -> AnyAnswer:
             return Answer({"cursor": empty})
         raise as_mongos_says(node, error) from error
     node.api_parameters[cursor] = api_parameters(call.command)
+    if call.user is not None:
+        node.users[cursor] = call.user
+    cluster_time, operation_time = node.reply_times
     return RawAnswer(
         build_cursor_reply(
             "firstBatch",
@@ -57,8 +63,8 @@ async def aggregate(call: Call) -> AnyAnswer:
             events=batch.events,
             pbrt=batch.pbrt,
             size=batch.size,
-            cluster_time=node.clock.raw,
-            operation_time=node.clock.time,
+            cluster_time=cluster_time,
+            operation_time=operation_time,
             # mongos returns the reply of that one shard unchanged.
             identity_first=request.passthrough_to_shard is not None,
         )
@@ -99,11 +105,19 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
                 ErrorCode.IDLDuplicateField,
                 "the command has a field twice, or a value of a type that is no longer in use",
             )
+        if call.user is not None:
+            # mongos parses the command's fields, then checks the rights, then parses the stages.
+            _check_rights(call, call.user, check_aggregate(call.database, command).collection)
         return parse_request(call.database, command)
     except CommandError as error:
         if call.upstream is None or call.database in _OF_THE_CLUSTER:
             raise
         return PassThrough(refusal=error)
+
+
+def _check_rights(call: Call, user: User, collection: str | None) -> None:
+    resource = stream_resource(call.database, collection)
+    require(user, resource, *STREAM_ACTIONS, database=call.database, command=call.command)
 
 
 async def _explained(

@@ -52,11 +52,13 @@ class ToWorker:
     """A request to relay the client's message to the worker that owns the cursor.
 
     With ``or_upstream`` the message goes to the upstream if that worker does not know the cursor.
+    ``user`` is the name of the user that is logged in, which the message then carries.
     """
 
     peer: "Peer"
     cursor_id: int
     or_upstream: bool = False
+    user: str | None = None
 
 
 AnyAnswer = Answer | RawAnswer | PassThrough | ToWorker

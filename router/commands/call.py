@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router.access.authorization import login_required, require
+from router.access.privileges import CLUSTER
 from router.commands.answer import AnyAnswer
 from router.commands.api_version import check_api
 from shard_client.error_codes import ErrorCode
@@ -11,12 +13,20 @@ from shard_client.errors import CommandError
 from shard_client.wire.frames import encode
 
 if TYPE_CHECKING:
+    from router.access.login import Login
+    from router.access.users import User
     from router.commands.node import Node
     from router.peers.peers import Peer, Peers
     from router.upstream_mongos import ServerLink, UpstreamMongos
 
 
 _MOST_CHECKED = 1024 * 1024
+
+ON_BEHALF_OF = "$onBehalfOf"
+"""The field in which a worker names the user for whom it passes a command on."""
+
+ANYBODY = "*"
+"""Stands for a user that may act on everybody's cursors; no user has a name without an @."""
 
 
 @dataclass(slots=True)
@@ -26,6 +36,7 @@ class Client:
     ``is_worker`` is true if the client is another worker of this router, which asks for one of its
     clients or for itself; it is answered from this process alone, and nothing is passed on.
     ``is_local`` is true if the client connects from this machine, over a loopback address.
+    ``login`` is None if clients do not log in, and for workers.
     """
 
     connection_id: int
@@ -36,6 +47,7 @@ class Client:
     is_worker: bool = False
     is_local: bool = False
     worker_links: "dict[int, ServerLink]" = field(default_factory=dict)
+    login: "Login | None" = None
 
     @property
     def host(self) -> str:
@@ -57,6 +69,8 @@ class Client:
         for link in (self.link, *self.worker_links.values()):
             if link is not None:
                 link.abort()
+        if self.login is not None:
+            self.login.close()
 
 
 @dataclass(slots=True)
@@ -64,7 +78,8 @@ class Call:
     """One command: its name as sent, its database, its decoded document, its client.
 
     ``exhaust`` is true if the client accepts further answers without asking again. ``raw`` is the
-    document as received, None if no client sent it.
+    document as received, None if no client sent it. ``on_behalf_of`` is the name of the user for
+    whom another worker passes the command on.
     """
 
     name: str
@@ -74,6 +89,7 @@ class Call:
     node: "Node"
     exhaust: bool = False
     raw: bytes | None = None
+    on_behalf_of: str | None = None
 
     def decoded_exactly(self) -> bool:
         """Return whether decoding lost nothing, such as a duplicate field or a deprecated type.
@@ -87,6 +103,31 @@ class Call:
     def upstream(self) -> "UpstreamMongos | None":
         """The upstream, None if there is none or the client is another worker."""
         return None if self.client.is_worker else self.node.upstream
+
+    @property
+    def upstream_link(self) -> "ServerLink | None":
+        """The client's own connection to the upstream, None if there is no upstream."""
+        upstream = self.upstream
+        return None if upstream is None else self.client.upstream_link(upstream)
+
+    @property
+    def user(self) -> "User | None":
+        """The user that is logged in; None without authorization, and for workers."""
+        login = self.client.login
+        return None if login is None else login.user
+
+    @property
+    def user_name(self) -> str | None:
+        """The name of the user for whom the command runs, which another worker passes on."""
+        if self.client.is_worker:
+            return self.on_behalf_of
+        user = self.user
+        return None if user is None else str(user)
+
+    def for_worker(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a command for another worker, with the user for whom it is passed on."""
+        name = self.user_name
+        return command if name is None else {**command, ON_BEHALF_OF: name}
 
     @property
     def peers(self) -> "Peers | None":
@@ -110,9 +151,10 @@ class Command:
     """One command of the registry: its names (the first is the official one) and its function.
 
     A command with ``while_quiescing`` is also answered during shutdown. A command with
-    ``for_tests`` exists under ``enableTestCommands`` only. ``is_ours``, if given, takes the raw
-    command and returns whether the router answers it, so that commands for the upstream are not
-    decoded.
+    ``for_tests`` exists under ``enableTestCommands`` only. With authorization, a command without
+    ``before_login`` takes a login, and one with ``action`` that action on the cluster. ``is_ours``,
+    if given, takes the raw command and returns whether the router answers it, so that commands for
+    the upstream are not decoded.
     """
 
     names: tuple[str, ...]
@@ -121,6 +163,8 @@ class Command:
     admin_only: bool = False
     while_quiescing: bool = False
     for_tests: bool = False
+    before_login: bool = False
+    action: str | None = None
     api_versions: tuple[str, ...] = ()
     is_ours: Callable[[bytes], bool] | None = None
 
@@ -132,3 +176,10 @@ class Command:
                 ErrorCode.Unauthorized,
                 f"{self.names[0]} may only be run against the admin database.",
             )
+        if call.client.login is None or self.before_login:
+            return
+        user = call.user
+        if user is None:
+            raise login_required(self.names[0])
+        if self.action is not None:
+            require(user, CLUSTER, self.action, database=call.database, command=call.command)

@@ -1,7 +1,6 @@
 """Diagnostics: small commands that shells, drivers and operators use to inspect a server."""
 
 import platform
-from typing import Any
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
@@ -20,14 +19,6 @@ async def ping(call: Call) -> Answer:
 async def build_info(call: Call) -> Answer:
     """Return the version of the cluster's servers in the form of mongos's buildInfo."""
     return Answer(call.node.identity.build_info)
-
-
-async def connection_status(call: Call) -> Answer:
-    """Return the authenticated users: none, since there is no authentication."""
-    info: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
-    if call.command.get("showPrivileges"):
-        info["authenticatedUserPrivileges"] = []
-    return Answer({"authInfo": info})
 
 
 async def get_cmd_line_opts(call: Call) -> Answer:
@@ -91,11 +82,6 @@ async def is_dbgrid(call: Call) -> Answer:
     return Answer({"isdbgrid": 1, "hostname": call.node.host})
 
 
-async def logout(call: Call) -> Answer:
-    """Do nothing: without authentication no user is logged in."""
-    return Answer({})
-
-
 async def list_shards(call: Call) -> AnyAnswer:
     """Return the shards from config.shards; pass through if there is an upstream."""
     if call.node.upstream is not None:
@@ -107,15 +93,27 @@ async def list_shards(call: Call) -> AnyAnswer:
 
 
 COMMANDS = (
-    Command(("ping",), ping, "answer", api_versions=("1",)),
-    Command(("buildInfo", "buildinfo"), build_info, "the version of the cluster"),
-    Command(("connectionStatus",), connection_status, "who is logged in", api_versions=("1",)),
-    Command(("getCmdLineOpts",), get_cmd_line_opts, "the command line", admin_only=True),
-    Command(("whatsmyuri",), whats_my_uri, "the client's address"),
-    Command(("getLog",), get_log, "the last log lines", admin_only=True),
-    Command(("hostInfo", "hostinfo"), host_info, "the machine"),
+    Command(("ping",), ping, "answer", before_login=True, api_versions=("1",)),
+    Command(
+        ("buildInfo", "buildinfo"), build_info, "the version of the cluster", before_login=True
+    ),
+    Command(
+        ("getCmdLineOpts",),
+        get_cmd_line_opts,
+        "the command line",
+        admin_only=True,
+        action="getCmdLineOpts",
+    ),
+    Command(("whatsmyuri",), whats_my_uri, "the client's address", before_login=True),
+    Command(("getLog",), get_log, "the last log lines", admin_only=True, action="getLog"),
+    Command(("hostInfo", "hostinfo"), host_info, "the machine", action="hostInfo"),
     Command(("replSetGetStatus",), repl_set_get_status, "not supported through mongos"),
-    Command(("isdbgrid", "isdbGrid"), is_dbgrid, "that this is a mongos"),
-    Command(("logout",), logout, "end the authentication"),
-    Command(("listShards", "listshards"), list_shards, "the shards", admin_only=True),
+    Command(("isdbgrid", "isdbGrid"), is_dbgrid, "that this is a mongos", before_login=True),
+    Command(
+        ("listShards", "listshards"),
+        list_shards,
+        "the shards",
+        admin_only=True,
+        action="listShards",
+    ),
 )

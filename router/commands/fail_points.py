@@ -215,6 +215,7 @@ def _transient(name: str, code: int) -> bool:
 
 COMMANDS = (
     Command(
-        (CONFIGURE,), configure_fail_point, "set a fail point", admin_only=True, for_tests=True
+        (CONFIGURE,), configure_fail_point, "set a fail point", admin_only=True, for_tests=True,
+        before_login=True,
     ),
-)
+)  # fmt: skip

@@ -99,4 +99,8 @@ async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]
         call.node.cluster.release(connection)
 
 
-COMMANDS = (Command(("getParameter",), get_parameter, "start parameters", admin_only=True),)
+COMMANDS = (
+    Command(
+        ("getParameter",), get_parameter, "start parameters", admin_only=True, action="getParameter"
+    ),
+)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.commands.answer import Answer
+from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, Command
 from router.commands.client_metadata import check_client_metadata
 from router.commands.fields import whole_number, wrong_type
@@ -40,7 +41,7 @@ async def hello(call: Call) -> Answer:
             node.counters.awaiting_hellos -= 1
     else:
         await node.topology.wait_beyond(None, 0)
-    reply = _describe(call.name, command, node, client)
+    reply = {**_describe(call.name, command, node, client), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
     if not awaited:
@@ -115,7 +116,10 @@ def _describe(name: str, command: Mapping[str, Any], node: Node, client: Client)
 COMMANDS = (
     Command(
         ("hello",), hello, "the version and limits of this server", while_quiescing=True,
-        api_versions=("1",),
+        before_login=True, api_versions=("1",),
     ),
-    Command(("isMaster", "ismaster"), hello, "hello, by its former name", while_quiescing=True),
+    Command(
+        ("isMaster", "ismaster"), hello, "hello, by its former name", while_quiescing=True,
+        before_login=True,
+    ),
 )  # fmt: skip

@@ -55,4 +55,8 @@ async def shutdown(call: Call) -> AnyAnswer:
     )
 
 
-COMMANDS = (Command(("shutdown",), shutdown, "refused: send SIGTERM instead", admin_only=True),)
+COMMANDS = (
+    Command(
+        ("shutdown",), shutdown, "refused: send SIGTERM instead", admin_only=True, action="shutdown"
+    ),
+)

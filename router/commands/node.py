@@ -6,12 +6,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from bson.timestamp import Timestamp
+
 from router.commands.client_time import ClientTime, check_client_time
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from shard_client.wire.compression import AVAILABLE
+from shard_client.wire.frames import decode
 
 if TYPE_CHECKING:
+    from router.access.control import AccessControl
+    from router.access.users import User
     from router.catalog.cluster import Cluster
     from router.catalog.replica_set_checks import ReplicaSetChecks
     from router.commands.fail_point import FailPoints
@@ -65,6 +70,8 @@ class Node:
         peers: the other workers of this router, if there are any.
         checks: checks of the cluster's replica sets; None without an admin port.
         lag: the event loop's lag; None without an admin port.
+        access: the users and their rights; None if clients do not log in.
+        users: the users that have opened the cursors; empty if clients do not log in.
     """
 
     clock: "ClusterClock"
@@ -87,9 +94,11 @@ class Node:
     peers: "Peers | None" = None
     checks: "ReplicaSetChecks | None" = None
     lag: "LoopLag | None" = None
+    access: "AccessControl | None" = None
     api_parameters: "WeakKeyDictionary[MergedCursor, str]" = field(
         default_factory=WeakKeyDictionary
     )
+    users: "WeakKeyDictionary[MergedCursor, User]" = field(default_factory=WeakKeyDictionary)
 
     def become(self, identity: ServerIdentity) -> None:
         """Report ``identity`` from now on; wake waiting hellos if it changed."""
@@ -99,10 +108,20 @@ class Node:
 
     def times(self) -> dict[str, Any]:
         """Return $clusterTime and operationTime for a reply; empty until a time is known."""
-        document = self.clock.document
-        if document is None:
+        raw, time = self.reply_times
+        if raw is None:
             return {}
-        return {"$clusterTime": document, "operationTime": self.clock.time}
+        return {"$clusterTime": decode(raw), "operationTime": time}
+
+    @property
+    def reply_times(self) -> tuple[bytes | None, Timestamp | None]:
+        """The $clusterTime, as raw BSON, and the operationTime that clients are given.
+
+        With authorization they are times with a valid signature, if there is one.
+        """
+        if self.access is None:
+            return self.clock.raw, self.clock.time
+        return self.access.times.newest or (None, None)
 
     def check_client_time(self, cluster_time: object) -> ClientTime:
         """Check a client's ``$clusterTime`` without advancing the clock; raises CommandError."""

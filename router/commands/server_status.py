@@ -148,4 +148,6 @@ def _resident_mb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-COMMANDS = (Command(("serverStatus",), server_status, "counters of this process"),)
+COMMANDS = (
+    Command(("serverStatus",), server_status, "counters of this process", action="serverStatus"),
+)

@@ -26,7 +26,7 @@ async def end_sessions(call: Call) -> AnyAnswer:
     Raises:
         CommandError: the sessions are not a list of documents with an id.
     """
-    call.node.cursors.end_sessions(_session_ids(call))
+    call.node.cursors.end_sessions(_session_ids(call), call.user_name)
     return await _everywhere_else(call)
 
 
@@ -36,13 +36,13 @@ async def refresh_sessions(call: Call) -> AnyAnswer:
     Raises:
         CommandError: the sessions are not a list of documents with an id.
     """
-    call.node.cursors.refresh_sessions(_session_ids(call))
+    call.node.cursors.refresh_sessions(_session_ids(call), call.user_name)
     return await _everywhere_else(call)
 
 
 async def _everywhere_else(call: Call) -> AnyAnswer:
     if call.peers is not None:
-        await call.peers.ask_all(call.database, call.command)
+        await call.peers.ask_all(call.database, call.for_worker(call.command))
     return PASS_THROUGH if call.upstream is not None else Answer({})
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from router.commands import (
     aggregate,
+    authentication,
     cursors,
     diagnostics,
     fail_points,
@@ -31,6 +32,7 @@ async def list_commands(call: Call) -> AnyAnswer:
         }
         for command in sorted(_ALL, key=lambda command: command.names[0])
         if (not command.for_tests or call.node.fail_points is not None)
+        and (call.node.access is not None or command not in authentication.RELAYED)
         and not command.names[0].startswith("_")  # for the router's own processes
     }
     return Answer({"commands": listed})
@@ -38,6 +40,7 @@ async def list_commands(call: Call) -> AnyAnswer:
 
 _ALL: tuple[Command, ...] = (
     *hello.COMMANDS,
+    *authentication.COMMANDS,
     *diagnostics.COMMANDS,
     *server_status.COMMANDS,
     *process_status.COMMANDS,
@@ -47,7 +50,7 @@ _ALL: tuple[Command, ...] = (
     *fail_points.COMMANDS,
     *get_parameter.COMMANDS,
     *local_only.COMMANDS,
-    Command(("listCommands",), list_commands, "the commands"),
+    Command(("listCommands",), list_commands, "the commands", before_login=True),
 )
 
 

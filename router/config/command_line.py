@@ -37,6 +37,7 @@ def read_settings(flags: dict[str, Any], config: Path | None) -> Settings:
     try:
         settings = load_settings(flags, config)
         settings.net.admin.read_token()
+        settings.security.logins()
         return settings
     except pydantic.ValidationError as error:
         raise typer.BadParameter(describe_problems(error, Settings)) from error

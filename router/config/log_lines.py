@@ -24,12 +24,16 @@ _SEVERITY = {
 def as_mongos(
     logger: object, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Convert a structlog event to a mongos log line: t, s, c, ctx, msg, attr, in this order."""
+    """Convert a structlog event to a mongos log line: t, s, c, id, ctx, msg, attr, in this order.
+
+    ``id`` is mongos's number of the line, for lines that mongos has too.
+    """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line: dict[str, Any] = {
         "t": {"$date": now},
         "s": _SEVERITY.get(method, "I"),
         "c": event.pop("component", "-"),
+        **({"id": event.pop("id")} if "id" in event else {}),
         "ctx": event.pop("ctx", "main"),
         "msg": event.pop("event", ""),
     }

@@ -98,6 +98,17 @@ def _of_limits(
 _ALL = (
     Parameter("enableTestCommands", _boolean, False, "commands that only tests may use"),
     Parameter(
+        "userCacheInvalidationIntervalSecs",
+        _whole,
+        30,
+        "time between two readings of the users' privileges",
+        least=1,
+        most=86_400,
+    ),
+    Parameter(
+        "authFailedDelayMs", _whole, 500, "wait before a refused login is answered", most=5000
+    ),
+    Parameter(
         "mongosShutdownTimeoutMillisForSignaledShutdown",
         _whole,
         3000,

@@ -49,7 +49,8 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
         return str(message)
     if problem["msg"].startswith(_VALUE_ERROR):
         return f"{name}: {message}"
-    return f"{name}: {message[:1].lower()}{message[1:]}, but is {problem['input']!r}"
+    given = "" if name.endswith("assword") else f", but is {problem['input']!r}"
+    return f"{name}: {message[:1].lower()}{message[1:]}{given}"
 
 
 def _names(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[str]:

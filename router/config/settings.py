@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from router.config.parameters import parse_parameters
+from router.config.security import HIDDEN, Security
 from router.peers.cursor_ids import MOST_WORKERS
 from router.upstream_mongos import parse_upstream
 from shard_client.replica_set.replica_set import parse_hosts
@@ -163,6 +164,7 @@ class Settings(BaseSettings):
     upstream: str | None = None
     workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
     feed: Feed = Feed()
+    security: Security = Security()
 
     @field_validator("upstream")
     @classmethod
@@ -176,14 +178,27 @@ class Settings(BaseSettings):
         parse_parameters(self.set_parameter)
         return self
 
+    @model_validator(mode="after")
+    def _feed_is_open(self) -> Self:
+        if self.feed.port is not None and self.security.authorization:
+            raise ValueError(
+                "the feed has no login yet: leave feed.port out where clients have to log in"
+            )
+        return self
+
     @property
     def parameters(self) -> dict[str, Any]:
         """All start parameters by name."""
         return parse_parameters(self.set_parameter)
 
     def given(self) -> dict[str, Any]:
-        """Return the explicit settings, nested and named as in the file, for getCmdLineOpts."""
+        """Return the explicit settings, nested and named as in the file, for getCmdLineOpts.
+
+        Passwords are hidden.
+        """
         shown: dict[str, Any] = _sorted(self.model_dump(by_alias=True, exclude_unset=True))
+        if "password" in shown.get("security", {}):
+            shown["security"]["password"] = HIDDEN
         return shown
 
 

@@ -1,6 +1,8 @@
 """The registry of the process's merged cursors: opening, checkout, killing, timeouts."""
 
 import asyncio
+import base64
+import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -85,6 +87,7 @@ class CursorRegistry:
         limits: the limits of streams.
         new_id: returns a new cursor id; None for random ids.
         mongos: connects to the upstream for document lookups; None without an upstream.
+        sent_time: returns the ``$clusterTime`` that lookups carry; by default the clock's newest.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class CursorRegistry:
         *,
         new_id: Callable[[], int] | None = None,
         mongos: Connect | None = None,
+        sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
         self._make_id = new_id or _random_id
         self._cluster = cluster
@@ -112,7 +116,9 @@ class CursorRegistry:
                 backoff_first=self._limits.backoff_first,
                 backoff_max=self._limits.backoff_max,
             )
-            self._reads = UpstreamReads(mongos, cluster.clock, settings, self.memory)
+            self._reads = UpstreamReads(
+                mongos, cluster.clock, settings, self.memory, sent_time=sent_time
+            )
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, _Entry] = {}
         self._departed = DepartedPlaces()
@@ -250,11 +256,24 @@ class CursorRegistry:
         """Connections to the cluster's members, by member."""
         return self._cluster.pool.counts
 
-    def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
+    def any_of_others(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
+        """Return whether another user has opened one of these cursors."""
+        entries = (self._entries.get(cursor_id) for cursor_id in cursor_ids)
+        return any(entry is not None and entry.owner.user != owner.user for entry in entries)
+
+    def revoke(self, refusal: Callable[[MergedCursor], CommandError | None]) -> None:
+        """End the cursors for which ``refusal`` returns an error; their next getMore raises it."""
+        for entry in list(self._entries.values()):
+            error = refusal(entry.cursor)
+            if error is not None:
+                entry.cursor.kill(error)
+                entry.cursor.close()
+
+    def kill(self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False) -> KillResult:
         """Kill cursors by id; the shards' cursors are killed in the background.
 
         A getMore in flight fails with 237 CursorKilled. Raises CommandError (13 Unauthorized) for
-        another user's cursor.
+        another user's cursor, unless ``anybody`` is set.
         """
         result = KillResult([], [], [], [])
         for cursor_id in cursor_ids:
@@ -262,24 +281,25 @@ class CursorRegistry:
             if entry is None:
                 result.not_found.append(cursor_id)
                 continue
-            _check_user(cursor_id, entry.owner, owner)
+            if not anybody:
+                _check_user(cursor_id, entry.owner, owner)
             self._remove(cursor_id)
             result.killed.append(cursor_id)
         return result
 
-    def end_sessions(self, lsids: Iterable[bytes]) -> None:
-        """Kill the cursors of these sessions."""
+    def end_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
+        """Kill the cursors of these sessions of the user."""
         ended = set(lsids)
         for cursor_id, entry in list(self._entries.items()):
-            if entry.owner.lsid in ended:
+            if entry.owner.lsid in ended and entry.owner.user == user:
                 self._remove(cursor_id)
 
-    def refresh_sessions(self, lsids: Iterable[bytes]) -> None:
-        """Restart the idle time of these sessions' cursors."""
+    def refresh_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
+        """Restart the idle time of the cursors of these sessions of the user."""
         refreshed = set(lsids)
         now = self._loop.time()
         for entry in self._entries.values():
-            if entry.owner.lsid in refreshed:
+            if entry.owner.lsid in refreshed and entry.owner.user == user:
                 entry.last_used = now
 
     async def close(self) -> None:
@@ -304,8 +324,9 @@ class CursorRegistry:
             raise CommandError(
                 ErrorCode.InvalidOptions,
                 "fullDocument: 'updateLookup' takes an upstream mongos to look documents up: start "
-                "the router with --upstream mongodb://host:port, or ask for 'whenAvailable' or "
-                "'required' on collections with changeStreamPreAndPostImages",
+                "the router with --upstream mongodb://host:port, and with security.user where "
+                "clients log in, or ask for 'whenAvailable' or 'required' on collections with "
+                "changeStreamPreAndPostImages",
             )
         self.admission.lookup(self._cluster.targets)
         older = self._cluster.token_version < 2
@@ -375,7 +396,8 @@ def _check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
     if cursor_owner.user != asking.user:
         raise CommandError(
             ErrorCode.Unauthorized,
-            f"cursor id {cursor_id} was not created by the authenticated user",
+            f"cursor id {cursor_id} was not created by the authenticated user :: caused by :: "
+            "User not authorized to access cursor",
         )
 
 
@@ -384,6 +406,12 @@ def _check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
     created, used = cursor_owner.lsid, asking.lsid
     if created == used:
         return
+    if cursor_owner.user is not None:
+        raise CommandError(
+            ErrorCode.Unauthorized,
+            f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
+            f"context's session id ({_session(asking)})",
+        )
     text = f"Cannot run getMore on cursor {cursor_id}, which was "
     if created is None and used is not None:
         raise CommandError(50799, f"{text}not created in a session, in session {_text(used)}")
@@ -393,6 +421,14 @@ def _check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
         raise CommandError(
             50801, f"{text}created in session {_text(created)}, in session {_text(used)}"
         )
+
+
+def _session(owner: Owner) -> str:
+    """Return a session as mongos prints it: its id, and the hash of its user's name."""
+    if owner.lsid is None or owner.user is None:
+        return "none"
+    digest = hashlib.sha256(owner.user.encode()).digest()
+    return f"{_text(owner.lsid)} - {base64.b64encode(digest).decode()} -  - "
 
 
 def _text(lsid: bytes) -> str:

@@ -1,6 +1,6 @@
 """Reads through the upstream mongos: complete results of a command as raw BSON, within bounds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from bson.int64 import Int64
@@ -34,16 +34,24 @@ class UpstreamReads:
 
     Args:
         connect: opens a connection to the upstream.
-        clock: the cluster time sent with each read.
+        clock: the cluster's time, which each reply advances.
+        sent_time: returns the ``$clusterTime`` sent with each read; by default the clock's newest.
         settings: bounds.
         memory: the memory of the process, in which documents count as events do.
     """
 
     def __init__(
-        self, connect: Connect, clock: ClusterClock, settings: LookupSettings, memory: Memory
+        self,
+        connect: Connect,
+        clock: ClusterClock,
+        settings: LookupSettings,
+        memory: Memory,
+        *,
+        sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
         self.settings = settings
         self.memory = memory
+        self._sent_time = sent_time or (lambda: clock.raw)
         self._clock = clock
         self._connections = UpstreamConnections(connect, settings.connections)
 
@@ -74,8 +82,9 @@ class UpstreamReads:
         """
         seconds = self.settings.timeout
         body: dict[str, Any] = {**command, "maxTimeMS": int(seconds * _MS), "$db": database}
-        if self._clock.raw is not None:
-            body["$clusterTime"] = RawBSONDocument(self._clock.raw)
+        time = self._sent_time()
+        if time is not None:
+            body["$clusterTime"] = RawBSONDocument(time)
         raw = encode(body)
 
         async def attempt() -> Result:

@@ -19,7 +19,7 @@ from router.commands.answer import (
     error_document,
     reply_document,
 )
-from router.commands.call import Call, Client
+from router.commands.call import ON_BEHALF_OF, Call, Client
 from router.commands.fail_points import added_to_reply, before_command, share_with_workers
 from router.commands.local_only import LOCAL_ONLY, refused
 from router.commands.node import Counters, Node
@@ -28,11 +28,12 @@ from router.commands.table import COMMANDS
 from router.commands.unsent import labelled_unsent
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
+from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import BODY_OFFSET
+from shard_client.wire.frames import BODY_OFFSET, MORE_TO_COME, build_msg, decode, encode
 
 log = structlog.get_logger()
 
@@ -175,12 +176,13 @@ class ClientConnection:
             client=self.client,
             node=self._node,
             exhaust=request.takes_exhaust,
+            on_behalf_of=_taken(document) if self.client.is_worker else None,
             raw=request.body() if again is None else None,
         )
         if command is not None:
             command.check(call)
             if "$clusterTime" in document:
-                self._node.check_client_time(document["$clusterTime"])
+                await self._check_time(document["$clusterTime"])
         if self.client.is_worker:
             fail_points = None  # they have acted in the client's worker
         if fail_points is not None:
@@ -228,7 +230,8 @@ class ClientConnection:
         self._counters.passed_on += 1
         link = self.client.worker_link(answer.peer)
         try:
-            async with aclosing(link.relay(request.frame)) as replies:
+            frame = request.frame if answer.user is None else _with_user(request, answer.user)
+            async with aclosing(link.relay(frame)) as replies:
                 reply = await anext(replies, None)
         except NetworkError as error:  # the worker and its cursors are gone
             log.info(
@@ -252,8 +255,21 @@ class ClientConnection:
 
     def _note_cluster_time(self, reply: bytes) -> None:
         element = find(reply, b"$clusterTime", BODY_OFFSET)
-        if element is not None:
-            self._node.clock.advance(reply[element.start : element.end])
+        if element is None:
+            return
+        time = reply[element.start : element.end]
+        # With authorization, members may refuse a time without a valid signature.
+        if self._node.access is None or is_signed(time):
+            self._node.clock.advance(time)
+
+    async def _check_time(self, value: object) -> None:
+        """Check a client's time, with its signature if the client is logged in."""
+        time = self._node.check_client_time(value)
+        access, login = self._node.access, self.client.login
+        if access is None or login is None or login.user is None:
+            return
+        if not access.may_advance_clock(login.user):
+            await access.times.check(time.time, time.digest, time.key_id)
 
     async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
         if isinstance(answer, RawAnswer):
@@ -293,6 +309,19 @@ class ClientConnection:
             await self._send_error(request, error, request.request_id)
             return False
         return True
+
+
+def _taken(document: Mapping[str, Any]) -> str | None:
+    """Take the name of the user out of a command that another worker passes on."""
+    assert isinstance(document, dict)
+    name = document.pop(ON_BEHALF_OF, None)
+    return name if isinstance(name, str) else None
+
+
+def _with_user(request: Request, user: str) -> bytes:
+    """Return the request's frame with the name of the user for whom it is passed on."""
+    body = encode({**decode(request.body()), ON_BEHALF_OF: user})
+    return build_msg(body, request_id=request.request_id, flags=request.flags & MORE_TO_COME)
 
 
 def _code_of(reply: bytes) -> int | None:

@@ -166,6 +166,8 @@ class Listener:
             is_worker=self._for_workers,
             is_local=is_loopback(peername),
         )
+        if self._node.access is not None and not self._for_workers:
+            client.login = self._node.access.login(name)
         connection = ClientConnection(stream, self._node, client, counters)
         counters.connections += 1
         counters.connections_created += 1

@@ -1,0 +1,1 @@
+"""Users of the cluster: their logins, their privileges, and signed cluster times."""

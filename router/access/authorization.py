@@ -1,0 +1,110 @@
+"""What a client may do: checked before each command, with mongos's errors.
+
+The checks that mongos makes are in its commands; those of the commands that the router answers are
+in ``Command`` (``action``, ``before_login``). Commands for the upstream are checked there.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import structlog
+from bson.binary import UUID_SUBTYPE, Binary
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from router.access.privileges import ALL_DATABASES, Resource
+from router.access.users import User
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+log = structlog.get_logger()
+
+STREAM_ACTIONS = ("changeStream", "find")
+"""What a stream takes on its collection, its database or all databases."""
+
+_LONGEST_SHOWN = 16 * 1024
+
+
+def stream_resource(database: str, collection: str | None) -> Resource:
+    """Return what a change stream reads; the database ``admin`` stands for the whole cluster."""
+    if collection is not None:
+        return Resource(database, collection)
+    return ALL_DATABASES if database == "admin" else Resource(database)
+
+
+def login_required(name: str) -> CommandError:
+    """Return mongos's error for a command before the login."""
+    return CommandError(ErrorCode.Unauthorized, f"command {name} requires authentication")
+
+
+def require(
+    user: User, resource: Resource, *actions: str, database: str, command: Mapping[str, Any]
+) -> None:
+    """Check that the user may take the actions.
+
+    Args:
+        user: the user.
+        resource: what the actions act on.
+        actions: the actions.
+        database: the command's database, for the error.
+        command: the command, for the error.
+
+    Raises:
+        CommandError: 13 Unauthorized.
+    """
+    if not user.privileges.allow(resource, *actions):
+        raise not_authorized(database, command, str(user))
+
+
+def not_authorized(database: str, command: Mapping[str, Any], user: str | None) -> CommandError:
+    """Return mongos's error for a command that the user may not run; log the refusal."""
+    refused = f"not authorized on {database} to execute command"
+    log.info(
+        "Checking authorization failed",
+        component="ACCESS",
+        id=20436,
+        user=user,
+        error=f"{refused} {next(iter(command), '')}",
+    )
+    return CommandError(ErrorCode.Unauthorized, f"{refused} {shown(command)}")
+
+
+def shown(value: Any) -> str:
+    """Return a command as mongos prints it in its errors, at most 16 KiB of it."""
+    text = _shown(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        if not value:
+            return "{}"
+        return "{ " + ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[ " + ", ".join(map(_shown, value)) + " ]" if value else "[]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, Timestamp):
+        return f"Timestamp({value.time}, {value.inc})"
+    if isinstance(value, bytes):
+        subtype = value.subtype if isinstance(value, Binary) else 0
+        if subtype == UUID_SUBTYPE and len(value) == 16:
+            return f'UUID("{UUID(bytes=bytes(value))}")'
+        return f"BinData({subtype}, {value.hex().upper()})"
+    return _shown_scalar(value)
+
+
+def _shown_scalar(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"new Date({int(value.timestamp() * 1000)})"
+    if isinstance(value, Int64 | int):
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:.1f}" if value.is_integer() else repr(value)
+    return str(value)

@@ -1,0 +1,216 @@
+"""A client's login: its SASL conversation, relayed to a server that knows the cluster's users.
+
+The client proves itself to that server with its own credentials; the router sees no password. With
+an upstream, the server is the client's own upstream connection, which is then logged in as the
+client; without one, it is the config server's primary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from router.access.users import User, UserName, Users
+from router.catalog.cluster import CONFIG, Cluster
+from router.upstream_mongos import ServerLink
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+from shard_client.wire.connection import Address, Connection
+
+log = structlog.get_logger()
+
+_CONNECT_TIMEOUT = 5.0
+_FAILURES = frozenset(
+    {ErrorCode.AuthenticationFailed, ErrorCode.UserNotFound, ErrorCode.MechanismUnavailable}
+)
+"""Refusals of a login: wrong password, unknown user, unavailable mechanism."""
+
+
+class ConfigServer:
+    """The config server's primary, as a server that logins are relayed to.
+
+    Args:
+        cluster: the cluster.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def connect(self) -> Connection:
+        """Open a connection that is not logged in; raises CommandError, NetworkError."""
+        replica_set = await self._cluster.locate(CONFIG, None, fresh=False)
+        address = await replica_set.primary(_CONNECT_TIMEOUT)
+        return await Connection.open(
+            address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter login"
+        )
+
+    def serves(self, address: Address) -> bool:
+        """Return True: a conversation ends where it began."""
+        return True
+
+
+class Login:
+    """The login of one client connection.
+
+    Args:
+        users: the cluster's users.
+        cluster: the cluster, whose config server logins are relayed to without an upstream.
+        peer: the client's address, for the log.
+    """
+
+    def __init__(self, users: Users, cluster: Cluster, peer: str) -> None:
+        self._users = users
+        self._config_server = ConfigServer(cluster)
+        self._peer = peer
+        self._user: User | None = None
+        self._conversation: ServerLink | None = None
+        self._mechanism = ""
+
+    @property
+    def user(self) -> User | None:
+        """The user that is logged in; None before the login, or when it has been dropped."""
+        user = self._user
+        return user if user is not None and user.exists else None
+
+    async def hello(self, link: ServerLink | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Relay the part of a hello that concerns logins; return the reply's part.
+
+        A speculative login that fails leaves no trace in the reply, as with mongos.
+
+        Args:
+            link: the client's connection to the upstream; None without an upstream.
+            fields: ``saslSupportedMechs`` and ``speculativeAuthenticate``, as far as present.
+
+        Raises:
+            CommandError: a field is malformed.
+            NetworkError: the connection broke.
+        """
+        relaying = self._link(link)
+        reply = await relaying.command("admin", {"hello": 1, **fields})
+        answer: dict[str, Any] = {}
+        if "saslSupportedMechs" in reply:
+            answer["saslSupportedMechs"] = reply["saslSupportedMechs"]
+        speculative = reply.get("speculativeAuthenticate")
+        if isinstance(speculative, Mapping):
+            relaying.pin()
+            asked = fields.get("speculativeAuthenticate")
+            self._mechanism = str(asked.get("mechanism")) if isinstance(asked, Mapping) else ""
+            answer["speculativeAuthenticate"] = dict(speculative)
+            if speculative.get("done"):
+                await self._done(relaying)
+        elif link is None:
+            self.close()
+        return answer
+
+    async def converse(
+        self, link: ServerLink | None, database: str, command: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Relay one step of a conversation and return the reply's fields.
+
+        Args:
+            link: the client's connection to the upstream; None without an upstream.
+            database: the command's database.
+            command: saslStart, saslContinue or authenticate, with its own fields alone.
+
+        Raises:
+            CommandError: the server refuses the step.
+            NetworkError: the connection broke.
+        """
+        relaying = self._link(link)
+        if "saslStart" in command:
+            self._mechanism = str(command.get("mechanism"))
+        await relaying.connect()
+        relaying.pin()
+        try:
+            reply = await relaying.command(database, command)
+        except CommandError as error:
+            self._failed(error, database)
+            if link is None:
+                self.close()
+            raise
+        if reply.get("done") or "authenticate" in command:
+            await self._done(relaying)
+        return {name: value for name, value in reply.items() if name in _STEP_FIELDS}
+
+    async def log_out(self, link: ServerLink | None, database: str) -> None:
+        """End the login of a user of ``database``, here and on the connection to the upstream.
+
+        Raises:
+            CommandError: the upstream's error.
+            NetworkError: the connection broke.
+        """
+        if link is not None:
+            await link.command(database, {"logout": 1})
+        if self._user is not None and self._user.name.database == database:
+            self._user = None
+        self.close()
+
+    def close(self) -> None:
+        """Cut the connection to the config server on which a conversation was."""
+        if self._conversation is not None:
+            self._conversation.abort()
+            self._conversation = None
+
+    def _link(self, link: ServerLink | None) -> ServerLink:
+        if link is not None:
+            return link
+        if self._conversation is None:
+            self._conversation = ServerLink(self._config_server)
+        return self._conversation
+
+    async def _done(self, link: ServerLink) -> None:
+        """Take over the user that the server says is logged in."""
+        status = await link.command("admin", {"connectionStatus": 1})
+        names = _authenticated(status)
+        if len(names) != 1:
+            raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
+        name = names[0]
+        self._check_same(name)
+        self._user = await self._users.get(name)
+        log.info(
+            "Successfully authenticated",
+            component="ACCESS",
+            id=5286306,
+            client=self._peer,
+            mechanism=self._mechanism,
+            user=name.user,
+            db=name.database,
+        )
+        self.close()
+
+    def _check_same(self, name: UserName) -> None:
+        """Refuse a second login as somebody else; a connection has one user, as with mongos."""
+        user = self._user
+        if user is None or user.name == name:
+            return
+        raise CommandError(
+            5626701,
+            "Each client connection may only be authenticated once. Previously authenticated as: "
+            f"{user.name}",
+        )
+
+    def _failed(self, error: CommandError, database: str) -> None:
+        if error.code in _FAILURES:
+            log.info(
+                "Failed to authenticate",
+                component="ACCESS",
+                id=5286307,
+                client=self._peer,
+                mechanism=self._mechanism,
+                db=database,
+                result=error.code,
+                error=error.message,
+            )
+
+
+_STEP_FIELDS = frozenset({"conversationId", "done", "payload", "dbname", "user", "ok"})
+
+
+def _authenticated(status: Mapping[str, Any]) -> list[UserName]:
+    info = status.get("authInfo")
+    listed = info.get("authenticatedUsers") if isinstance(info, Mapping) else None
+    return [
+        UserName(str(each.get("user")), str(each.get("db")))
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, Mapping)
+    ]

@@ -1,0 +1,117 @@
+"""Privileges of a user, and whether they allow an action on a resource.
+
+Source: MongoDB's authorization session (a resource matches the patterns that contain it); the
+privileges are those that ``usersInfo`` with ``showPrivileges`` lists.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Resource(NamedTuple):
+    """What an action acts on: a collection, a database, all databases, or the cluster.
+
+    ``collection`` is empty for a whole database; ``database`` is also empty for all databases.
+    ``cluster`` is set for the cluster itself, the resource of most administrative actions.
+    """
+
+    database: str = ""
+    collection: str = ""
+    cluster: bool = False
+
+
+CLUSTER = Resource(cluster=True)
+ALL_DATABASES = Resource()
+
+_ANY = "any"
+_SYSTEM = "system."
+
+_Pattern = tuple[str, str] | Resource | str
+
+
+@dataclass(frozen=True, slots=True)
+class Privileges:
+    """The actions that a user may take, by resource pattern."""
+
+    granted: Mapping[_Pattern, frozenset[str]]
+    everything: bool = False
+
+    @classmethod
+    def of(cls, listed: Iterable[Mapping[str, Any]]) -> "Privileges":
+        """Return the privileges in a list of ``{resource: {...}, actions: [...]}``.
+
+        A malformed entry, or a resource of an unknown kind, grants nothing.
+        """
+        granted: dict[_Pattern, frozenset[str]] = {}
+        for entry in listed:
+            pattern = _pattern(entry.get("resource"))
+            actions = entry.get("actions")
+            if pattern is None or not isinstance(actions, list):
+                continue
+            granted[pattern] = granted.get(pattern, frozenset()) | {
+                action for action in actions if isinstance(action, str)
+            }
+        return cls(granted)
+
+    def allow(self, resource: Resource, *actions: str) -> bool:
+        """Return whether all of the actions are allowed on the resource."""
+        if self.everything:
+            return True
+        allowed: frozenset[str] = frozenset()
+        for pattern in _matching(resource):
+            allowed |= self.granted.get(pattern, frozenset())
+        return allowed.issuperset(actions)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the privileges in the form of ``connectionStatus``."""
+        granted = {_ANY: frozenset({"anyAction"})} if self.everything else self.granted
+        return [
+            {"resource": _document(pattern), "actions": sorted(actions)}
+            for pattern, actions in granted.items()
+        ]
+
+
+def _document(pattern: "_Pattern") -> dict[str, Any]:
+    if isinstance(pattern, str):
+        return {"anyResource": True}
+    if isinstance(pattern, Resource):
+        return {"cluster": True}
+    database, collection = pattern
+    return {"db": database, "collection": collection}
+
+
+NOTHING = Privileges({})
+EVERYTHING = Privileges({}, everything=True)
+
+
+def _pattern(resource: Any) -> _Pattern | None:
+    if not isinstance(resource, Mapping):
+        return None
+    if resource.get("anyResource") is True:
+        return _ANY
+    if resource.get("cluster") is True:
+        return CLUSTER
+    if set(resource) != {"db", "collection"}:
+        return None
+    database, collection = resource["db"], resource["collection"]
+    if isinstance(database, str) and isinstance(collection, str):
+        return database, collection
+    return None
+
+
+def _matching(resource: Resource) -> Iterable[_Pattern]:
+    """Yield the patterns that contain a resource."""
+    yield _ANY
+    if resource.cluster:
+        yield CLUSTER
+        return
+    database, collection = resource.database, resource.collection
+    # Patterns without a collection do not contain a database's own collections.
+    if not collection.startswith(_SYSTEM):
+        yield "", ""
+        if database:
+            yield database, ""
+    if collection:
+        yield "", collection
+        yield database, collection

@@ -1,0 +1,200 @@
+"""Signatures of cluster times: those given to clients, and those that clients send.
+
+Servers sign a time with HMAC-SHA-1 and a key from ``admin.system.keys``, which are renewed every
+three months. To a connection that may advance the clock, as a member's may, they give times with a
+dummy signature, which must not reach a client: its next mongos would refuse it (docs/protocol.md,
+section 8).
+"""
+
+import asyncio
+import hmac
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final
+
+import structlog
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import CONFIG, Cluster
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError
+
+log = structlog.get_logger()
+
+_RANGE: Final = 0xFFFF
+_ordinal = Struct("<Q")
+_document = Struct("<I13sQ11sI6sIB20s7sqBB")
+_READ_SECONDS = 300.0
+_RETRY_SECONDS = 1.0
+_ANSWER_TIMEOUT = 10.0
+_LEAST_PAUSE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A key of the cluster; it signs times before ``expires``, as seconds << 32 | increment."""
+
+    key_id: int
+    key: bytes
+    expires: int
+
+    def sign(self, ordinal: int) -> bytes:
+        """Return the 20 bytes of the signature of a time, given as seconds << 32 | increment."""
+        return hmac.digest(self.key, _ordinal.pack(ordinal | _RANGE), "sha1")
+
+
+class SignedTimes:
+    """The cluster times that may be given to clients.
+
+    With the cluster's keys, every time of the clock is signed here. Without them, the newest time
+    that a server has signed is given. Create it in a running loop; ``await close()`` ends it.
+
+    Args:
+        cluster: the cluster, whose clock is signed and whose config server holds the keys.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._keys: tuple[SigningKey, ...] = ()
+        self._may_read_keys = True
+        self._last: tuple[bytes, Timestamp] | None = None
+        self._last_ordinal = 0
+        self._proof: tuple[int, int, bytes] = (-1, 0, b"")
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
+        self._task = asyncio.get_running_loop().create_task(self._keep_reading(), name="keys")
+
+    async def close(self) -> None:
+        """End the reading of keys."""
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    @property
+    def newest(self) -> tuple[bytes, Timestamp] | None:
+        """The newest signed ``$clusterTime`` as raw BSON, and its time; None while there is none.
+
+        mongos, too, sends no times to clients before it has keys.
+        """
+        clock = self._cluster.clock
+        if not self._keys:
+            return clock.newest_signed
+        ordinal = clock.ordinal
+        if ordinal != self._last_ordinal or self._last is None:
+            key = self._key_for_signing(ordinal)
+            if key is None:
+                return clock.newest_signed
+            if self._proof[0] != ordinal | _RANGE or self._proof[1] != key.key_id:
+                self._proof = (ordinal | _RANGE, key.key_id, key.sign(ordinal))
+            raw = _signed_document(ordinal, self._proof[2], key.key_id)
+            self._last = raw, Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
+            self._last_ordinal = ordinal
+        return self._last
+
+    def newest_raw(self) -> bytes | None:
+        """Return the newest signed ``$clusterTime`` as raw BSON; None while there is none."""
+        newest = self.newest
+        return None if newest is None else newest[0]
+
+    async def check(self, time: Timestamp, digest: bytes, key_id: int) -> None:
+        """Check the signature of a client's time, as mongos checks it.
+
+        A time that the clock has reached needs no proof. Without the cluster's keys nothing can be
+        checked; the router uses no client's time in any case.
+
+        Raises:
+            CommandError: 211, no such key; 204, the signature is not that of the time.
+        """
+        ordinal = time.time << 32 | time.inc
+        if ordinal <= self._cluster.clock.ordinal or not self._may_read_keys:
+            return
+        key = self._key(key_id, ordinal)
+        if key is None:
+            await self._read_soon()
+            key = self._key(key_id, ordinal)
+        if key is None:
+            raise CommandError(
+                ErrorCode.KeyNotFound,
+                "No keys found for HMAC that is valid for time: "
+                f"{{ ts: Timestamp({time.time}, {time.inc}) }} with id: {key_id}",
+            )
+        if not hmac.compare_digest(key.sign(ordinal), digest):
+            raise CommandError(ErrorCode.TimeProofMismatch, "Proof does not match the cluster time")
+
+    def _key_for_signing(self, ordinal: int) -> SigningKey | None:
+        return next((key for key in self._keys if key.expires > ordinal), None)
+
+    def _key(self, key_id: int, ordinal: int) -> SigningKey | None:
+        for key in self._keys:
+            if key.key_id == key_id and key.expires > ordinal:
+                return key
+        return None
+
+    async def _keep_reading(self) -> None:
+        while True:
+            pause = _READ_SECONDS
+            try:
+                await self._read()
+            except NetworkError as error:
+                log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
+                pause = _RETRY_SECONDS
+            except CommandError as error:
+                if error.code == ErrorCode.Unauthorized:
+                    self._may_read_keys = False
+                    log.info(
+                        "The router's user may not read the keys of cluster times; clients get "
+                        "times that servers have signed",
+                        component="ACCESS",
+                    )
+                    return
+                log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
+                pause = _RETRY_SECONDS
+            except Exception:  # the keys must go on being read
+                log.exception("Unexpected error", component="ACCESS")
+            if not self._keys:
+                pause = _RETRY_SECONDS
+            await asyncio.sleep(pause)
+
+    async def _read_soon(self) -> None:
+        """Read the keys again, at most once a second however many clients make it necessary."""
+        try:
+            async with self._reading:
+                if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
+                    await self._read()
+        except (CommandError, NetworkError) as error:
+            log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
+
+    async def _read(self) -> None:
+        self._read_at = asyncio.get_running_loop().time()
+        command = {"find": "system.keys", "filter": {"purpose": "HMAC"}, "singleBatch": True}
+        connection = await self._cluster.connect(CONFIG)
+        try:
+            reply = await connection.command("admin", command, timeout=_ANSWER_TIMEOUT)
+        finally:
+            self._cluster.release(connection)
+        try:
+            keys = [_signing_key(each) for each in reply["cursor"]["firstBatch"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise CommandError(
+                ErrorCode.FailedToParse, "admin.system.keys cannot be read"
+            ) from None
+        self._keys = tuple(sorted(keys, key=lambda key: key.expires))
+        self._last = None
+
+
+def _signing_key(document: Any) -> SigningKey:
+    expires = document["expiresAt"]
+    return SigningKey(
+        int(document["_id"]), bytes(document["key"]), expires.time << 32 | expires.inc
+    )
+
+
+def _signed_document(ordinal: int, digest: bytes, key_id: int) -> bytes:
+    """Return ``{clusterTime, signature: {hash, keyId}}`` as raw BSON."""
+    signature_size = 4 + 6 + 4 + 1 + 20 + 7 + 8 + 1
+    size = 4 + 13 + 8 + 11 + signature_size + 1
+    raw = _document.pack(
+        size, b"\x11clusterTime\0", ordinal, b"\x03signature\0", signature_size,
+        b"\x05hash\0", 20, 0, digest, b"\x12keyId\0", key_id, 0, 0,
+    )  # fmt: skip
+    assert len(raw) == size
+    return raw

@@ -1,0 +1,100 @@
+"""Logins of clients: the commands of SASL conversations, relayed to a server that knows the users.
+
+Without authorization these commands pass through to the upstream, as any other.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.call import Call, Command
+from router.commands.fields import check_known
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+_FIELDS = {
+    "saslStart": frozenset({"mechanism", "payload", "options", "autoAuthorize"}),
+    "saslContinue": frozenset({"conversationId", "payload"}),
+}
+_OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
+_MS = 0.001
+
+
+async def sasl_step(call: Call) -> AnyAnswer:
+    """Relay saslStart or saslContinue (docs/security.md).
+
+    Raises:
+        CommandError: the server's error; a refused login is answered late (authFailedDelayMs).
+    """
+    if call.client.login is None:
+        return PASS_THROUGH
+    known = _FIELDS[call.name]
+    check_known(call.command, call.name, known)
+    command = {name: call.command[name] for name in call.command if name in known | {call.name}}
+    try:
+        return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
+    except CommandError as error:
+        if error.code == ErrorCode.AuthenticationFailed:
+            await asyncio.sleep(call.node.parameters.get("authFailedDelayMs", 0) * _MS)
+        raise
+
+
+async def authenticate(call: Call) -> AnyAnswer:
+    """Refuse MONGODB-X509: the client's certificate ends at the router.
+
+    Raises:
+        CommandError: always, with authorization.
+    """
+    if call.client.login is None:
+        return PASS_THROUGH
+    raise CommandError(
+        ErrorCode.AuthenticationFailed,
+        "the router cannot pass a certificate on; log in with SCRAM-SHA-256 or SCRAM-SHA-1",
+    )
+
+
+async def log_out(call: Call) -> AnyAnswer:
+    """End the login of this connection."""
+    if call.client.login is not None:
+        await call.client.login.log_out(call.upstream_link, call.database)
+    return Answer({})
+
+
+async def connection_status(call: Call) -> AnyAnswer:
+    """Return the user that is logged in, with its roles and, on request, its privileges."""
+    user = call.client.login.user if call.client.login is not None else None
+    if user is not None and call.upstream is not None:
+        return PASS_THROUGH
+    info: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
+    if user is not None:
+        info["authenticatedUsers"].append({"user": user.name.user, "db": user.name.database})
+        info["authenticatedUserRoles"].extend(user.roles)
+    if call.command.get("showPrivileges"):
+        info["authenticatedUserPrivileges"] = [] if user is None else user.privileges.listed()
+    return Answer({"authInfo": info})
+
+
+async def fields_of_hello(call: Call) -> Mapping[str, Any]:
+    """Return what a hello's reply says about logins; nothing without authorization.
+
+    Raises:
+        CommandError: a field is malformed.
+    """
+    login = call.client.login
+    asked = {name: call.command[name] for name in _OF_HELLO if name in call.command}
+    if login is None or not asked:
+        return {}
+    return await login.hello(call.upstream_link, asked)
+
+
+COMMANDS = (
+    Command(("saslStart",), sasl_step, "begin a login", before_login=True),
+    Command(("saslContinue",), sasl_step, "go on with a login", before_login=True),
+    Command(("authenticate",), authenticate, "log in by certificate", before_login=True),
+    Command(("logout",), log_out, "end the login"),
+    Command(
+        ("connectionStatus",), connection_status, "who is logged in", before_login=True,
+        api_versions=("1",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,80 @@
+"""``security``: how the router logs in to the cluster; with it, clients have to log in, too."""
+
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from shard_client.wire.authentication import Credentials, read_key_file, read_secret_file
+
+HIDDEN = "<password>"
+"""What is shown instead of a password, as by mongos."""
+
+
+class Logins(NamedTuple):
+    """The router's own logins.
+
+    ``members`` is the one on shards and config server, ``upstream`` that on the upstream mongos,
+    which accepts no member's. Both are None without authorization.
+    """
+
+    members: Credentials | None = None
+    upstream: Credentials | None = None
+
+
+class Security(BaseModel):
+    """``security``: a key file, as mongos has it, and a user.
+
+    With ``keyFile`` the router logs in to shards and config server as a member of the cluster.
+    ``user`` is its login on the upstream and, without ``keyFile``, on shards and config server.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", populate_by_name=True, frozen=True, hide_input_in_errors=True
+    )
+
+    key_file: str | None = Field(default=None, alias="keyFile")
+    user: str | None = None
+    auth_source: str = Field(default="admin", alias="authSource")
+    password_file: str | None = Field(default=None, alias="passwordFile")
+    password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _user_has_a_password(self) -> Self:
+        given = (self.password is not None) + (self.password_file is not None)
+        if self.user is None and given:
+            raise ValueError("security.user is missing: there is a password, but nobody's")
+        if self.user is not None and given != 1:
+            raise ValueError(
+                "security.user takes a password: set either security.passwordFile or the "
+                "environment variable MERGEROUTER_SECURITY__PASSWORD"
+            )
+        return self
+
+    @property
+    def authorization(self) -> bool:
+        """Whether clients have to log in: the router itself does."""
+        return self.key_file is not None or self.user is not None
+
+    def logins(self) -> Logins:
+        """Read the secrets.
+
+        Raises:
+            ValueError: a file has open permissions or an unusable content; the message does not
+                show it.
+            OSError: a file cannot be read.
+        """
+        user = None
+        if self.user is not None:
+            user = Credentials(self.user, self.auth_source, (self._password(),))
+        member = None if self.key_file is None else read_key_file(Path(self.key_file))
+        return Logins(member or user, user)
+
+    def _password(self) -> str:
+        if self.password is not None:
+            return self.password.get_secret_value()
+        assert self.password_file is not None
+        text = read_secret_file(Path(self.password_file)).rstrip("\r\n")
+        if not text:
+            raise ValueError(f"{self.password_file} holds no password")
+        return text

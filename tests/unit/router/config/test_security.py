@@ -1,0 +1,89 @@
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from pydantic import ValidationError
+
+from router.config.problems import describe_problems
+from router.config.settings import Settings, load_settings
+
+
+def secret_file(folder: Path, content: str) -> str:
+    path = folder / "secret"
+    path.write_text(content)
+    path.chmod(0o600)
+    return str(path)
+
+
+def settings(**security: Any) -> Settings:
+    return load_settings({"security": security})
+
+
+def test_without_security_nobody_logs_in() -> None:
+    found = load_settings({})
+    assert not found.security.authorization
+    assert found.security.logins() == (None, None)
+
+
+def test_a_key_file(tmp_path: Path) -> None:
+    found = settings(keyFile=secret_file(tmp_path, "a2V5a2V5\n"))
+    assert found.security.authorization
+    members, upstream = found.security.logins()
+    assert members is not None
+    assert (members.user, members.source, members.passwords) == ("__system", "local", ("a2V5a2V5",))
+    assert upstream is None
+
+
+def test_a_user_logs_in_everywhere(tmp_path: Path) -> None:
+    found = settings(user="router", passwordFile=secret_file(tmp_path, " pass word \n"))
+    members, upstream = found.security.logins()
+    assert members == upstream
+    assert members is not None
+    assert (members.user, members.source) == ("router", "admin")
+    assert members.password == " pass word "
+
+
+def test_a_password_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "s3cret")
+    found = settings(user="router")
+    members, _ = found.security.logins()
+    assert members is not None
+    assert members.password == "s3cret"
+    shown = found.given()
+    bson.encode(shown)
+    assert shown["security"]["password"] == "<password>"
+    assert "s3cret" not in repr(found) + str(shown)
+
+
+@pytest.mark.parametrize(
+    ("security", "message"),
+    [
+        ({"user": "router"}, "takes a password"),
+        ({"password": "s3cret"}, "user is missing"),
+        ({"user": "router", "password": "s3cret", "passwordFile": "f"}, "takes a password"),
+        ({"user": "router", "password": ["s3cret"]}, "security.password"),
+        ({"user": 5, "password": "s3cret"}, "security.user"),
+    ],
+)
+def test_messages_name_the_setting_and_show_no_secret(
+    security: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError) as failure:
+        settings(**security)
+    text = describe_problems(failure.value, Settings)
+    assert message in text
+    assert "s3cret" not in text
+
+
+def test_an_upstream_with_a_password_is_refused_without_showing_it() -> None:
+    for uri in ("mongodb://user:s3cret@host:1/", "mongodb+srv://user:s3cret@host"):
+        with pytest.raises(ValidationError) as failure:
+            load_settings({"upstream": uri})
+        assert "s3cret" not in describe_problems(failure.value, Settings)
+
+
+def test_the_feed_has_no_login(tmp_path: Path) -> None:
+    security = {"keyFile": secret_file(tmp_path, "a2V5a2V5")}
+    with pytest.raises(ValidationError, match="feed"):
+        load_settings({"security": security, "feed": {"port": 5}})
