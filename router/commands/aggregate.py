@@ -15,7 +15,7 @@ from router.commands.answer import Answer, AnyAnswer, PassThrough, RawAnswer
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
-from router.cursors.registry import Owner
+from router.cursors.owner import Owner
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import build_cursor_reply

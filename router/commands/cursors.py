@@ -15,7 +15,7 @@ from router.commands.fail_points import after_checkout
 from router.commands.fields import at_least_zero, check_known, required, text, wrong_type
 from router.commands.node import Node
 from router.cursors.merged_cursor import MergedCursor
-from router.cursors.registry import Owner
+from router.cursors.owner import Owner
 from router.peers.peers import Peer, Peers
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError

@@ -1,15 +1,12 @@
 """The registry of the process's merged cursors: opening, checkout, killing, timeouts."""
 
 import asyncio
-import base64
-import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from heapq import nsmallest
 from operator import itemgetter
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import structlog
 from bson.timestamp import Timestamp
@@ -20,6 +17,7 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of
 from router.cursors.lookup_cursor import LookupCursor
 from router.cursors.merged_cursor import MergedCursor
+from router.cursors.owner import Owner, check_session, check_user
 from router.cursors.places import CursorDescription, DepartedPlaces
 from router.lookup.completion import Completion
 from router.lookup.connections import Connect
@@ -41,17 +39,6 @@ from shard_client.wire.connection import Address
 from shard_client.wire.connection_pool import PoolCounts
 
 log = structlog.get_logger()
-
-
-class Owner(NamedTuple):
-    """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``db.name``, if any.
-
-    ``client`` is the address to which the cursor is charged; other addresses may read it, too.
-    """
-
-    lsid: bytes | None = None
-    user: str | None = None
-    client: str | None = None
 
 
 class KillResult(NamedTuple):
@@ -175,10 +162,10 @@ class CursorRegistry:
         entry = self._entries.get(cursor_id)
         if entry is None:
             raise CommandError(ErrorCode.CursorNotFound, f"Cursor not found (id: {cursor_id}).")
-        _check_user(cursor_id, entry.owner, owner)
+        check_user(cursor_id, entry.owner, owner)
         if entry.busy:
             raise CommandError(ErrorCode.CursorInUse, f"Cursor already in use (id: {cursor_id}).")
-        _check_session(cursor_id, entry.owner, owner)
+        check_session(cursor_id, entry.owner, owner)
         entry.busy = True
         try:
             yield entry.cursor
@@ -282,7 +269,7 @@ class CursorRegistry:
                 result.not_found.append(cursor_id)
                 continue
             if not anybody:
-                _check_user(cursor_id, entry.owner, owner)
+                check_user(cursor_id, entry.owner, owner)
             self._remove(cursor_id)
             result.killed.append(cursor_id)
         return result
@@ -390,46 +377,3 @@ def _shutting_down() -> CommandError:
     return CommandError(
         ErrorCode.ShutdownInProgress, "The server is in quiesce mode and will shut down"
     ).with_change_stream_label()
-
-
-def _check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
-    if cursor_owner.user != asking.user:
-        raise CommandError(
-            ErrorCode.Unauthorized,
-            f"cursor id {cursor_id} was not created by the authenticated user :: caused by :: "
-            "User not authorized to access cursor",
-        )
-
-
-def _check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
-    """Raise CommandError for a getMore in a different session, with mongos's error codes."""
-    created, used = cursor_owner.lsid, asking.lsid
-    if created == used:
-        return
-    if cursor_owner.user is not None:
-        raise CommandError(
-            ErrorCode.Unauthorized,
-            f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
-            f"context's session id ({_session(asking)})",
-        )
-    text = f"Cannot run getMore on cursor {cursor_id}, which was "
-    if created is None and used is not None:
-        raise CommandError(50799, f"{text}not created in a session, in session {_text(used)}")
-    if created is not None and used is None:
-        raise CommandError(50800, f"{text}created in session {_text(created)}, without an lsid")
-    if created is not None and used is not None:
-        raise CommandError(
-            50801, f"{text}created in session {_text(created)}, in session {_text(used)}"
-        )
-
-
-def _session(owner: Owner) -> str:
-    """Return a session as mongos prints it: its id, and the hash of its user's name."""
-    if owner.lsid is None or owner.user is None:
-        return "none"
-    digest = hashlib.sha256(owner.user.encode()).digest()
-    return f"{_text(owner.lsid)} - {base64.b64encode(digest).decode()} -  - "
-
-
-def _text(lsid: bytes) -> str:
-    return str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()

@@ -11,7 +11,8 @@ import structlog
 from bson import json_util
 
 from router.change_stream.log_reader import Batch
-from router.cursors.registry import CursorRegistry, Owner
+from router.cursors.owner import Owner
+from router.cursors.registry import CursorRegistry
 from router.feed.watch import Watch, parse_watch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -10,8 +10,9 @@ from bson.timestamp import Timestamp
 
 from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest
+from router.cursors.owner import Owner
 from router.cursors.places import CursorDescription
-from router.cursors.registry import KillResult, Owner
+from router.cursors.registry import KillResult
 from router.memory import Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission

@@ -12,7 +12,8 @@ from pymongo import AsyncMongoClient
 from router.catalog.cluster import Cluster
 from router.change_stream.request import parse_request
 from router.cursors.merged_cursor import MergedCursor
-from router.cursors.registry import CursorRegistry, Owner
+from router.cursors.owner import Owner
+from router.cursors.registry import CursorRegistry
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.until import PATIENCE
 

@@ -13,7 +13,8 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.change_stream.log_reader import Batch
 from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
-from router.cursors.registry import CursorRegistry, Owner
+from router.cursors.owner import Owner
+from router.cursors.registry import CursorRegistry
 from router.lookup.connections import Connect
 from router.stream_settings import StreamSettings
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet

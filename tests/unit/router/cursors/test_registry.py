@@ -7,7 +7,7 @@ import pytest
 from bson import Timestamp
 
 from router.change_stream.request import parse_request
-from router.cursors.registry import Owner
+from router.cursors.owner import Owner
 from shard_client.errors import CommandError
 from tests.harness.scripted_member import ScriptedMember, mark_token
 from tests.harness.until import PATIENCE

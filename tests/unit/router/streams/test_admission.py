@@ -6,7 +6,8 @@ from random import Random
 import pytest
 from bson import Timestamp
 
-from router.cursors.registry import CursorRegistry, Owner
+from router.cursors.owner import Owner
+from router.cursors.registry import CursorRegistry
 from router.memory import LEAST_BATCH, Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission, Ticket

@@ -1,0 +1,64 @@
+"""The owner of a cursor, and the checks that another client may not use it."""
+
+import base64
+import hashlib
+from typing import NamedTuple
+from uuid import UUID
+
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+
+class Owner(NamedTuple):
+    """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``db.name``, if any.
+
+    ``client`` is the address to which the cursor is charged; other addresses may read it, too.
+    """
+
+    lsid: bytes | None = None
+    user: str | None = None
+    client: str | None = None
+
+
+def check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
+    """Raise CommandError (13 Unauthorized) for another user's cursor."""
+    if cursor_owner.user != asking.user:
+        raise CommandError(
+            ErrorCode.Unauthorized,
+            f"cursor id {cursor_id} was not created by the authenticated user :: caused by :: "
+            "User not authorized to access cursor",
+        )
+
+
+def check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
+    """Raise CommandError for a getMore in a different session, with mongos's error codes."""
+    created, used = cursor_owner.lsid, asking.lsid
+    if created == used:
+        return
+    if cursor_owner.user is not None:
+        raise CommandError(
+            ErrorCode.Unauthorized,
+            f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
+            f"context's session id ({_session(asking)})",
+        )
+    text = f"Cannot run getMore on cursor {cursor_id}, which was "
+    if created is None and used is not None:
+        raise CommandError(50799, f"{text}not created in a session, in session {_text(used)}")
+    if created is not None and used is None:
+        raise CommandError(50800, f"{text}created in session {_text(created)}, without an lsid")
+    if created is not None and used is not None:
+        raise CommandError(
+            50801, f"{text}created in session {_text(created)}, in session {_text(used)}"
+        )
+
+
+def _session(owner: Owner) -> str:
+    """Return a session as mongos prints it: its id, and the hash of its user's name."""
+    if owner.lsid is None or owner.user is None:
+        return "none"
+    digest = hashlib.sha256(owner.user.encode()).digest()
+    return f"{_text(owner.lsid)} - {base64.b64encode(digest).decode()} -  - "
+
+
+def _text(lsid: bytes) -> str:
+    return str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()
