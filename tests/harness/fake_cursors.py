@@ -148,15 +148,18 @@ class FakeCursors:
     def earliest_place(self) -> Timestamp | None:
         return self.place if self.cursors else None
 
-    def kill(self, cursor_ids: Iterable[int], owner: Owner) -> KillResult:
+    def any_of_others(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
+        return False
+
+    def kill(self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False) -> KillResult:
         result = KillResult([], [], [], [])
         for cursor_id in cursor_ids:
             gone = self.cursors.pop(cursor_id, None)
             (result.not_found if gone is None else result.killed).append(cursor_id)
         return result
 
-    def end_sessions(self, lsids: Iterable[bytes]) -> None:
+    def end_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
         self.ended_sessions.extend(lsids)
 
-    def refresh_sessions(self, lsids: Iterable[bytes]) -> None:
+    def refresh_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
         self.refreshed_sessions.extend(lsids)
