@@ -29,6 +29,7 @@ _VERSION_DIGITS: Final = {b"29": 0, b"2B02": 1, b"2B04": 2}
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
+_DOCUMENT_KEY: Final = b"\x46documentKey\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +185,8 @@ def as_version(key: bytes, version: int) -> bytes:
         kind = reader.next()
         index = reader.next()
         invalidate = reader.next()
-        rest = [reader.next() for _ in range(2) if reader.more]
-        identifier = _older_identifier(reader, rest[1]) if len(rest) > 1 else b""
+        rest = [reader.next()] if reader.more else []
+        identifier = _identifier_of_version_1(reader) if reader.more else b""
     except (OpaqueValueError, CommandError):
         return key
     parts = [raw[time.start : time.end]]
@@ -202,8 +203,20 @@ def as_version(key: bytes, version: int) -> bytes:
     return b"".join(parts).hex().upper().encode("ascii")
 
 
-def _older_identifier(reader: Reader, identifier: Value) -> bytes:
-    """Return version 1's event identifier: the document key, for classic operations."""
+def _identifier_of_version_1(reader: Reader) -> bytes:
+    """Return version 1's event identifier: the document key, for classic operations.
+
+    Raises OpaqueValueError if a document key with a fraction does not end the token.
+    """
+    start = reader.position
+    try:
+        identifier = reader.next()
+    except OpaqueValueError:
+        # The document key is the last value of the identifier, which ends the token.
+        _, header, document_key = reader.data[start:].partition(_DOCUMENT_KEY)
+        if not header or not document_key.endswith(b"\0\0\x04"):
+            raise
+        return document_key[:-2]
     whole = reader.data[identifier.start : identifier.end]
     fields = reader.fields(identifier)
     operation = fields.get("operationType")
@@ -212,8 +225,8 @@ def _older_identifier(reader: Reader, identifier: Value) -> bytes:
     name = reader.content(operation)[:-1].decode("utf-8", "replace")
     if name not in _CLASSIC_OPERATIONS:
         return whole
-    document_key = fields.get("documentKey")
-    return b"" if document_key is None else reader.data[document_key.start : document_key.end]
+    key = fields.get("documentKey")
+    return b"" if key is None else reader.data[key.start : key.end]
 
 
 def _next(reader: Reader) -> Value | None:

@@ -53,7 +53,7 @@ def differences(
     found += [f"wrong in itself through the router: {each}" for each in router.wrong]
     found += _openings(plan, mongos, router)
     found += _failures(plan, mongos, router, of_shards)
-    found += _events(mongos, router, end)
+    found += _events(plan, mongos, router, end)
     if mongos.invalidated != router.invalidated:
         found.append(f"closed by itself: mongos {mongos.invalidated}, router {router.invalidated}")
     elif mongos.invalidated and mongos.promises[-1][1] != router.promises[-1][1]:
@@ -101,13 +101,15 @@ def _anywhere(failure: Failure) -> Failure:
     return replace(failure, message=message)
 
 
-def _events(mongos: Reading, router: Reading, end: Timestamp) -> Iterator[str]:
+def _events(plan: Plan, mongos: Reading, router: Reading, end: Timestamp) -> Iterator[str]:
     theirs, ours = _until(mongos, end), _until(router, end)
     if mongos.failures:
         # A shard's error ends the stream regardless of other shards' remaining events.
         shared = min(len(theirs), len(ours))
         theirs, ours = theirs[:shared], ours[:shared]
     theirs, ours = _settled(theirs), _settled(ours)
+    if _adds_to_looked_up(plan):
+        theirs, ours = _in_any_order(theirs), _in_any_order(ours)
     if theirs == ours:
         return
     yield f"events: {len(theirs)} through mongos, {len(ours)} through the router"
@@ -129,6 +131,22 @@ def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Sort events of several shards that have the same token into a fixed order."""
     groups = groupby(events, key=lambda pair: pair[0])
     return [pair for _, group in groups for pair in sorted(group)]
+
+
+def _adds_to_looked_up(plan: Plan) -> bool:
+    """Return whether a stage may add ``fullDocument`` to an event without one, after the lookup."""
+    return plan.stage.get("fullDocument") == "updateLookup" and any(
+        name.startswith("fullDocument")
+        for stage in plan.command["pipeline"]
+        for name in (*stage.get("$set", {}), *stage.get("$addFields", {}))
+    )
+
+
+def _in_any_order(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Put the fields of each event into one order."""
+    return [
+        (token, bson.encode(dict(sorted(bson.decode(event).items())))) for token, event in events
+    ]
 
 
 def _shown(pair: tuple[str, bytes]) -> str:

@@ -5,6 +5,7 @@ from tests.differential.reading import Reading
 
 _NOT_FOUND = "cannot resume stream; the resume token was not found."
 _OPTIMIZED = 7182803
+_CHANGED = "was modified by the pipeline"
 _EVENT_OF_VERSION_1 = "2B022C0100"
 """What follows the cluster time in the version 1 token of an event, in hexadecimal."""
 
@@ -15,6 +16,8 @@ def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
         plan.damaged
         or _resumes_after_what_it_leaves_out(plan, mongos, router)
         or _splits_from_a_version_1_token(plan, mongos)
+        or _fails_at_the_event_it_resumes_after(plan, mongos)
+        or _reads_what_others_write(plan, mongos, router)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
 
@@ -43,3 +46,22 @@ def _splits_from_a_version_1_token(plan: Plan, mongos: Reading) -> bool:
     if not isinstance(token, str) or token[18:28] != _EVENT_OF_VERSION_1:
         return False
     return any(token_time(each) == token_time(token) for each in mongos.tokens)
+
+
+def _fails_at_the_event_it_resumes_after(plan: Plan, mongos: Reading) -> bool:
+    """Return whether mongos's shards ran stages that change ``_id`` on the token's own event."""
+    resumes = {"startAfter", "resumeAfter"} & set(plan.stage)
+    failures = mongos.failures[-1:]
+    return (
+        bool(resumes) and not mongos.events and any(_CHANGED in each.message for each in failures)
+    )
+
+
+def _reads_what_others_write(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether a stream of the whole cluster fails, through one server alone, at an event
+    that another seed may still have written while it was read.
+    """
+    filtered = any("ns.db" in stage.get("$match", {}) for stage in plan.command["pipeline"])
+    if not plan.stage.get("allChangesForCluster") or filtered:
+        return False
+    return bool(mongos.failures) != bool(router.failures)

@@ -166,6 +166,16 @@ def test_versions_differ_in_the_null_for_no_uuid_and_not_in_expanded_events():
     assert as_version(create, 1) == create.replace(b"2B042C", b"2B022C", 1)
 
 
+def test_a_document_key_with_a_fraction_changes_its_version_too():
+    # Of 6.0: {_id: {of: 1.5, n: 92}}, the 11th operation of a transaction.
+    front, uuid = "826B02540D00000022", "5A100421FC968BBB634B1B8F5190D11F5DABE2"
+    key = "46465F696400461E6F66002B03800000000000001E6E002BB80000"
+    operation = "463C6F7065726174696F6E54797065003C696E7365727400"
+    newer = f"{front}2B042C01002B146E{uuid}{operation}46646F63756D656E744B657900{key}0004"
+    older = f"{front}2B022C01002B146E{uuid}{key}04"
+    assert as_version(newer.encode(), 1) == older.encode()
+
+
 def test_version_0_has_neither_token_type_nor_from_invalidate():
     older = as_version(data_of(5, 3).encode(), 0).decode()
     assert older == f"82{5:08X}{1:08X}2929{UUID_ZERO}461E5F6964002B060004"
