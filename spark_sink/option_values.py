@@ -177,3 +177,43 @@ def filters(text: str) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise ValueError('must be a JSON object such as {"shop.orders": {"open": true}}')
     return found
+
+
+def is_literal(text: str) -> bool:
+    """Debezium's filters.match.mode."""
+    if text.lower() not in ("regex", "literal"):
+        raise ValueError(f"must be regex or literal, not {text!r}")
+    return text.lower() == "literal"
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(found):
+        raise ValueError("must not be empty, nor hold an empty entry between commas")
+    return found
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """Regular expressions with commas between them."""
+    found = names(text)
+    for each in found:
+        try:
+            re.compile(each)
+        except re.error as error:
+            raise ValueError(f"{each!r} is no regular expression: {error}") from None
+    return found
+
+
+# MongoDB has no truncations (t).
+_OPERATIONS = {"c": ("insert",), "u": ("update", "replace"), "d": ("delete",), "t": (), "none": ()}
+
+
+def skipped_operations(text: str) -> tuple[Mapping[str, Any], ...]:
+    """Debezium's skipped.operations, as stages."""
+    letters = names(text)
+    unknown = [each for each in letters if each not in _OPERATIONS]
+    if unknown:
+        raise ValueError(f"must be of c, u, d, t and none, not {unknown[0]!r}")
+    kinds = [kind for each in letters for kind in _OPERATIONS[each]]
+    return ({"$match": {"operationType": {"$nin": kinds}}},) if kinds else ()

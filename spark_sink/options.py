@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bson import json_util
@@ -19,6 +19,7 @@ from bson.errors import BSONError
 
 from spark_sink import option_values as values
 from spark_sink.errors import OptionError
+from spark_sink.namespace_lists import NamespaceLists
 from spark_sink.positions import FromNow, Position
 from spark_sink.scope import Scope
 
@@ -26,6 +27,14 @@ DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
 DEFAULT_IDLE_ADVANCE_SECONDS = 6 * 3600
 
 _Value = TypeVar("_Value")
+
+
+_NO_STAGES: tuple[Mapping[str, Any], ...] = ()
+
+
+class _Get(Protocol):
+    def __call__(self, name: str, parse: Callable[[str], _Value], default: _Value) -> _Value: ...
+
 
 # The database of users: a path /admin of a URI names no scope.
 _AUTHENTICATION = "admin"
@@ -56,7 +65,7 @@ class StreamOptions:
 
     uri: connection string of the router (or of a mongos).
     scope: the namespaces to watch.
-    pipeline: stages after `$changeStream`.
+    skipping, pipeline: stages after `$changeStream` and the scope's own.
     start: where a query without a checkpoint begins.
     max_events_per_trigger, max_bytes_per_trigger: about the most of a micro-batch; bytes None: no
         limit.
@@ -75,6 +84,7 @@ class StreamOptions:
 
     uri: str = field(repr=False)
     scope: Scope = field(default_factory=Scope)
+    skipping: tuple[Mapping[str, Any], ...] = ()
     pipeline: tuple[Mapping[str, Any], ...] = ()
     full_document: str | None = None
     full_document_before_change: str | None = None
@@ -105,7 +115,12 @@ class StreamOptions:
 
 def parse_options(options: Mapping[str, str]) -> StreamOptions:
     """The options that a user gave, checked. Raises OptionError."""
-    given = {name.lower(): (name, value) for name, value in options.items()}
+    given: dict[str, tuple[str, str]] = {}
+    for name, value in options.items():
+        meant = _ALIASES.get(name.lower(), name).lower()
+        if meant in given:
+            raise OptionError(f"options {given[meant][0]!r} and {name!r} mean the same: give one")
+        given[meant] = (name, value)
     known = {name.lower(): name for name in _KNOWN}
     for lowered, (name, _) in given.items():
         if lowered not in known:
@@ -127,8 +142,10 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
             uri,
             get("database", values.database_name, None),
             get("collection", values.collection_names, ()),
+            _lists(get),
         ),
         pipeline=get("pipeline", values.stages, ()),
+        skipping=get("skipped.operations", values.skipped_operations, _NO_STAGES),
         full_document=get("fullDocument", values.some_text, None),
         full_document_before_change=get("fullDocumentBeforeChange", values.some_text, None),
         show_expanded_events=get("showExpandedEvents", values.boolean, False),
@@ -201,7 +218,19 @@ _KNOWN = (
     "mode",
     "endAtOperationTime",
     "endAt",
+    "database.include.list",
+    "database.exclude.list",
+    "collection.include.list",
+    "collection.exclude.list",
+    "filters.match.mode",
+    "skipped.operations",
 )
+# Debezium's names of options that mean the same.
+_ALIASES = {
+    "mongodb.connection.string": "uri",
+    "cursor.pipeline": "pipeline",
+    "snapshot.mode": "snapshotMode",
+}
 
 
 def _only(names: str, *positions: Position | None) -> Position | None:
@@ -262,7 +291,26 @@ def _refuse_unrepeatable(options: StreamOptions) -> None:
             )
 
 
-def _scope(uri: str, database: str | None, collections: tuple[str, ...]) -> Scope:
+def _lists(get: _Get) -> NamespaceLists:
+    """Debezium's lists, under its names."""
+    literal = get("filters.match.mode", values.is_literal, False)
+    parse = values.names if literal else values.patterns
+    none: tuple[str, ...] = ()
+    lists = NamespaceLists(
+        get("database.include.list", parse, none),
+        get("database.exclude.list", parse, none),
+        get("collection.include.list", parse, none),
+        get("collection.exclude.list", parse, none),
+        literal,
+    )
+    if (lists.databases and lists.not_databases) or (lists.collections and lists.not_collections):
+        raise OptionError("only one of an include list and its exclude list can be given")
+    return lists
+
+
+def _scope(
+    uri: str, database: str | None, collections: tuple[str, ...], lists: NamespaceLists
+) -> Scope:
     """The scope of the options, or else the one that the URI's path names.
 
     A path beside a `database` option, and the path /admin, only say where a user is known.
@@ -274,4 +322,4 @@ def _scope(uri: str, database: str | None, collections: tuple[str, ...]) -> Scop
             collections = _checked("uri", values.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' needs option 'database'")
-    return Scope(database, collections)
+    return Scope(database, collections, lists)

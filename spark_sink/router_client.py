@@ -259,7 +259,8 @@ class RouterClient:
         return self._direct[shard]
 
     def _stages(self) -> list[Any]:
-        return [*self._options.scope.stages, *self._options.pipeline]
+        options = self._options
+        return [*options.scope.stages, *options.skipping, *options.pipeline]
 
     def _address(self) -> str:
         seeds = self._client.topology_description.server_descriptions()

@@ -8,12 +8,13 @@ from it would leave out the events that only the new scope has.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
+from spark_sink.namespace_lists import NamespaceLists, lists_from
 from spark_sink.positions import Position, PositionError, from_offset, time_of, to_offset
 from spark_sink.snapshot.plan import SnapshotPlan, plan_from
 
@@ -26,24 +27,33 @@ _SNAPSHOT = "snapshot"
 class Scope:
     """The namespaces of a stream.
 
-    database: None for the whole cluster; collections: empty for all of the database.
+    database: None for the whole cluster; collections: empty for all of the database; lists: what
+    else the namespaces are chosen by.
     """
 
     database: str | None = None
     collections: tuple[str, ...] = ()
+    lists: NamespaceLists = field(default_factory=NamespaceLists)
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """What goes before the user's pipeline: the filter for several collections.
+        """What goes before the user's pipeline: the filters for several collections.
 
         One collection needs none, since the server watches it as such; several are watched as
         their database. A rename belongs to its source and to its target.
         """
+        stages = self.lists.stages
         if len(self.collections) < 2:
-            return []
+            return stages
         chosen = {"$in": list(self.collections)}
         others = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
-        return [{"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, others]}}]
+        wanted = {"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, others]}}
+        return [wanted, *stages]
+
+    def accepts(self, database: str, collection: str) -> bool:
+        """Whether a collection of the scope's database belongs to the scope."""
+        chosen = not self.collections or collection in self.collections
+        return chosen and self.lists.accepts(database, collection)
 
     def to_document(self) -> dict[str, Any]:
         """The scope as part of an offset."""
@@ -52,9 +62,14 @@ class Scope:
             document["database"] = self.database
         if self.collections:
             document["collections"] = list(self.collections)
+        if self.lists:
+            document["lists"] = self.lists.to_document()
         return document
 
     def __str__(self) -> str:
+        return f"{self._place()} ({self.lists})" if self.lists else self._place()
+
+    def _place(self) -> str:
         if self.database is None:
             return "the whole cluster"
         if not self.collections:
@@ -119,7 +134,11 @@ class Offsets:
 
 
 def _scope(document: Mapping[str, Any]) -> Scope:
-    return Scope(document.get("database"), tuple(document.get("collections", ())))
+    return Scope(
+        document.get("database"),
+        tuple(document.get("collections", ())),
+        lists_from(document.get("lists")),
+    )
 
 
 def _changed(old: Scope, new: Scope, position: Position) -> str:

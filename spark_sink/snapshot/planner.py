@@ -110,7 +110,7 @@ class SnapshotPlanner:
                 wanted["name"] = {"$in": list(scope.collections)}
             for found in self._client[database].list_collections(filter=wanted):
                 name = found["name"]
-                if name.startswith("system."):
+                if name.startswith("system.") or not scope.accepts(database, name):
                     continue
                 uuid = found.get("info", {}).get("uuid", b"")
                 yield Collection(database, name, bytes(uuid).hex(), self._key(database, name))

@@ -48,6 +48,58 @@ def test_options_and_uri_define_the_scope(uri, options, scope):
     assert parse_options({"uri": uri, **options}).scope == scope
 
 
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ({"database.include.list": "shop,st.*"}, {"shop.a", "shop.ab", "stock.a"}),
+        ({"database.exclude.list": "st.*"}, {"shop.a", "shop.ab", "other.a"}),
+        ({"collection.include.list": r"shop\.a, stock\..*"}, {"shop.a", "stock.a"}),
+        ({"collection.exclude.list": r".*\.a"}, {"shop.ab"}),
+        (
+            {"collection.include.list": "shop.a", "filters.match.mode": "literal"},
+            {"shop.a"},
+        ),
+        ({"collection.include.list": ".*a", "filters.match.mode": "literal"}, set()),
+        ({"database": "shop", "collection.exclude.list": "shop.a"}, {"shop.ab"}),
+    ],
+)
+def test_debeziums_lists_choose_namespaces(given, accepted):
+    scope = parse_options({"mongodb.connection.string": URI, **given}).scope
+    names = ["shop.a", "shop.ab", "stock.a", "other.a"]
+    if scope.database is not None:
+        names = [name for name in names if name.startswith(f"{scope.database}.")]
+    assert {name for name in names if scope.accepts(*name.split("."))} == accepted
+    offset = json.loads(json.dumps(Offsets(scope).write(FromNow())))
+    assert Offsets(scope).read(offset) == FromNow()
+    with pytest.raises(StreamError, match="the checkpoint is of another scope"):
+        Offsets(Scope(scope.database)).read(offset)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"database.include.list": "a", "database.exclude.list": "b"}, "only one of an include"),
+        ({"collection.include.list": "("}, "is no regular expression"),
+        ({"collection.include.list": "a,"}, "empty entry"),
+        ({"filters.match.mode": "glob"}, "must be regex or literal"),
+        ({"skipped.operations": "c,x"}, "must be of c, u, d, t and none"),
+        ({"cursor.pipeline": "[]", "pipeline": "[]"}, "mean the same"),
+        ({"snapshot.mode": "sometimes"}, "must be one of no_data, initial"),
+        ({"snapshotMode": "initial", "pipeline": '[{"$match": {}}]'}, "snapshotFilters"),
+        ({"snapshotMode": "initial", "startAtOperationTime": "5"}, "a snapshot pins down"),
+    ],
+)
+def test_lists_and_modes_that_cannot_be_are_refused(given, message):
+    with pytest.raises(OptionError, match=message):
+        parse_options({"uri": URI, **given})
+
+
+def test_a_snapshot_takes_skipped_operations():
+    options = parse_options({"uri": URI, "snapshot.mode": "initial", "skipped.operations": "d"})
+    assert options.skipping == ({"$match": {"operationType": {"$nin": ["delete"]}}},)
+    assert options.snapshot.mode == "initial"
+
+
 @pytest.mark.parametrize(("text", "size"), [("100", 100), ("64m", 64 << 20), ("1GB", 1 << 30)])
 def test_sizes_are_parsed(text, size):
     assert parse_options({"uri": URI, "maxBytesPerTrigger": text}).max_bytes_per_trigger == size

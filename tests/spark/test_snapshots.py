@@ -14,10 +14,12 @@ from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from spark_sink.errors import StreamError
+from spark_sink.event_stream import EventStream, read_range
 from spark_sink.options import parse_options
+from spark_sink.positions import AtTime
 from spark_sink.router_client import RouterClient
 from spark_sink.scope import Offsets, Scope
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, after
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from tests.spark.conftest import Shop
@@ -122,6 +124,33 @@ def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_no
     assert [event["ns"]["coll"] for event in read(router, kept, mark)] == ["moved"] * 3
     assert read(router, gone, mark) == []
     router.close()
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ({"collection.include.list": r".*\.(a|c)"}, ["a", "b to a", "c"]),
+        ({"collection.exclude.list": r".*\.(a|c)"}, ["b", "b to a"]),
+        ({"database.exclude.list": "shop.*"}, []),
+        ({"collection.include.list": r".*", "skipped.operations": "c"}, ["b to a"]),
+    ],
+)
+def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> None:
+    database = shop.client[shop.database]
+    for name in ("a", "b", "c"):
+        database[name].insert_one({"_id": name})
+    database.drop_collection("a")
+    database.b.rename("a")
+    router = client(shop, **lists)
+    stream = router.watch_events(AtTime(shop.created), batch_size=0, max_await=0.1)
+    end = after(router.present())
+    events = list(read_range(EventStream(lambda _: stream, AtTime(shop.created)), end))
+    found = [event["ns"]["coll"] for event in events if event["operationType"] == "insert"]
+    renamed = [event for event in events if event["operationType"] == "rename"]
+    found += [f"{event['ns']['coll']} to {event['to']['coll']}" for event in renamed]
+    stream.close()
+    router.close()
+    assert sorted(found) == expected
 
 
 class Documents:
