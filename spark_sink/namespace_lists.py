@@ -84,7 +84,7 @@ class NamespaceLists:
         return any(re.fullmatch(each, name) for each in self._expressions(entries))
 
     def _matches(self, entries: tuple[str, ...], field: str) -> dict[str, Any]:
-        name = {"$concat": [f"${field}.db", ".", f"${field}.coll"]}
+        name = {"$ifNull": [{"$concat": [f"${field}.db", ".", f"${field}.coll"]}, ""]}
         return {"$expr": {"$regexMatch": {"input": name, "regex": self._pattern(entries)}}}
 
 

@@ -1,6 +1,6 @@
 """A streaming query from the router to Parquet, in a process that tests kill.
 
-python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java] [OPTION=VALUE …]
+python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java]
 
 Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task creates FOLDER/held
 after a hundred rows and waits, so that a test can kill it in the middle of a batch.
@@ -25,10 +25,8 @@ from tests.spark.quick_session import QUICK
 MAX_EVENTS = 1000
 
 
-def parquet_writer(
-    spark: SparkSession, uri: str, database: str, folder: Path, **options: str
-) -> DataStreamWriter:
-    """Return the query's writer, not started yet; `options` are further ones of the source."""
+def parquet_writer(spark: SparkSession, uri: str, database: str, folder: Path) -> DataStreamWriter:
+    """Return the query's writer, not started yet."""
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -42,7 +40,7 @@ def parquet_writer(
         spark.readStream.format("mergerouter")
         .option("uri", uri)
         .option("database", database)
-        .options(**{"maxEventsPerTrigger": str(MAX_EVENTS), **options})
+        .option("maxEventsPerTrigger", MAX_EVENTS)
         .load()
     )
     return (
@@ -53,16 +51,15 @@ def parquet_writer(
     )
 
 
-def main(uri: str, database: str, folder: Path, options: dict[str, str]) -> None:
+def main(uri: str, database: str, folder: Path) -> None:
     settings = QUICK | {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     spark = local_session("parquet-query", settings=settings)
-    parquet_writer(spark, uri, database, folder, **options).start().awaitTermination()
+    parquet_writer(spark, uri, database, folder).start().awaitTermination()
 
 
 if __name__ == "__main__":
-    if "bundled-java" in sys.argv[4:]:
+    if sys.argv[4:] == ["bundled-java"]:
         runtime = bundled_java()
         assert runtime is not None
         os.environ["JAVA_HOME"] = str(runtime.home)
-    given = dict(each.split("=", 1) for each in sys.argv[4:] if "=" in each)
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), given)
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
