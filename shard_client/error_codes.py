@@ -29,6 +29,7 @@ class ErrorCode(IntEnum):
     CommandNotFound = 59
     NetworkTimeout = 89
     ShutdownInProgress = 91
+    QueryPlanKilled = 175
     NetworkInterfaceExceededTimeLimit = 202
     ShardNotFound = 70
     InvalidOptions = 72

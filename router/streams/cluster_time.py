@@ -1,9 +1,10 @@
 """Fetching the current cluster time, once for all concurrent callers."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
+import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
@@ -14,8 +15,13 @@ from router.streams.preparation import Now, connect_all, give_back_all, no_shard
 from shard_client.cluster_clock import next_tick
 from shard_client.errors import CommandError, NetworkError
 from shard_client.remote_cursor.retry_policy import from_network
-from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
+
+log = structlog.get_logger()
+
+_PRIMARY_PATIENCE = 1.0
+"""Seconds for which a stream that reads other members waits for a shard's primary."""
 
 _Asked = tuple[ReadPreference, str | None]
 
@@ -23,8 +29,9 @@ _Asked = tuple[ReadPreference, str | None]
 class ClusterTimeFetcher:
     """Fetches the cluster time from the shards; calls made during a fetch share the next one.
 
-    A fetch sends one hello to each shard over a connection of the cluster's pool. ``await close()``
-    ends the fetches in flight.
+    A fetch sends one hello to each shard over a connection of the cluster's pool, and one more to
+    its primary where that is not the member to read from. ``await close()`` ends the fetches in
+    flight.
     """
 
     def __init__(self, cluster: Cluster, limits: StreamSettings) -> None:
@@ -35,8 +42,8 @@ class ClusterTimeFetcher:
     async def now(self, request: StreamRequest) -> Now:
         """Return a time after all writes that the request's shards made before this call.
 
-        Writes made after the return have that time or a later one. Raises CommandError, labelled as
-        mongos labels it.
+        Writes made after the return have that time or a later one, but for those of a primary that
+        could not be reached. Raises CommandError, labelled as mongos labels it.
         """
         key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
         answer = self._answers.get(key)
@@ -66,9 +73,38 @@ class ClusterTimeFetcher:
             await connect_all(self._cluster, asked, preference, left, connections)
             time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
             await self._tell(connections.values(), deadline)
+            if preference.mode != PRIMARY.mode:
+                await self._tell_primaries(asked)
             return Now(time, listed)
         finally:
             give_back_all(self._cluster, connections)
+
+    async def _tell_primaries(self, shards: Mapping[str, str]) -> None:
+        """Send the newest cluster time to the shards' primaries, where other members are read.
+
+        A secondary passes it on to its primary only with its next heartbeat or fetch of the oplog;
+        until then the primary's writes could have times before the one returned. A shard without a
+        primary that answers does not keep the stream from being opened.
+        """
+        patience = min(_PRIMARY_PATIENCE, self._limits.connect_timeout)
+
+        async def tell(shard: str, host: str) -> None:
+            dialer = self._cluster.dialer(shard, host)
+            try:
+                connection = await dialer.connect(patience)
+            except CommandError as error:
+                log.debug("no primary learns the time", target=shard, error=str(error))
+                return
+            try:
+                await self._tell([connection], asyncio.get_running_loop().time() + patience)
+            except CommandError as error:
+                log.debug("no primary learns the time", target=shard, error=str(error))
+            finally:
+                dialer.release(connection)
+
+        async with asyncio.TaskGroup() as group:
+            for shard, host in shards.items():
+                group.create_task(tell(shard, host), name=f"tell the primary of {shard} the time")
 
     async def _tell(self, connections: Iterable[Connection], deadline: float) -> None:
         """Send the newest cluster time to the shards that are behind it.

@@ -3,7 +3,11 @@
 from shard_client.error_codes import NOT_PRIMARY_CODES, RESUMABLE_CODES, ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
 
-_CURSOR_GONE = frozenset({ErrorCode.CursorNotFound, ErrorCode.CursorKilled})
+_CURSOR_GONE = frozenset(
+    {ErrorCode.CursorNotFound, ErrorCode.CursorKilled, ErrorCode.QueryPlanKilled}
+)
+"""Codes of a cursor that its member has lost. A member that rolls back closes its catalog, which
+kills its cursors with QueryPlanKilled."""
 _NETWORK = frozenset({ErrorCode.HostUnreachable, ErrorCode.HostNotFound, ErrorCode.SocketException})
 
 
@@ -11,7 +15,8 @@ def is_resumable(error: CommandError) -> bool:
     """Return whether a cursor can be reopened after its last promise when it failed with ``error``.
 
     A missing or killed cursor on the shard is resumable; a lost oplog position and fatal errors are
-    not (docs/protocol.md, section 4).
+    not (docs/protocol.md, section 4). mongos passes QueryPlanKilled on, and drivers do not resume
+    after it; reopening the member's cursor loses nothing.
     """
     return (
         error.code in RESUMABLE_CODES

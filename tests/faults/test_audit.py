@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.faults.audit import ledger_problems, opener_problems, watcher_problems
+from tests.faults.audit import (
+    ddl_problems,
+    image_problems,
+    ledger_problems,
+    lookup_problems,
+    opener_problems,
+    watcher_problems,
+)
+from tests.faults.ddl import DdlWriter
 from tests.faults.watchers import Opener, Watch, Watcher
 from tests.faults.writers import Ledger
 from tests.simulation.watcher import Segment
@@ -63,6 +71,63 @@ def test_an_event_lost_between_two_streams_is_found() -> None:
 @pytest.mark.parametrize("history", [HISTORY[:3], [*HISTORY, _event(5)], HISTORY[:1] + HISTORY[2:]])
 def test_a_history_without_the_acknowledged_writes_is_found(history: list[Any]) -> None:
     assert [*ledger_problems(LEDGER, history)]
+
+
+def _drop(key: str, wall_time: int) -> dict[str, Any]:
+    namespace = {"db": "shop", "coll": "orders"}
+    return {
+        "_id": {"_data": key}, "operationType": "drop", "ns": namespace, "wallTime": wall_time
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("times", "sound"), [(0, False), (1, True), (2, True), (4, False)])
+def test_events_of_several_shards_with_one_token_come_at_least_once(
+    times: int, sound: bool
+) -> None:
+    history = [*HISTORY[:2], _drop("0002a", 1), _drop("0002a", 2), *HISTORY[2:]]
+    got = [*HISTORY[:2], *(_drop("0002a", 9) for _ in range(times)), *HISTORY[2:]]
+    watcher = _watcher(Segment("0000", got, end="9"))
+    assert ([*watcher_problems(watcher, history)] == []) is sound
+    assert [*ledger_problems(LEDGER, history)] == []
+
+
+def test_acknowledged_ddl_that_mongos_does_not_tell_is_found() -> None:
+    writer = DdlWriter("mongodb://127.0.0.1:1/", seed=1, pause=1.0)
+    writer.acknowledged["drop", "orders"] = 1
+    assert [*ddl_problems(writer, [_drop("0001", 1)])] == []
+    assert [*ddl_problems(writer, HISTORY)]
+
+
+def _updated(document: Any) -> dict[str, Any]:
+    change = {"updateDescription": {"updatedFields": {"n": 2}}}
+    return {**_event(2, 1), **change, "fullDocument": document}
+
+
+@pytest.mark.parametrize(
+    ("document", "sound"),
+    [
+        ({"_id": "d1", "n": 2}, True),
+        ({"_id": "d1", "n": 7}, True),
+        ({"_id": "d1", "n": 1}, False),
+        ({"_id": "d3", "n": 2}, False),
+        (None, False),
+    ],
+)
+def test_a_document_older_than_its_update_is_found(document: Any, sound: bool) -> None:
+    watcher = _watcher(Segment("0000", [_updated(document)], end="9"))
+    assert ([*lookup_problems(watcher, HISTORY)] == []) is sound
+
+
+def test_a_deleted_document_may_be_missing() -> None:
+    deletion = {**_event(1), "operationType": "delete"}
+    watcher = _watcher(Segment("0000", [_updated(None)], end="9"))
+    assert [*lookup_problems(watcher, [deletion])] == []
+
+
+def test_a_wrong_post_image_is_found() -> None:
+    watcher = _watcher(Segment("0000", [_updated({"n": 2})], end="9"))
+    assert [*image_problems(watcher, [_updated({"n": 2})])] == []
+    assert [*image_problems(watcher, [_updated({"n": 3})])]
 
 
 def test_a_stream_from_now_that_starts_too_late_is_found() -> None:

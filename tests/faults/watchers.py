@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,15 +25,20 @@ PREFERENCES = {
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A stream's collection (empty: the whole database), read preference and pipeline."""
+    """A stream: its collection (empty: the whole database), read preference, pipeline, options."""
 
     collection: str = SHARDED
     preference: str = "primary"
     pipeline: tuple[Any, ...] = ()
+    expanded: bool = False
+    """Whether it has all kinds of events, and pre- and post-images."""
+    lookup: bool = False
+    """Whether documents of updates are looked up."""
 
     def selects(self, event: dict[str, Any]) -> bool:
         """Return whether an event of the database belongs to the stream."""
-        if self.collection and event["ns"].get("coll") != self.collection:
+        names = (event["ns"].get("coll"), event.get("to", {}).get("coll"))
+        if self.collection and self.collection not in names:
             return False
         return not self.pipeline or event["operationType"] in ("insert", "delete")
 
@@ -41,7 +47,16 @@ class Watch:
         target: Any = client.get_database(DATABASE, read_preference=PREFERENCES[self.preference])
         if self.collection:
             target = target[self.collection]
-        return target.watch(list(self.pipeline), start_after=token, max_await_time_ms=200)
+        options: dict[str, Any] = {"full_document": "updateLookup"} if self.lookup else {}
+        if self.expanded:
+            options = {
+                "show_expanded_events": True,
+                "full_document": "whenAvailable",
+                "full_document_before_change": "whenAvailable",
+            }
+        return target.watch(
+            list(self.pipeline), start_after=token, max_await_time_ms=200, **options
+        )
 
 
 INSERTS_AND_DELETES = ({"$match": {"operationType": {"$in": ["insert", "delete"]}}},)
@@ -73,8 +88,15 @@ class Watcher:
     last_id: Any = None
     opened: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
-    passed: set[Any] = field(default_factory=set)
-    """The markers received."""
+
+    def has_passed(self, key: str) -> bool:
+        """Return whether the stream has delivered everything up to this sort key."""
+        return bool(self.segments) and self.segments[-1].end >= key
+
+    def received(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the events of this operation type."""
+        for segment in self.segments:
+            yield from (event for event in segment.events if event["operationType"] == kind)
 
     def run(self) -> None:
         """Read until ``stopping`` is set; record errors and resume from the last token."""
@@ -113,10 +135,7 @@ class Watcher:
             if event is not None:
                 segment.events.append(event)
                 self.events += 1
-                key = event["documentKey"]["_id"]
-                self.last_id = key
-                if str(key).startswith("marker-"):
-                    self.passed.add(key)
+                self.last_id = event.get("documentKey", {}).get("_id")
             segment.end = token["_data"]
         return token
 

@@ -5,8 +5,10 @@ No later write has a cluster time before the one returned.
 
 import asyncio
 
+import pytest
 from bson import Timestamp
 
+from tests.harness.scripted_member import ScriptedMember
 from tests.unit.router.conftest import OWNER, ScriptedCluster, numbers, stream, until
 
 
@@ -54,3 +56,43 @@ async def test_a_stream_opens_over_the_connection_of_the_time_request(
             assert len(shard.writers) == 1
         registry.kill([cursor.cursor_id], OWNER)
         await until(lambda: not cluster.open_cursors)
+
+
+@pytest.fixture
+async def sets_of_two(cluster: ScriptedCluster) -> list[tuple[ScriptedMember, ScriptedMember]]:
+    """Add a secondary to each shard; return the primaries and secondaries."""
+    members = []
+    for document in cluster.config.documents["shards"]:
+        primary = cluster.shards[document["_id"]]
+        secondary = await ScriptedMember(primary.set_name, primary=False).start()
+        secondary.noop(99)
+        cluster.extra.append(secondary)
+        hosts = [f"127.0.0.1:{each.port}" for each in (primary, secondary)]
+        primary.hosts = secondary.hosts = hosts
+        document["host"] = f"{primary.set_name}/{','.join(hosts)}"
+        members.append((primary, secondary))
+    return members
+
+
+@pytest.mark.parametrize("mode", ["secondary", "secondaryPreferred", "nearest"])
+async def test_primaries_that_are_not_read_learn_the_cluster_time(
+    cluster: ScriptedCluster,
+    sets_of_two: list[tuple[ScriptedMember, ScriptedMember]],
+    mode: str,
+):
+    """Otherwise a primary's next write could have a time before the stream's start."""
+    for each in sets_of_two[0]:
+        each.now = Timestamp(105, 7)
+    await cluster.registry().open(stream(None, **{"$readPreference": {"mode": mode}}), OWNER)
+    assert all(primary.now >= Timestamp(105, 7) for primary, _secondary in sets_of_two)
+
+
+async def test_a_stream_from_secondaries_opens_without_a_primary(
+    cluster: ScriptedCluster, sets_of_two: list[tuple[ScriptedMember, ScriptedMember]]
+):
+    primary, _secondary = sets_of_two[1]
+    primary.primary = False
+    registry = cluster.registry(connect_timeout=0.1)
+    preference = {"$readPreference": {"mode": "secondary"}}
+    cursor, _first = await registry.open(stream(None, **preference), OWNER)
+    assert not cursor.finished

@@ -23,7 +23,7 @@ from tests.unit.router.conftest import (
 
 @pytest.mark.parametrize(
     "fault",
-    ["cut", "cursor gone", "not primary", "cursor killed", "interrupted", "restart"],
+    ["cut", "cursor gone", "not primary", "cursor killed", "rollback", "interrupted", "restart"],
 )
 async def test_a_failed_remote_is_reopened_after_its_own_promise(
     cluster: ScriptedCluster, fault: str
@@ -42,6 +42,8 @@ async def test_a_failed_remote_is_reopened_after_its_own_promise(
             shard.fail("getMore", 10107)
         case "cursor killed":
             shard.fail("getMore", 237)
+        case "rollback":
+            shard.fail("getMore", 175)
         case "interrupted":
             shard.fail("getMore", 11602)
         case "restart":
