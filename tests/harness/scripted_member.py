@@ -19,6 +19,7 @@ from shard_client.wire.frames import OP_MSG, build_msg, build_op_reply, frame_le
 UUID_HEX = "5A1004" + "11" * 16
 _START = Timestamp(100, 1)
 _PROCESS = bson.ObjectId()
+_PRIMARY = {"mode": "primary"}
 
 
 def event_token(ts: Timestamp, number: int = 1) -> str:
@@ -272,7 +273,7 @@ class ScriptedMember:
         return {"maxSize": self.oplog_size}
 
     async def _aggregate(self, command: dict[str, Any]) -> dict[str, Any]:
-        if not self.primary:
+        if not self.primary and command.get("$readPreference", _PRIMARY)["mode"] == "primary":
             return {"ok": 0.0, "errmsg": "not primary", "code": 10107}
         self.opened.append(command)
         options = command["pipeline"][0]["$changeStream"]
