@@ -8,7 +8,6 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import CONFIG, Cluster
-from router.catalog.shared_answer import SharedAnswer
 from shard_client.errors import CommandError, NetworkError
 
 _OLDEST_ENTRY: Mapping[str, Any] = {
@@ -23,6 +22,8 @@ _FIRST_ENTRY = "initiating set"
 
 _TIMEOUT = 3.0
 _MOST_AT_ONCE = 16
+_PATIENCE = 1.0
+"""Less than the time that the parent of several workers waits for their statuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +65,39 @@ class ReplicaSetChecks:
         self._cluster = cluster
         self._keep = keep
         self._loop = asyncio.get_running_loop()
-        self._shared = SharedAnswer(self._check_all, "check the replica sets")
+        self._running: asyncio.Task[None] | None = None
         self._results: Mapping[str, ReplicaSetCheck] = {}
         self._at = float("-inf")
 
-    async def results(self) -> Mapping[str, ReplicaSetCheck]:
+    async def results(self, *, patience: float | None = _PATIENCE) -> Mapping[str, ReplicaSetCheck]:
         """Return the results by target: the shards' ids, and ``config``.
 
-        They are at most ``keep`` seconds old. The call takes a few seconds at most. If the config
-        server does not answer, the shards of the last shard list that was read are checked.
+        If they are more than ``keep`` seconds old, a new check is started. A check that takes
+        longer than ``patience`` seconds goes on in the background; the call then returns the
+        results before it, which are empty at first. If the config server does not answer, the
+        shards of the last shard list that was read are checked.
+
+        Args:
+            patience: seconds; None waits for the end of the check.
         """
-        if self._loop.time() - self._at >= self._keep:
-            self._results = await self._shared.get()
-            self._at = self._loop.time()
+        if self._running is None and self._loop.time() - self._at >= self._keep:
+            self._running = self._loop.create_task(self._refresh(), name="check the replica sets")
+        if self._running is not None:
+            await asyncio.wait((self._running,), timeout=patience)
         return self._results
 
     async def close(self) -> None:
         """End the check in flight."""
-        await self._shared.close()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
+
+    async def _refresh(self) -> None:
+        try:
+            self._results = await self._check_all()
+            self._at = self._loop.time()
+        finally:
+            self._running = None
 
     async def _check_all(self) -> Mapping[str, ReplicaSetCheck]:
         try:

@@ -105,7 +105,7 @@ async def _cluster(settings: Settings) -> AsyncIterator[Finding]:
     cluster = cluster_of(settings, replace(limits, open_timeout=limits.connect_timeout))
     checks = ReplicaSetChecks(cluster)
     try:
-        results = await checks.results()
+        results = await checks.results(patience=None)
         for target, check in results.items():
             subject = "config server" if target == CONFIG else f"shard {target}"
             if not check.answers:
