@@ -17,8 +17,9 @@ import structlog
 import typer
 import uvloop
 
-from router.config.command_line import parse_assignments, read_settings
+from router.config.command_line import SubCommand, parse_assignments, read_settings
 from router.config.log_lines import configure_logging
+from router.config.problems import nearest
 from router.process import run_until_signalled
 from router.workers.supervisor import WorkerFailedError
 from shard_client.allocation import collect_less_often, keep_freed_memory
@@ -41,6 +42,8 @@ _NO_CONFIG_SERVER = (
 )
 _NETWORK_FAILURE = 48
 """The exit status of a mongos that cannot listen."""
+_USAGE = 2
+"""The exit status after a command line that cannot be understood."""
 
 
 def main() -> None:
@@ -54,10 +57,16 @@ def main() -> None:
     )
     app.callback()(_options)
     points = {point.name: point for point in (*entry_points(group=_GROUP), *_OWN)}
+    wanted = sys.argv[1] if len(sys.argv) > 1 else None
+    if wanted is not None and wanted not in points and not wanted.startswith("-"):
+        known = ", ".join(sorted(points))
+        hint = nearest(wanted, points)
+        typer.echo(f"{wanted} is not a command.{hint} The commands are {known}.", err=True)
+        raise SystemExit(_USAGE)
     for point in points.values():
-        if len(sys.argv) > 1 and sys.argv[1] not in (point.name, *_FOR_ALL):
+        if wanted not in (None, point.name, *_FOR_ALL):
             continue  # Import only the sub-command that runs.
-        app.command(point.name)(load_command(point))
+        app.command(point.name, cls=SubCommand)(load_command(point))
     app()
 
 

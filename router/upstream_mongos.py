@@ -30,7 +30,7 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
             "and security.user names the router's"
         )
     if not uri.startswith(_SCHEME):
-        raise ValueError(f"not of the form mongodb://host:port: {uri!r}")
+        raise ValueError(f"must be mongodb://host:port[,host:port], not {uri!r}")
     return tuple(parse_address(host) for host in hosts.split(","))
 
 

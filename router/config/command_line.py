@@ -5,10 +5,24 @@ from typing import Any
 
 import pydantic
 import typer
-import yaml
+from typer.core import TyperCommand
 
 from router.config.problems import describe_problems
 from router.config.settings import Settings, load_settings
+
+
+class SubCommand(TyperCommand):
+    """A sub-command; an option at the end without its value is answered with what to pass."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; raises typer.BadParameter for an option without its value."""
+        last = args[-1] if args else ""
+        for option in self.params:
+            flag = getattr(option, "is_flag", False) or getattr(option, "count", False)
+            if last in option.opts and not flag:
+                needed = getattr(option, "help", None) or option.name
+                raise typer.BadParameter(f"it has no value. Pass one: {needed}", param_hint=last)
+        return super().parse_args(ctx, args)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, str]:
@@ -18,7 +32,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, str]:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise typer.BadParameter(
-                f"Illegal option assignment: {assignment!r}", param_hint="--setParameter"
+                f"{assignment!r} has no value: write name=value", param_hint="--setParameter"
             )
         values[name] = value
     return values
@@ -41,5 +55,5 @@ def read_settings(flags: dict[str, Any], config: Path | None) -> Settings:
         return settings
     except pydantic.ValidationError as error:
         raise typer.BadParameter(describe_problems(error, Settings)) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -12,6 +12,7 @@ _MS = 0.001
 _MINUTES = 60.0
 _LONGEST = 365 * 24 * 60 * _MINUTES
 """The longest time that a parameter can set, in seconds."""
+_UNBOUNDED = 2**62
 
 
 def _boolean(value: Any) -> bool:
@@ -22,24 +23,30 @@ def _boolean(value: Any) -> bool:
         return True
     if text in {"0", "false"}:
         return False
-    raise ValueError(f"{value!r} is neither true nor false")
+    raise ValueError(f"must be true or false, not {value!r}")
 
 
 def _one_of(*allowed: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if value not in allowed:
-            raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
         return str(value)
 
     return read
 
 
 def _whole(value: Any) -> int:
-    return int(str(value))
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {value!r}") from None
 
 
 def _number(value: Any) -> float:
-    return float(str(value))
+    try:
+        return float(str(value))
+    except ValueError:
+        raise ValueError(f"must be a number, not {value!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Parameter:
     default: Any
     purpose: str
     least: float = 0
-    most: float = 2**62
+    most: float = _UNBOUNDED
     limit: str | None = None
     unit: float = 1
 
@@ -65,12 +72,12 @@ class Parameter:
         try:
             value = self.read(given)
         except ValueError as error:
-            raise ValueError(f"bad value for parameter '{self.name}': {error}") from error
+            raise ValueError(f"parameter {self.name} {error}") from error
         if not isinstance(value, str) and not self.least <= value <= self.most:
-            raise ValueError(
-                f"bad value for parameter '{self.name}': {value} is not between "
-                f"{self.least:g} and {self.most:g}"
-            )
+            bounds = f"from {self.least:g} to {self.most:g}"
+            if self.most >= _UNBOUNDED:
+                bounds = f"{self.least:g} or more"
+            raise ValueError(f"parameter {self.name} must be {bounds}, not {value}")
         return value
 
 
@@ -91,7 +98,7 @@ def _of_limits(
         default = round(default / unit, 6)
         read = _number
     if most is None:
-        most = _LONGEST / unit if unit in {_MS, _MINUTES} else 2**62
+        most = _LONGEST / unit if unit in {_MS, _MINUTES} else _UNBOUNDED
     return Parameter(name, read, default, purpose, least=least, most=most, limit=limit, unit=unit)
 
 
@@ -228,7 +235,7 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in given:
         if name not in PARAMETERS:
-            raise ValueError(f"Unknown --setParameter '{name}'.{nearest(name, PARAMETERS)}")
+            raise ValueError(f"{name} is not a parameter.{nearest(name, PARAMETERS)}")
     return {
         name: parameter.parse(given[name]) if name in given else parameter.default
         for name, parameter in PARAMETERS.items()

@@ -10,6 +10,21 @@ from pydantic import BaseModel, ValidationError
 _VALUE_ERROR = "Value error, "
 """The prefix that pydantic adds to the message of a validator's ValueError."""
 
+_WANTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a section of names with values",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than_equal": "{ge} or more",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "less_than_equal": "{le} or less",
+    "string_type": "a text",
+}
+"""What a setting must be, by pydantic's type of the problem."""
+
 
 def describe_problems(error: ValidationError, settings: type[BaseModel]) -> str:
     """Return one sentence for each problem, separated by semicolons.
@@ -49,8 +64,15 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
         return str(message)
     if problem["msg"].startswith(_VALUE_ERROR):
         return f"{name}: {message}"
-    given = "" if name.endswith("assword") else f", but is {problem['input']!r}"
-    return f"{name}: {message[:1].lower()}{message[1:]}{given}"
+    secret = name.startswith("security")
+    given = "" if secret else f", not {problem['input']!r}"
+    if problem["type"] == "model_type":
+        inner = [each for each in _names(settings) if each.startswith(f"{name}.")]
+        return f"{name} must be a section with {', '.join(inner)}{given}"
+    wanted = _WANTED.get(problem["type"])
+    if wanted is None:
+        return f"{name}: {message[:1].lower()}{message[1:]}{given}"
+    return f"{name} must be {wanted.format(**problem.get('ctx', {}))}{given}"
 
 
 def _names(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[str]:

@@ -22,6 +22,7 @@ from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.compression import AVAILABLE
 
 DEFAULT_PORT = 27020
+_EXAMPLE = "net: {port: 27020}"
 
 
 class _Section(BaseModel):
@@ -232,11 +233,16 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
 
 
 def _read_file(file: Path) -> dict[str, Any]:
-    content = yaml.safe_load(file.read_text())
+    try:
+        content = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise OSError(f"cannot read {file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not YAML: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ValueError(f"{file} does not hold settings")
+        raise ValueError(f"{file} must hold settings, such as {_EXAMPLE!r}")
     return _nested(content)
 
 

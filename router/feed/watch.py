@@ -8,6 +8,7 @@ from bson import json_util
 from bson.json_util import CANONICAL_JSON_OPTIONS, RELAXED_JSON_OPTIONS, JSONOptions
 
 from router.change_stream.request import StreamRequest, parse_request
+from router.config.problems import nearest
 
 _FORMS = {"relaxed": RELAXED_JSON_OPTIONS, "canonical": CANONICAL_JSON_OPTIONS}
 _STAGE_OPTIONS = (
@@ -51,14 +52,15 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
     wanted = _document(line) if isinstance(line, bytes | str) else dict(line)
     for name in wanted:
         if name not in _OWN and name not in _STAGE_OPTIONS:
-            raise ValueError(f"unknown field {name!r}")
+            known = (*_OWN, *_STAGE_OPTIONS)
+            raise ValueError(f"{name} is not a field of a feed's request.{nearest(name, known)}")
     name = wanted.get("json", "relaxed")
     form = _FORMS.get(name) if isinstance(name, str) else None
     if form is None:
-        raise ValueError("json is 'relaxed' or 'canonical'")
+        raise ValueError(f"json must be 'relaxed' or 'canonical', not {name!r}")
     pipeline = wanted.get("pipeline", [])
     if not isinstance(pipeline, list):
-        raise ValueError("pipeline is an array of stages")
+        raise ValueError(f"pipeline must be an array of stages, not {pipeline!r:.60}")
     options = {name: wanted[name] for name in _STAGE_OPTIONS if name in wanted}
     database, target, options = _scope(wanted, options)
     command: dict[str, Any] = {
@@ -77,7 +79,7 @@ def _heartbeat(wanted: Mapping[str, Any]) -> float | None:
     whole = isinstance(milliseconds, int) and not isinstance(milliseconds, bool)
     if not whole or milliseconds not in _HEARTBEATS:
         raise ValueError(
-            f"heartbeatMs is a whole number from {_HEARTBEATS.start} to {_HEARTBEATS.stop - 1}"
+            f"heartbeatMs must be a whole number from {_HEARTBEATS.start} to {_HEARTBEATS.stop - 1}"
         )
     return int(milliseconds) / 1000
 
@@ -87,9 +89,9 @@ def _document(line: bytes | str) -> dict[str, Any]:
         wanted = json_util.loads(line)
     # The decoder raises more than ValueError: for decimals, for code, for deep nesting, …
     except Exception as error:
-        raise ValueError(f"not extended JSON: {error}") from error
+        raise ValueError(f"the request is not extended JSON: {error}") from error
     if not isinstance(wanted, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError(f"the request must be a JSON object, not {wanted!r:.60}")
     return wanted
 
 
@@ -99,9 +101,9 @@ def _scope(
     database, collection = wanted.get("database"), wanted.get("collection")
     for name, value in (("database", database), ("collection", collection)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} is a string")
+            raise ValueError(f"{name} must be a string, not {value!r:.60}")
     if database is None:
         if collection is not None:
-            raise ValueError("a collection needs its database")
+            raise ValueError("collection is given without database: name both, or neither")
         return "admin", 1, {**options, "allChangesForCluster": True}
     return database, collection if collection is not None else 1, options

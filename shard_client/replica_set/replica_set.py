@@ -73,7 +73,7 @@ def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
     """
     name, slash, hosts = text.partition("/")
     if not slash or not name or not hosts:
-        raise ValueError(f"not of the form setName/host:port[,host:port]: {text!r}")
+        raise ValueError(f"must be setName/host:port[,host:port], not {text!r}")
     return name, tuple(parse_address(host) for host in hosts.split(","))
 
 

@@ -49,14 +49,14 @@ def parse_address(text: str, *, default_port: int = 27017) -> Address:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"not a host and port: {text!r}")
+            raise ValueError(f"an address must be host:port or [ipv6]:port, not {text!r}")
         port = rest[1:]
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
         if not port:
-            raise ValueError(f"not a host and port: {text!r}")
+            raise ValueError(f"an address must be host:port or [ipv6]:port, not {text!r}")
     if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
-        raise ValueError(f"not a host and port: {text!r}")
+        raise ValueError(f"an address must be host:port or [ipv6]:port, not {text!r}")
     return host, int(port) if port else default_port
 
 

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from router import cli
+from router.config.command_line import SubCommand
 from router.config.settings import Settings
 
 
@@ -30,7 +31,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
 
 def invoke(*arguments: str) -> Any:
     app = typer.Typer()
-    app.command()(cli.serve)
+    app.command(cls=SubCommand)(cli.serve)
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
 
@@ -39,11 +40,13 @@ def invoke(*arguments: str) -> Any:
     [
         ((), "Pass --configdb rsName/host:port"),
         (("--configdb", "nonsense"), "configDB"),
-        (("--configdb", "c/h:1", "--setParameter", "x=1"), "Unknown --setParameter 'x'"),
-        (("--configdb", "c/h:1", "--setParameter", "x"), "Illegal option assignment"),
+        (("--configdb", "c/h:1", "--setParameter", "x=1"), "x is not a parameter"),
+        (("--configdb", "c/h:1", "--setParameter", "x"), "'x' has no value: write name=value"),
         (("--configdb", "c/h:1", "--port", "99999"), "port"),
         (("--configdb", "c/h:1", "--upstream", "http://x"), "upstream"),
-        (("--config", "/does/not/exist"), "/does/not/exist"),
+        (("--config", "/does/not/exist"), "cannot read /does/not/exist: No such file"),
+        (("--configdb",), "it has no value. Pass one: The config server: rsName/host:port"),
+        (("--configdb", "c/h:1", "--port"), "it has no value. Pass one: The port for drivers"),
     ],
 )
 def test_messages_name_the_invalid_setting(
@@ -104,6 +107,16 @@ def test_extras_name_their_packages() -> None:
     assert "pyspark" in cli.packages_of(["spark"])
     assert "pyspark" not in cli.packages_of(["dev"])
     assert cli.packages_of([]) == []
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mergerouter", "srve"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "srve is not a command. Did you mean serve?" in capsys.readouterr().err
 
 
 def test_the_version_is_the_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:

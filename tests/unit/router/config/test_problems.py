@@ -23,11 +23,31 @@ from router.config.settings import Settings, load_settings
         ({"zzz": 1}, "zzz is not a setting."),
         (
             {"net": {"port": 70000}},
-            "net.port: input should be less than or equal to 65535, but is 70000",
+            "net.port must be 65535 or less, not 70000",
         ),
         (
             {"setParameter": {"maxCursor": 1}},
-            "Unknown --setParameter 'maxCursor'. Did you mean maxCursors?",
+            "maxCursor is not a parameter. Did you mean maxCursors?",
+        ),
+        ({"workers": "two"}, "workers must be a whole number, not 'two'"),
+        ({"net": {"bindIpAll": "x"}}, "net.bindIpAll must be true or false, not 'x'"),
+        ({"sharding": {"configDB": 7}}, "sharding.configDB must be a text, not 7"),
+        (
+            {"sharding": "cfg/a:1"},
+            "sharding must be a section with sharding.configDB, not 'cfg/a:1'",
+        ),
+        (
+            {"sharding": {"configDB": "localhost:1"}},
+            "sharding.configDB: must be setName/host:port[,host:port], not 'localhost:1'",
+        ),
+        (
+            {"setParameter": {"maxCursors": "x"}},
+            "parameter maxCursors must be a whole number, not 'x'",
+        ),
+        ({"setParameter": {"maxCursors": 0}}, "parameter maxCursors must be 1 or more, not 0"),
+        (
+            {"setParameter": {"idleShardNudgesPerSecond": 2000}},
+            "parameter idleShardNudgesPerSecond must be from 0 to 1000, not 2000.0",
         ),
     ],
 )

@@ -333,5 +333,5 @@ def test_addresses_are_parsed(text, address):
     "text", ["", ":1", "a:", "a:x", "a:0", "a:65536", "[::1", "[::1]1", "[]:1"]
 )
 def test_invalid_addresses_are_refused(text):
-    with pytest.raises(ValueError, match="host and port"):
+    with pytest.raises(ValueError, match="host:port"):
         parse_address(text)
