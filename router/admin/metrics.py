@@ -1,4 +1,4 @@
-"""The router's metrics in the formats of Prometheus and OpenMetrics (docs/metrics.md)."""
+"""The router's metrics in the formats of Prometheus and OpenMetrics (docs/admin.md)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -64,7 +64,7 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
         return str(message)
     if problem["msg"].startswith(_VALUE_ERROR):
         return f"{name}: {message}"
-    secret = name.startswith("security")
+    secret = name == "security" or name.endswith("assword")
     given = "" if secret else f", not {problem['input']!r}"
     if problem["type"] == "model_type":
         inner = [each for each in _names(settings) if each.startswith(f"{name}.")]

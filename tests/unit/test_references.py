@@ -1,0 +1,65 @@
+"""References to documents: files and headings that exist."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("bench", "deploy", "docs", "embedded", "examples", "router", "shard_client",
+           "spark_sink", "tests")  # fmt: skip
+SELF = Path(__file__)
+ENDINGS = {".md", ".py", ".toml", ".yaml", ".yml"}
+
+
+def files() -> Iterator[Path]:
+    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml"))
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in ENDINGS and "node_modules" not in path.parts and path != SELF:
+                yield path
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    headings = re.findall(r"(?m)^#+ (.+)$", text)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return frozenset(heading.replace(" ", "-") for heading in plain)
+
+
+def references(path: Path) -> Iterator[tuple[str, Path, str]]:
+    """What is written, the page it names, and the anchor, empty for the whole page."""
+    text = path.read_text()
+    for found in re.finditer(r"docs/([\w-]+\.md)(?:#([\w-]+))?", text):
+        yield found[0], ROOT / "docs" / found[1], found[2] or ""
+    if path.suffix == ".md":
+        for found in re.finditer(r"\]\(((?!https?:)[\w./-]*\.md)?(?:#([\w-]+))?\)", text):
+            yield found[0], path.parent / found[1] if found[1] else path, found[2] or ""
+
+
+def problems(path: Path) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}: {written}"
+        for written, page, anchor in references(path)
+        if not page.is_file() or (anchor and anchor not in anchors(page))
+    ]
+
+
+def test_every_reference_to_a_document_resolves() -> None:
+    assert [problem for path in files() for problem in problems(path)] == []
+
+
+@pytest.mark.parametrize("reference", ["docs/none.md", "docs/design.md#none", "[x](#none)"])
+def test_a_broken_reference_is_found(tmp_path: Path, reference: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# A heading\n\nSee {reference}.\n")
+    broken = [
+        written
+        for written, target, anchor in references(page)
+        if not target.is_file() or anchor not in anchors(target)
+    ]
+    assert broken
