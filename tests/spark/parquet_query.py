@@ -1,6 +1,6 @@
 """A streaming query from the router to Parquet, in a process that tests kill.
 
-python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java]
+python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java] [OPTION=VALUE …]
 
 Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task creates FOLDER/held
 after a hundred rows and waits, so that a test can kill it in the middle of a batch.
@@ -25,8 +25,10 @@ from tests.spark.quick_session import QUICK
 MAX_EVENTS = 1000
 
 
-def parquet_writer(spark: SparkSession, uri: str, database: str, folder: Path) -> DataStreamWriter:
-    """Return the query's writer, not started yet."""
+def parquet_writer(
+    spark: SparkSession, uri: str, database: str, folder: Path, **options: str
+) -> DataStreamWriter:
+    """Return the query's writer, not started yet; `options` are further ones of the source."""
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -40,7 +42,7 @@ def parquet_writer(spark: SparkSession, uri: str, database: str, folder: Path) -
         spark.readStream.format("mergerouter")
         .option("uri", uri)
         .option("database", database)
-        .option("maxEventsPerTrigger", MAX_EVENTS)
+        .options(**{"maxEventsPerTrigger": str(MAX_EVENTS), **options})
         .load()
     )
     return (
@@ -51,15 +53,16 @@ def parquet_writer(spark: SparkSession, uri: str, database: str, folder: Path) -
     )
 
 
-def main(uri: str, database: str, folder: Path) -> None:
+def main(uri: str, database: str, folder: Path, options: dict[str, str]) -> None:
     settings = QUICK | {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     spark = local_session("parquet-query", settings=settings)
-    parquet_writer(spark, uri, database, folder).start().awaitTermination()
+    parquet_writer(spark, uri, database, folder, **options).start().awaitTermination()
 
 
 if __name__ == "__main__":
-    if sys.argv[4:] == ["bundled-java"]:
+    if "bundled-java" in sys.argv[4:]:
         runtime = bundled_java()
         assert runtime is not None
         os.environ["JAVA_HOME"] = str(runtime.home)
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    given = dict(each.split("=", 1) for each in sys.argv[4:] if "=" in each)
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), given)

@@ -65,7 +65,7 @@ class Query:
         return sorted(int(file.name) for file in files)
 
     def rows(self) -> list[tuple[str, int]]:
-        """Return (token, document id) of all rows that readers of the table see."""
+        """Return (token, document id) of all documents' rows that readers of the table see."""
         files: set[str] = set()
         for log in (self.folder / "table" / "_spark_metadata").glob("[0-9]*"):
             for line in log.read_text().splitlines()[1:]:
@@ -73,7 +73,8 @@ class Query:
         rows: list[tuple[str, str]] = []
         for file in files:
             table = pq.read_table(file, columns=["token", "documentKey"])
-            rows += [(row["token"], row["documentKey"]) for row in table.to_pylist()]
+            found = [(row["token"], row["documentKey"]) for row in table.to_pylist()]
+            rows += [(token, key) for token, key in found if key is not None]
         return sorted((token, json.loads(key)["_id"]) for token, key in rows)
 
 
