@@ -22,7 +22,7 @@ def cluster_time(number: int) -> Timestamp:
 
 
 def token(number: int) -> str:
-    """Return the resume token data of event ``number`` (docs/protocol.md, section 3)."""
+    """Return the resume token data of event ``number`` (docs/protocol.md#resume-tokens)."""
     time = cluster_time(number)
     key = f"46645F69640064{number:024X}0004"
     return f"82{time.time:08X}{time.inc:08X}2B022C0100296E5A1004{COLLECTION_UUID.hex.upper()}{key}"

@@ -17,7 +17,7 @@ RATES = (1, 5, 10, 20, 50, 100, 200)
 """Events a second, all on one shard."""
 NOTES = (1, 2, 5, 10, 20)
 """Notes a second that a member may get, for the curve. The test servers' oplogs of 512 MB allow no
-more (docs/design.md, section 9)."""
+more (docs/design.md#idle-shards)."""
 DENSE = 100
 """Events a second for the curve."""
 IDLE, BUSY = "shard1", "shard0"

@@ -7,7 +7,7 @@ from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 from bench.throughput import START, through_router
 
 PACE = 140_000
-"""Events a second of one real shard, drained directly (docs/protocol.md, section 7)."""
+"""Events a second of one real shard, drained directly (docs/protocol.md#figures-from-elsewhere)."""
 SIZE = 600
 SECONDS = 2
 """How long a shard takes to deliver its events, in seconds."""

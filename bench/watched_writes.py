@@ -124,7 +124,7 @@ def busy_shards(cluster: TestCluster, rate: int) -> Iterator[subprocess.Popen[st
 def note_round_trips(uri: str, count: int) -> list[float]:
     """Return the seconds of ``count`` notes with majority write concern on the member at ``uri``.
 
-    This is the cost of a nudge without the router (docs/protocol.md, section 6).
+    This is the cost of a nudge without the router (docs/protocol.md#sharded-cluster).
     """
     command = {"appendOplogNote": 1, "data": {"msg": json.dumps("bench")}}
     client: MongoClient[dict[str, Any]]

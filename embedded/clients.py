@@ -11,7 +11,7 @@ class Client:
     ``in_process`` clients may use features that servers reserve for each other: a given collection
     UUID, a cursor's whole result in one batch, and shared documents that must not be changed.
     ``from_migrate`` marks the oplog entries of the client's writes as part of a chunk migration, so
-    that change streams skip them (docs/protocol.md, section 5).
+    that change streams skip them (docs/protocol.md#events).
     """
 
     connection_id: int = 0

@@ -1,6 +1,6 @@
 """Open cursors of an embedded server.
 
-Source: docs/protocol.md, section 2 (batches, CursorNotFound, CursorInUse, killCursors).
+Source: docs/protocol.md#cursor-replies (batches, CursorNotFound, CursorInUse, killCursors).
 """
 
 import asyncio

@@ -77,7 +77,7 @@ class Elections:
         raise CommandError(10107, "not primary", code_name="NotWritablePrimary")
 
     def describe(self, reply: Document, primary_field: str, host: str) -> None:
-        """Add the member's state to a reply to hello (docs/protocol.md, section 1)."""
+        """Add the member's state to a reply to hello (docs/protocol.md#wire-protocol)."""
         reply[primary_field] = self.is_primary
         reply["secondary"] = not self.is_primary
         if self.is_primary:

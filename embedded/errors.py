@@ -36,7 +36,7 @@ def namespace_exists(ns: str) -> CommandError:
 
 
 def cursor_not_found(cursor_id: int) -> CommandError:
-    """Return error 43, with the server's message (docs/protocol.md, section 2)."""
+    """Return error 43, with the server's message (docs/protocol.md#cursor-replies)."""
     return CommandError(43, f"Cursor not found (id: {cursor_id}).", code_name="CursorNotFound")
 
 

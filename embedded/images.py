@@ -13,7 +13,7 @@ _ImageKey = tuple[bytes, int, int]
 class PreImages:
     """Documents before changes, by collection, oplog entry and index in a transaction.
 
-    They live as long as their oplog entries (docs/protocol.md, section 5).
+    They live as long as their oplog entries (docs/protocol.md#events).
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Changes of a member: each is logged in the oplog first and then applied to the documents.
 
-Source: docs/protocol.md, section 5 (what events need of the oplog).
+Source: docs/protocol.md#events (what events need of the oplog).
 """
 
 from collections.abc import Callable

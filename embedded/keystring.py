@@ -1,7 +1,7 @@
 """KeyString, version 1: BSON values as bytes that compare as the values do.
 
-Resume tokens consist of it (docs/protocol.md, section 3). The order ignores some differences, for
-example between an int and an equal double; the type bits record them.
+Resume tokens consist of it (docs/protocol.md#resume-tokens). The order ignores some differences,
+for example between an int and an equal double; the type bits record them.
 """
 
 import re
@@ -174,7 +174,7 @@ class KeyStringBuilder:
 
 
 def encode_key(values: Iterable[Any]) -> tuple[bytes, bytes]:
-    """Return ``(key, type bits)`` of ``values`` (docs/protocol.md, section 3)."""
+    """Return ``(key, type bits)`` of ``values`` (docs/protocol.md#resume-tokens)."""
     builder = KeyStringBuilder()
     for value in values:
         builder.append(value)

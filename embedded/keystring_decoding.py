@@ -1,4 +1,4 @@
-"""Decoding of KeyStrings into BSON values (docs/protocol.md, section 3)."""
+"""Decoding of KeyStrings into BSON values (docs/protocol.md#resume-tokens)."""
 
 import math
 import struct

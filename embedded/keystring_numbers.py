@@ -1,4 +1,5 @@
-"""Numbers in KeyString: all four BSON number types share one order (docs/protocol.md, section 3).
+"""Numbers in KeyString: all four BSON number types share one order
+(docs/protocol.md#resume-tokens).
 
 A number's first byte encodes its sign and size class. The bytes after it are big-endian and, for
 negative numbers, inverted. A decimal that no double equals is stored as the next double towards

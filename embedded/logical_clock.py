@@ -9,7 +9,7 @@ _NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
 
 
 class LogicalClock:
-    """A source of MongoDB cluster times (docs/protocol.md, section 6).
+    """A source of MongoDB cluster times (docs/protocol.md#sharded-cluster).
 
     ``wall`` returns the wall clock in seconds since 1970. Timestamps follow its seconds and count
     up within one second. Several members may share a clock, or each have a clock and exchange

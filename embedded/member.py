@@ -38,7 +38,7 @@ class Member:
         name: for logs, and the set's name unless ``set_name`` is given.
         role: the role in the sharded cluster.
         set_name: the replica set's name.
-        token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md, section 3).
+        token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md#resume-tokens).
         oplog_size: the number of entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
         clock: a logical clock to share; by default the member has one of its own.

@@ -22,7 +22,7 @@ _MAX_ENTRY_BYTES = MAX_REPLY_DOCUMENT_SIZE
 
 
 class OplogEntry(TypedDict, total=False):
-    """One entry, in MongoDB's own format (docs/protocol.md, section 5).
+    """One entry, in MongoDB's own format (docs/protocol.md#events).
 
     Always present: ``op`` (i, u, d, c, n), ``ns``, ``o``, ``ts``, ``t``, ``v`` (2), ``wall``.
 

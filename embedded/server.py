@@ -1,6 +1,6 @@
 """The network side of an embedded server: receives frames, runs commands, sends replies.
 
-Source: docs/protocol.md, section 1 (frames, streaming hello).
+Source: docs/protocol.md#wire-protocol (frames, streaming hello).
 """
 
 import asyncio

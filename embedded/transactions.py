@@ -1,6 +1,6 @@
 """Multi-document transactions of one member: snapshot, write set, locks.
 
-Source: docs/protocol.md, section 5 (transactions).
+Source: docs/protocol.md#events (transactions).
 """
 
 import asyncio

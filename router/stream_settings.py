@@ -11,7 +11,8 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Limits of a merged stream. Times in seconds, sizes in bytes (docs/design.md, section 6)."""
+    """Limits of a merged stream. Times in seconds, sizes in bytes
+    (docs/design.md#a-remote-cursor)."""
 
     remote_buffer_bytes: int = 16 * _MIB
     """Bytes of events buffered for one remote before its prefetch pauses."""
@@ -34,7 +35,7 @@ class StreamSettings:
     """Maximum bytes of events in all clients' replies together, divided evenly among readers."""
     share: bool = True
     """Whether clients of identical streams share remotes and the events that these send
-    (docs/design.md, section 10)."""
+    (docs/design.md#many-clients)."""
     share_log_bytes: int = 16 * _MIB
     """Bytes of events that the clients of one stream may be apart: they are kept for slower clients
     and for those that resume."""
@@ -92,7 +93,7 @@ class StreamSettings:
     backoff_max: float = 2.0
     """Upper bound of that doubling."""
     nudge: bool = True
-    """Whether idle members are nudged at all (docs/design.md, section 9)."""
+    """Whether idle members are nudged at all (docs/design.md#idle-shards)."""
     nudge_delay: float = 0.0
     """How long events wait for an idle member before it is nudged (idleShardNudgeMs)."""
     nudges_per_second: float = 20.0

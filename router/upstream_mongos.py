@@ -35,7 +35,7 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
 
 
 class UpstreamMongos:
-    """Receives the commands that the router does not answer (docs/design.md, section 11).
+    """Receives the commands that the router does not answer (docs/design.md#what-a-driver-sees).
 
     All links use the same mongos until it cannot be reached; then all switch to the next one that
     can. A driver's pool has several connections to the router, and a cursor or transaction opened

@@ -1,4 +1,4 @@
-"""The newest cluster time received from servers (docs/protocol.md, section 8)."""
+"""The newest cluster time received from servers (docs/protocol.md#authentication)."""
 
 from collections.abc import Callable, Mapping
 from struct import Struct

@@ -6,7 +6,7 @@ from enum import IntEnum
 class ErrorCode(IntEnum):
     """Codes that the router handles or returns; the member's name is MongoDB's ``codeName``.
 
-    Source: MongoDB's ``error_codes.yml``; docs/protocol.md, section 4.
+    Source: MongoDB's ``error_codes.yml``; docs/protocol.md#opening.
     """
 
     InternalError = 1
@@ -94,10 +94,10 @@ NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91
 RESUMABLE_CODES = frozenset(
     {6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436}
 )
-"""Codes that carry ResumableChangeStreamError (docs/protocol.md, section 4)."""
+"""Codes that carry ResumableChangeStreamError (docs/protocol.md#opening)."""
 
 NON_RESUMABLE_CODES = frozenset({280, 286})
-"""Codes that carry NonResumableChangeStreamError (docs/protocol.md, section 4)."""
+"""Codes that carry NonResumableChangeStreamError (docs/protocol.md#opening)."""
 
 # Servers print the parser's own codes (404xx) by number, though their source names them.
 _NAMES = {int(code): code.name for code in ErrorCode if not 40000 <= code < 50000}

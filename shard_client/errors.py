@@ -28,7 +28,7 @@ _NOT_EXTRA = frozenset(
 
 
 class ProtocolError(Exception):
-    """The peer broke the wire protocol and its connection ends (docs/protocol.md, section 1)."""
+    """The peer broke the wire protocol and its connection ends (docs/protocol.md#wire-protocol)."""
 
 
 class NetworkError(ConnectionError):
@@ -104,7 +104,7 @@ class CommandError(Exception):
         return reply
 
     def with_change_stream_label(self) -> Self:
-        """Return the error as mongos labels it on a change stream (docs/protocol.md, section 4)."""
+        """Return the error as mongos labels it on a change stream (docs/protocol.md#opening)."""
         labels = set(self.labels)
         if self.code in RESUMABLE_CODES:
             labels.add(RESUMABLE_LABEL)
@@ -115,7 +115,7 @@ class CommandError(Exception):
         )
 
     def without_state_change(self) -> Self:
-        """Return the error as mongos passes it on (docs/protocol.md, section 4).
+        """Return the error as mongos passes it on (docs/protocol.md#opening).
 
         An error of a shard member that is not a primary or is shutting down becomes
         HostUnreachable. Otherwise drivers would take it for a state change of the router and avoid

@@ -11,13 +11,14 @@
 
 Exactly once, end to end, is three promises put together:
 
-1. The merged stream is a total order that can be re-read from any position (docs/protocol.md,
-   sections 3 and 5). A micro-batch is the events between two positions, so it has the same content
-   whenever it is read: after a crash, in another process, through another router, merged or shard
-   by shard. To that end `invalidate` is no row (it ends a cursor; the query goes on), and neither
-   is the second report of one DDL event by another shard under the same token. (The one exception
-   is the *looked-up* document of fullDocument=updateLookup, which is as new as the reading;
-   whenAvailable and required with post-images have none.)
+1. The merged stream is a total order that can be re-read from any position
+   (docs/protocol.md#resume-tokens and docs/protocol.md#events). A micro-batch is the events between
+   two positions, so it has the same content whenever it is read: after a crash, in another process,
+   through another router, merged or shard by shard. To that end `invalidate` is no row (it ends a
+   cursor; the query goes on), and neither is the second report of one DDL event by another shard
+   under the same token. (The one exception is the *looked-up* document of
+   fullDocument=updateLookup, which is as new as the reading; whenAvailable and required with
+   post-images have none.)
 2. Spark writes a batch's end to the checkpoint before it runs the batch, and repeats a batch that
    has no commit entry. So nothing is lost, and only whole batches are repeated, under the same
    batch id.

@@ -12,7 +12,7 @@ reads at most a sample of each batch on it:
 
 So planning costs about the same for batches of all sizes. What a batch holds is settled by its two
 ends alone, not by what the planner saw, so a batch that is read again after a crash has the same
-content (docs/design.md, section 12).
+content (docs/design.md#feed-and-spark).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`spark.readStream.format("mergerouter")` and `spark.read…`: a Python data source of Spark.
 
 Spark's driver asks for the end of each micro-batch (`latestOffset`), writes it to the checkpoint,
-and has tasks read what lies between two offsets (docs/design.md, section 12).
+and has tasks read what lies between two offsets (docs/design.md#feed-and-spark).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The header's columns are read from slices of the event. A document's column is extended JSON or the
 document's BSON, as the option `documents` says; `event` holds the event's own bytes, from which
-nothing is lost. Fields of events: docs/protocol.md, section 5.
+nothing is lost. Fields of events: docs/protocol.md#events.
 """
 
 from __future__ import annotations

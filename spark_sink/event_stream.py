@@ -1,8 +1,8 @@
 """A change stream that goes on: through lost connections, restarts of the router, invalidations.
 
 pymongo's ChangeStream resumes once by itself and ends with an invalidate. This one keeps trying
-for a bounded time, and after an invalidate it goes on with what follows (docs/protocol.md,
-section 5), since a streaming query outlives the collection that it watches.
+for a bounded time, and after an invalidate it goes on with what follows (docs/protocol.md#events),
+since a streaming query outlives the collection that it watches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EventStream:
     """The events after a position, in order, over as many cursors as it takes.
 
     Two things are left out, so that every reading of a range gives the same events
-    (docs/protocol.md, section 5). Invalidates: they end cursors, not this stream, and whether a
+    (docs/protocol.md#events). Invalidates: they end cursors, not this stream, and whether a
     second shard's is delivered depends on when the cursor was opened. And an event with the same
     token as the one before it, as several shards report the renaming of a collection: who resumes
     after one of them skips the other.
@@ -68,7 +68,7 @@ class EventStream:
     def position(self) -> Token | None:
         """Everything at or below it has been returned; None before the server has named a point.
 
-        It moves with every event, and without events too (docs/protocol.md, section 2).
+        It moves with every event, and without events too (docs/protocol.md#cursor-replies).
         """
         token = None if self._stream is None else self._stream.resume_token
         return self._reached if token is None else Token(dict(token))
@@ -178,7 +178,7 @@ def read_range(
 
 
 def sort_key(event: RawBSONDocument) -> str:
-    """What the event is ordered by: its token's hex string (docs/protocol.md, section 3)."""
+    """What the event is ordered by: its token's hex string (docs/protocol.md#resume-tokens)."""
     raw = event.raw
     if raw[4:9] == b"\x03_id\0" and raw[13:20] == b"\x02_data\0":  # as every server writes it
         length = _INT.unpack_from(raw, 20)[0]

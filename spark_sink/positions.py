@@ -4,7 +4,7 @@ A position is what a stream can be opened after: a resume token, a cluster time,
 calls a position an offset and keeps it as JSON. Tokens are written exactly as MongoDB shows them
 (`{"_data": "82…"}`), so that one can be copied from a checkpoint into `watch(resume_after=…)`.
 
-Token strings compare as the events are ordered: docs/protocol.md, section 3.
+Token strings compare as the events are ordered: docs/protocol.md#resume-tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Token:
     """A resume token: of an event, or a high water mark.
 
     `document` is the token as the server gave it, with `_typeBits` where it has them.
-    Raises PositionError if it cannot be one (docs/protocol.md, section 3).
+    Raises PositionError if it cannot be one (docs/protocol.md#resume-tokens).
     """
 
     document: Mapping[str, Any]
@@ -86,13 +86,13 @@ Position = Token | AtTime | FromNow
 
 
 def is_invalidate(data: str) -> bool:
-    """Whether a token's hex string is that of an invalidate (docs/protocol.md, section 3)."""
+    """Whether a token's hex string is that of an invalidate (docs/protocol.md#resume-tokens)."""
     match = _TOKEN.match(data)
     return match is not None and match[4] == _FROM_INVALIDATE
 
 
 def is_of_document(data: str) -> bool:
-    """Whether a token's hex string is that of a document's change (docs/protocol.md, section 3).
+    """Whether a token's hex string is that of a document's change (docs/protocol.md#resume-tokens).
 
     All others are those of collections and databases, which several shards may report under one
     token.

@@ -1,8 +1,8 @@
 """What one task of a micro-batch reads: a stretch of the merged stream, or of one shard's part.
 
 The shards' parts together are the merged stream: each shard's own stream holds its events with the
-tokens that they have in the merged one (docs/protocol.md, section 6). Events of collections and
-databases, such as the drop of a sharded collection, may be reported by several shards under one
+tokens that they have in the merged one (docs/protocol.md#sharded-cluster). Events of collections
+and databases, such as the drop of a sharded collection, may be reported by several shards under one
 token; the first of these shards in the order of the batch's list passes it on.
 """
 

@@ -1,6 +1,6 @@
 """A MongoClient for one stream: opens change streams on the router, asks it for the cluster time.
 
-The router is used like any mongos, through pymongo (docs/design.md, section 12).
+The router is used like any mongos, through pymongo (docs/design.md#feed-and-spark).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RouterClient:
         # Fragments have tokens of their own, made by a stage that must stay the last one.
         if not self._options.splits_large_events:
             stages.append({"$project": {"_id": 1}})
-        # An empty first batch always comes with a token (docs/protocol.md, section 2).
+        # An empty first batch always comes with a token (docs/protocol.md#cursor-replies).
         return self._watch(position, stages, None, 0, max_await)
 
     def present(self) -> Timestamp:

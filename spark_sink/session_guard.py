@@ -3,7 +3,7 @@
 Spark ends the process that plans a query's batches with SIGKILL, which leaves it no time to close
 its cursor: the router would keep it, and read ahead for it, for ten minutes more. So that process
 has a child that waits for the end of its standard input, which comes with the parent's death, and
-then ends the parent's session; cursors end with their session (docs/protocol.md, section 2).
+then ends the parent's session; cursors end with their session (docs/protocol.md#cursor-replies).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stream reader: plans micro-batches on Spark's driver, and reads them in tasks.
 
 It only translates between Spark's interface and the planners and readers, which know nothing of
-Spark (docs/design.md, section 12).
+Spark (docs/design.md#feed-and-spark).
 """
 
 from __future__ import annotations

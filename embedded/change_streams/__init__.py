@@ -1,9 +1,10 @@
 """Change streams of the embedded mongod, made from its oplog.
 
-``open_change_stream`` returns a cursor, whose ``next_batch`` returns events (docs/protocol.md,
-sections 2 to 5). A stream reads the oplog (``oplog_filter``, ``transactions``), makes events and
-tokens (``events``, ``update_description``, ``resume_token``), looks documents up (``images``) and
-runs the client's stages (``user_stages``, ``splitting``).
+``open_change_stream`` returns a cursor, whose ``next_batch`` returns events
+(docs/protocol.md#cursor-replies to docs/protocol.md#events). A stream reads the oplog
+(``oplog_filter``, ``transactions``), makes events and tokens (``events``, ``update_description``,
+``resume_token``), looks documents up (``images``) and runs the client's stages (``user_stages``,
+``splitting``).
 """
 
 from embedded.change_streams.cursor import (

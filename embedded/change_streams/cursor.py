@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 class ChangeStreamCursor:
-    """A tailable, awaiting cursor over a change stream (docs/protocol.md, section 2).
+    """A tailable, awaiting cursor over a change stream (docs/protocol.md#cursor-replies).
 
     Call ``next_batch`` from one task at a time. ``close`` ends a waiting call with error 237.
     """
@@ -180,7 +180,7 @@ def open_change_stream(
     The oplog is not read before ``next_batch``.
 
     Raises:
-        CommandError: as mongod does (docs/protocol.md, section 4).
+        CommandError: as mongod does (docs/protocol.md#opening).
     """
     target = command.get("aggregate")
     collection = target if isinstance(target, str) else None

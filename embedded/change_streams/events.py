@@ -1,4 +1,4 @@
-"""Conversion of one oplog operation to one change event (docs/protocol.md, section 5)."""
+"""Conversion of one oplog operation to one change event (docs/protocol.md#events)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

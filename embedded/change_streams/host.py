@@ -13,7 +13,7 @@ class StreamHost(Protocol):
     """A member with an oplog and with documents to look up. A change stream only reads.
 
     With ``token_version`` 1 events have the form of MongoDB 6.0, with 2 that of 7.0
-    (docs/protocol.md, section 3).
+    (docs/protocol.md#resume-tokens).
     """
 
     token_version: int

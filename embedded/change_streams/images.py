@@ -14,7 +14,7 @@ _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
 
 
 class ImageLookup:
-    """Fills in fullDocument and fullDocumentBeforeChange (docs/protocol.md, section 5).
+    """Fills in fullDocument and fullDocumentBeforeChange (docs/protocol.md#events).
 
     The lookup reads this member only, in the event's own collection by its UUID. With token version
     2 it reads the collection that has the event's namespace now, which may have been created anew,

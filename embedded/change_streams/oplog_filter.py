@@ -21,7 +21,7 @@ _SHOWN_SYSTEM_PREFIXES: Final = ("system.resharding.", "system.buckets.")
 
 
 class OplogFilter:
-    """Selects a stream's entries from the oplog (docs/protocol.md, section 5).
+    """Selects a stream's entries from the oplog (docs/protocol.md#events).
 
     It drops chunk migrations, other namespaces, and kinds of operations that the stream's options
     do not request.

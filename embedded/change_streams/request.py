@@ -32,7 +32,7 @@ _FLAGS_OF_7: Final = frozenset({"matchCollectionUUIDForUpdateLookup"})
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """The parsed ``$changeStream`` stage (docs/protocol.md, section 4).
+    """The parsed ``$changeStream`` stage (docs/protocol.md#opening).
 
     ``collection`` is None for a database or the whole cluster. ``token`` is the start: a high water
     mark, or the token of the last event that the client has; None for now.
@@ -65,7 +65,7 @@ def parse_request(
     ``version`` is the version of the tokens that the stream makes.
 
     Raises:
-        CommandError: with the server's codes and messages (docs/protocol.md, section 4).
+        CommandError: with the server's codes and messages (docs/protocol.md#opening).
     """
     spec = stage["$changeStream"]
     if not isinstance(spec, Mapping):

@@ -1,6 +1,6 @@
 """Resume tokens of versions 1 and 2, encoded and decoded byte for byte.
 
-Source: docs/protocol.md, section 3.
+Source: docs/protocol.md#resume-tokens.
 """
 
 import struct
@@ -25,7 +25,7 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 @dataclass(frozen=True, slots=True)
 class ResumeToken:
-    """The content of a resume token (docs/protocol.md, section 3).
+    """The content of a resume token (docs/protocol.md#resume-tokens).
 
     ``uuid`` is the collection's, or None. ``event_identifier`` is the document that distinguishes
     events of the same time and index, or None. ``fragment`` counts from 0 in split events.
@@ -98,7 +98,7 @@ class ResumeToken:
         """Parse a token.
 
         Raises:
-            CommandError: the token is malformed; codes as in docs/protocol.md, section 3.
+            CommandError: the token is malformed; codes as in docs/protocol.md#resume-tokens.
         """
         data = token.get("_data")
         if not isinstance(data, str):

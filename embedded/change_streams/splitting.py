@@ -17,7 +17,7 @@ _ELEMENT_OF_EMPTY: Final = len(bson.encode({}))
 
 
 class Splitter:
-    """Splits the large events of one stream (docs/protocol.md, section 5).
+    """Splits the large events of one stream (docs/protocol.md#events).
 
     ``resume`` is the client's token. If it names a fragment, the fragments before that one are
     dropped from its event.

@@ -34,7 +34,8 @@ _INVALIDATING: Final = {
 
 
 class ChangeStream:
-    """The events of one request, in order (docs/protocol.md, sections 2, 4 and 5).
+    """The events of one request, in order (docs/protocol.md#cursor-replies,
+    docs/protocol.md#opening and docs/protocol.md#events).
 
     Args:
         host: the member to read from.

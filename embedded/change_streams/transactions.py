@@ -34,7 +34,7 @@ def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
     """Yield the operations of ``entry``: itself, or those of the transaction that it commits.
 
     The index counts all operations of a transaction, including those that the stream filters out
-    (docs/protocol.md, section 5).
+    (docs/protocol.md#events).
     """
     command = entry["o"] if entry["op"] == "c" else {}
     if "applyOps" not in command and "commitTransaction" not in command:

@@ -1,4 +1,4 @@
-"""Conversion of ``$v: 2`` oplog diffs to ``updateDescription`` (docs/protocol.md, section 5)."""
+"""Conversion of ``$v: 2`` oplog diffs to ``updateDescription`` (docs/protocol.md#events)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -55,7 +55,7 @@ _BANNED: Final = frozenset(
 
 
 class UserStages:
-    """The compiled stages of one stream (docs/protocol.md, section 4).
+    """The compiled stages of one stream (docs/protocol.md#opening).
 
     The leading ``$match`` stages that do not refer to images run before images are looked up, so
     that a missing required image of a filtered event raises no error.
@@ -127,7 +127,7 @@ def check_stages(pipeline: Any) -> None:
     """Check what servers check before they parse single stages.
 
     Raises:
-        CommandError: with the server's codes and messages (docs/protocol.md, section 4).
+        CommandError: with the server's codes and messages (docs/protocol.md#opening).
     """
     if not isinstance(pipeline, list):
         raise CommandError(14, "A pipeline must be an array of objects", code_name="TypeMismatch")

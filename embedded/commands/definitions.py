@@ -1,6 +1,6 @@
 """Data definition commands: create, drop, dropDatabase, renameCollection, collMod.
 
-Source: docs/protocol.md, section 5 (the events that these commands cause).
+Source: docs/protocol.md#events (the events that these commands cause).
 """
 
 from bson.binary import Binary

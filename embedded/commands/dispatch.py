@@ -1,6 +1,6 @@
 """Execution of a command: sessions, transactions, read concern, and the call of its handler.
 
-Source: docs/protocol.md, section 6 (reads after a cluster time).
+Source: docs/protocol.md#sharded-cluster (reads after a cluster time).
 """
 
 import asyncio

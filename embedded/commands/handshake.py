@@ -16,7 +16,7 @@ _LONGEST_WAIT = 60.0
 
 @command("hello")
 async def hello(request: Request) -> Document:
-    """Return this member's role and limits (docs/protocol.md, section 1)."""
+    """Return this member's role and limits (docs/protocol.md#wire-protocol)."""
     return await _answer(request, "isWritablePrimary")
 
 

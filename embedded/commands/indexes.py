@@ -1,6 +1,6 @@
 """createIndexes, dropIndexes, listIndexes; listCollections and listDatabases.
 
-Source: docs/protocol.md, section 5 (the events that these commands cause).
+Source: docs/protocol.md#events (the events that these commands cause).
 """
 
 from bson.int64 import Int64

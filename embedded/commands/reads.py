@@ -1,6 +1,6 @@
 """find, count, distinct, aggregate; getMore and killCursors.
 
-Source: docs/protocol.md, section 2 (cursor replies).
+Source: docs/protocol.md#cursor-replies (cursor replies).
 """
 
 from collections.abc import Iterable, Iterator

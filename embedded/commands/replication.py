@@ -1,6 +1,6 @@
 """The replica set, which has one member, and notes in the oplog.
 
-Source: docs/protocol.md, section 6 (appendOplogNote, idle members).
+Source: docs/protocol.md#sharded-cluster (appendOplogNote, idle members).
 """
 
 from bson.int64 import Int64

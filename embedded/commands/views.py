@@ -1,6 +1,6 @@
 """Views, which are documents of ``system.views``; every time-series collection has one.
 
-Source: docs/protocol.md, section 5 (the events that they cause).
+Source: docs/protocol.md#events (the events that they cause).
 """
 
 from typing import Any, Final

@@ -25,7 +25,7 @@ class Change(NamedTuple):
                 update, ``updateDescription``.
 
         Raises:
-            KeyError: the event is not one of the demo's (docs/protocol.md, section 5).
+            KeyError: the event is not one of the demo's (docs/protocol.md#events).
         """
         operation, key = event["operationType"], event["documentKey"]["_id"]
         if operation == "insert":

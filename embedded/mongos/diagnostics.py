@@ -22,7 +22,7 @@ _LONGEST_WAIT = 60.0
 async def hello(request: Request) -> Document:
     """Return a mongos's reply to hello; a repeated ``topologyVersion`` waits first.
 
-    Source: docs/protocol.md, section 1.
+    Source: docs/protocol.md#wire-protocol.
     """
     identity = request.state.identity
     wait = request.command.get("maxAwaitTimeMS")

@@ -22,7 +22,7 @@ _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
 
 
 class Mongos:
-    """Routes all commands except change streams to the shards (docs/protocol.md, section 6).
+    """Routes all commands except change streams to the shards (docs/protocol.md#sharded-cluster).
 
     It is the command handler of an ``embedded.server.Server``.
 

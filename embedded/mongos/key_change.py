@@ -1,7 +1,7 @@
 """Updates that change a document's shard key, and so may move it to another shard.
 
 The move is a transaction with the session and number of the update itself: a delete on the old
-owner and an insert on the new one (docs/protocol.md, section 5).
+owner and an insert on the new one (docs/protocol.md#events).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """The shards that a statement is sent to, by the rules of a 6.0 mongos.
 
-Source: docs/protocol.md, section 6.
+Source: docs/protocol.md#sharded-cluster.
 """
 
 from collections.abc import Mapping

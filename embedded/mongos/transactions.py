@@ -47,7 +47,7 @@ class Transaction:
 
 
 class TransactionTable:
-    """The latest transaction of each session (docs/protocol.md, section 5).
+    """The latest transaction of each session (docs/protocol.md#events).
 
     Args:
         locks: the locks on the namespaces that a transaction uses, held until it ends.

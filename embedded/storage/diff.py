@@ -2,7 +2,7 @@
 
 A diff of a document has the sections ``d`` (deleted fields), ``u`` (changed), ``i`` (new), and
 ``s<field>`` for changes inside a field. A diff of an array has ``a: true``, ``l`` (new length),
-``u<index>`` and ``s<index>``. Source: docs/protocol.md, section 5 (updateDescription).
+``u<index>`` and ``s<index>``. Source: docs/protocol.md#events (updateDescription).
 """
 
 from typing import Any

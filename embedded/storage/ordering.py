@@ -1,4 +1,4 @@
-"""MongoDB's order over all BSON values (docs/protocol.md, section 3 has its KeyString form)."""
+"""MongoDB's order over all BSON values (docs/protocol.md#resume-tokens has its KeyString form)."""
 
 import uuid
 from collections.abc import Hashable, Mapping

@@ -1,6 +1,6 @@
 """Updates by operators, replacements and pipelines, with their oplog entries.
 
-Source: docs/protocol.md, section 5 (updateDescription).
+Source: docs/protocol.md#events (updateDescription).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,8 @@
 
 Servers sign a time with HMAC-SHA-1 and a key from ``admin.system.keys``, which are renewed every
 three months. To a connection that may advance the clock, as a member's may, they give times with a
-dummy signature, which must not reach a client: its next mongos would refuse it (docs/protocol.md,
-section 8).
+dummy signature, which must not reach a client: its next mongos would refuse it
+(docs/protocol.md#authentication).
 """
 
 import asyncio

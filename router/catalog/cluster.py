@@ -27,7 +27,7 @@ from shard_client.wire.connection_pool import ConnectionPool
 log = structlog.get_logger()
 
 CONFIG = "config"
-"""The target that is the config server (docs/protocol.md, section 6)."""
+"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
@@ -192,7 +192,8 @@ class Cluster:
 
     @property
     def token_version(self) -> int:
-        """The version of the resume tokens of the known members (docs/protocol.md, section 3)."""
+        """The version of the resume tokens of the known members
+        (docs/protocol.md#resume-tokens)."""
         known = [version for target, version in self._wire_versions.items() if target != CONFIG]
         versions = known or list(self._wire_versions.values())
         return 2 if versions and min(versions) >= _WIRE_VERSION_OF_TOKEN_2 else 1

@@ -38,7 +38,7 @@ class MemberDialer:
     """Takes connections from ``pool`` to the members of the replica set that serves ``target``.
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
-    (docs/design.md, section 6).
+    (docs/design.md#a-remote-cursor).
     """
 
     def __init__(

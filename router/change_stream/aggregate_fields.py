@@ -1,4 +1,4 @@
-"""The fields of an ``aggregate`` command around its pipeline (docs/protocol.md, section 4)."""
+"""The fields of an ``aggregate`` command around its pipeline (docs/protocol.md#opening)."""
 
 import math
 from collections.abc import Mapping, Sequence

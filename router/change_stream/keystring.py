@@ -1,4 +1,4 @@
-"""Reader of the KeyString inside a resume token (docs/protocol.md, section 3).
+"""Reader of the KeyString inside a resume token (docs/protocol.md#resume-tokens).
 
 It decodes only what a router needs: the simple values at the front, and the ends of the values
 after them.

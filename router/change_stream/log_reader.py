@@ -69,7 +69,7 @@ class ReadableStream(Protocol):
 
 
 class LogReader:
-    """Reads a merged stream for one client (docs/design.md, section 10).
+    """Reads a merged stream for one client (docs/design.md#many-clients).
 
     Many log readers share one stream; each has its own high water mark. The log has dropped the
     next events of a ``lost`` log reader: attach it to another stream that covers its ``needs``.
@@ -195,9 +195,9 @@ class LogReader:
 
         ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which has the
         starting point's token, and fails only if a cursor could not be opened). ``max_bytes``
-        bounds the batch, but the first event is always included (docs/protocol.md, section 2). At
-        ``enough`` bytes the batch stops at the next boundary between blocks. Raises CommandError as
-        mongos does, labels included, once all ready events have been returned.
+        bounds the batch, but the first event is always included (docs/protocol.md#cursor-replies).
+        At ``enough`` bytes the batch stops at the next boundary between blocks. Raises CommandError
+        as mongos does, labels included, once all ready events have been returned.
         """
         events: list[bytes] = []
         size = 0

@@ -41,7 +41,8 @@ CONFIG: Final = "config"
 
 
 class MergedStream:
-    """The merged stream of one request (docs/design.md, sections 5, 7 and 8).
+    """The merged stream of one request (docs/design.md#the-merge,
+    docs/design.md#opening-and-resuming and docs/design.md#topology).
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
     after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the

@@ -1,4 +1,4 @@
-"""The options of ``$changeStream`` and a stream's start (docs/protocol.md, section 4)."""
+"""The options of ``$changeStream`` and a stream's start (docs/protocol.md#opening)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

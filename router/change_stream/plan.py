@@ -1,4 +1,5 @@
-"""Commands for the shards and the config server (docs/design.md, sections 7 and 8)."""
+"""Commands for the shards and the config server (docs/design.md#opening-and-resuming and
+docs/design.md#topology)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
 """The change stream of a progress cursor, which reports a shard's progress.
 
-docs/design.md, section 9.
+docs/design.md#idle-shards.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A command's ``$readPreference``, as mongos checks it (docs/protocol.md, section 4)."""
+"""A command's ``$readPreference``, as mongos checks it (docs/protocol.md#opening)."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -72,7 +72,7 @@ def covers_all(spans: Set[ShardSpan], others: Set[ShardSpan], key: bytes) -> boo
 
 
 class Remotes:
-    """A stream's remotes by number, kept in step with the merger (docs/design.md, section 8)."""
+    """A stream's remotes by number, kept in step with the merger (docs/design.md#topology)."""
 
     def __init__(self, merger: Merger, start_at: Timestamp) -> None:
         """``start_at`` is the stream's start: no remote that joins later starts before it."""

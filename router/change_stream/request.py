@@ -1,4 +1,4 @@
-"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md, section 4)."""
+"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md#opening)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """One change stream, validated as mongos validates it (docs/protocol.md, section 4).
+    """One change stream, validated as mongos validates it (docs/protocol.md#opening).
 
     ``namespace`` is the cursor's ``ns``; ``change_stream_options`` are the stage's options without
     the starting point; ``stages`` are the user's stages after it; ``extras`` are the aggregate's
@@ -102,7 +102,7 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
     Raises mongos's CommandError, except for errors that only shards can detect: views (166), and
-    errors inside $match, $project and the other stages. Source: docs/protocol.md, section 4.
+    errors inside $match, $project and the other stages. Source: docs/protocol.md#opening.
     """
     fields = check_aggregate(database, command)
     check_names(fields.pipeline, api_strict=bool(command.get("apiStrict")))

@@ -1,4 +1,4 @@
-"""Search for the event after which a stream resumes (docs/design.md, section 7)."""
+"""Search for the event after which a stream resumes (docs/design.md#opening-and-resuming)."""
 
 from bisect import bisect_left, bisect_right
 

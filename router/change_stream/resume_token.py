@@ -1,4 +1,4 @@
-"""Resume tokens: decoding, comparison, high water marks (docs/protocol.md, section 3)."""
+"""Resume tokens: decoding, comparison, high water marks (docs/protocol.md#resume-tokens)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

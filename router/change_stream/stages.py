@@ -1,4 +1,4 @@
-"""The stages allowed in a change stream's pipeline, by position (docs/protocol.md, section 4).
+"""The stages allowed in a change stream's pipeline, by position (docs/protocol.md#opening).
 
 The shards check the contents of the allowed stages (expressions, match operators): they parse them
 when their cursors are opened, and their error is the same as mongos's.

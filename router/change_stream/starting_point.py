@@ -1,4 +1,4 @@
-"""The starting point of a client's stream (docs/design.md, section 7)."""
+"""The starting point of a client's stream (docs/design.md#opening-and-resuming)."""
 
 from dataclasses import dataclass
 

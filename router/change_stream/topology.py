@@ -1,4 +1,4 @@
-"""Topology changes in the change stream on ``config.shards`` (docs/design.md, section 8)."""
+"""Topology changes in the change stream on ``config.shards`` (docs/design.md#topology)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ def topology_changes(events: Iterable[tuple[bytes, bytes]]) -> list[TopologyChan
     Replacements count as additions, because the shard may have moved to another host. In-place
     updates (states, members that join or leave) do not affect a stream, since members and primaries
     are monitored elsewhere. The exception is draining, because the later removal may not produce an
-    event: on 6.0 it is a plain applyOps command, which no change stream unwinds (docs/protocol.md,
-    section 6).
+    event: on 6.0 it is a plain applyOps command, which no change stream unwinds
+    (docs/protocol.md#sharded-cluster).
     """
     changes: list[TopologyChange] = []
     for key, raw in events:

@@ -25,7 +25,7 @@ _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
 async def aggregate(call: Call) -> AnyAnswer:
-    """Open a change stream (docs/protocol.md, sections 2 and 4).
+    """Open a change stream (docs/protocol.md#cursor-replies and docs/protocol.md#opening).
 
     Raises:
         CommandError: as mongos answers the same request, with the labels of change streams.

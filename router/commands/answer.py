@@ -18,7 +18,7 @@ class Answer:
     """A decoded answer; sending it adds the times, and ``ok`` if that is absent.
 
     ``next_command`` is the document for another run of the command. The answer of that run follows
-    this one without a request, as for a streaming hello (docs/protocol.md, section 1).
+    this one without a request, as for a streaming hello (docs/protocol.md#wire-protocol).
     """
 
     fields: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """Check a client's ``$clusterTime`` as servers do, with mongos's error messages.
 
 Clients' times never advance the cluster clock, which takes time from servers alone: without
-authentication nothing proves a client's time (docs/design.md, section 11). A message relayed to the
-upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
+authentication nothing proves a client's time (docs/design.md#what-a-driver-sees). A message relayed
+to the upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 """
 
 from collections.abc import Mapping

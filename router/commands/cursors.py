@@ -33,7 +33,7 @@ _Lists = dict[str, list[Int64]]
 
 
 async def get_more(call: Call) -> AnyAnswer:
-    """Return the next batch of a merged cursor (docs/protocol.md, section 2).
+    """Return the next batch of a merged cursor (docs/protocol.md#cursor-replies).
 
     Raises:
         CommandError: invalid fields, an unknown cursor or another client's, or a failed stream.
@@ -100,7 +100,8 @@ def lost_rights(node: Node, cursor: MergedCursor) -> CommandError | None:
 
 
 async def kill_cursors(call: Call) -> AnyAnswer:
-    """Kill merged cursors and ask the upstream to kill the others (docs/protocol.md, section 2).
+    """Kill merged cursors and ask the upstream to kill the others
+    (docs/protocol.md#cursor-replies).
 
     Raises:
         CommandError: invalid fields, or the upstream refuses.

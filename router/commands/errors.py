@@ -5,7 +5,7 @@ from shard_client.errors import CommandError
 
 
 def as_mongos_says(node: Node, error: CommandError) -> CommandError:
-    """Return a change stream's error with mongos's labels and code (docs/protocol.md, section 4).
+    """Return a change stream's error with mongos's labels and code (docs/protocol.md#opening).
 
     State change errors keep their code only while the router itself shuts down.
     """

@@ -20,7 +20,8 @@ _LONGEST_WAIT = 24 * 60 * 60.0
 
 
 async def hello(call: Call) -> Answer:
-    """Answer as mongos does, with waiting and streaming on request (docs/protocol.md, section 1).
+    """Answer as mongos does, with waiting and streaming on request
+    (docs/protocol.md#wire-protocol).
 
     Raises:
         CommandError: invalid fields or metadata, metadata sent twice, or the router shuts down.

@@ -3,7 +3,7 @@
 A mongos trusts clients that connect from its own machine: they can end the process and, while the
 cluster has no users, create the first one. An upstream that the router reaches over a loopback
 address treats every client of the router as such a client, so the router has to distinguish them
-(docs/protocol.md, section 8).
+(docs/protocol.md#authentication).
 """
 
 from router.commands.answer import AnyAnswer

@@ -79,7 +79,7 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, Any]:
-    """Return the router's own section: the state of each merge (docs/design.md, section 5)."""
+    """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     whose = {} if node.peers is None else {"worker": node.peers.number}
     nudges = node.cursors.nudges
     return {

@@ -13,7 +13,7 @@ QUIESCE_MESSAGE = "Mongos is in quiesce mode and will shut down"
 
 
 class TopologyVersion:
-    """A counter that clients' monitors wait on (docs/protocol.md, section 1).
+    """A counter that clients' monitors wait on (docs/protocol.md#wire-protocol).
 
     It advances when the contents of hello change, and a last time when the router begins to shut
     down: from then on every hello is refused with ShutdownInProgress.

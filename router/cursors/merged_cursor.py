@@ -14,7 +14,7 @@ from shard_client.errors import CommandError
 class MergedCursor:
     """A client's cursor, which reads a shared stream through its own log reader.
 
-    It delays no other client (docs/design.md, section 10). If the log drops events that the client
+    It delays no other client (docs/design.md#many-clients). If the log drops events that the client
     still needs, the cursor moves to a shared stream that covers them, which is opened if there is
     none, and joins the main one again once it has caught up. It also moves where its filter is
     evaluated elsewhere from then on (docs/sharing.md). Only one ``next_batch`` may run at a

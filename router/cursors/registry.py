@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 class KillResult(NamedTuple):
-    """The four lists of a killCursors reply (docs/protocol.md, section 2)."""
+    """The four lists of a killCursors reply (docs/protocol.md#cursor-replies)."""
 
     killed: list[int]
     not_found: list[int]

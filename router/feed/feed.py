@@ -33,7 +33,7 @@ class Feed:
 
     A slow reader delays only its own stream. The end of the stream, an error (as a last line
     ``{"error": …}``) and the router's shutdown close the connection after a whole line
-    (docs/design.md, section 12). Use it as an async context manager.
+    (docs/design.md#feed-and-spark). Use it as an async context manager.
 
     Args:
         cursors: the registry in which streams are opened.

@@ -1,6 +1,6 @@
 """Conditions on an event: what a ``$match`` of the supported class becomes.
 
-Source: the query operators' documentation; docs/protocol.md, section 12. The semantics are held
+Source: the query operators' documentation; docs/protocol.md#filters. The semantics are held
 against a real mongod by tests/filters.
 """
 

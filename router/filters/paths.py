@@ -2,7 +2,7 @@
 
 An array along a path stands for its documents; an array at the end of a path stands for its
 elements and for itself. A path that ends in nothing yields MISSING, but an array along the path
-yields nothing for elements that are no documents. Source: docs/protocol.md, section 12.
+yields nothing for elements that are no documents. Source: docs/protocol.md#filters.
 """
 
 from collections.abc import Iterable, Sequence

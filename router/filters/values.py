@@ -1,6 +1,6 @@
 """BSON values on raw bytes: their ends, and keys that are equal where MongoDB compares as equal.
 
-Source: bsonspec.org; MongoDB's comparison order and equality (docs/protocol.md, section 12).
+Source: bsonspec.org; MongoDB's comparison order and equality (docs/protocol.md#filters).
 """
 
 from collections.abc import Hashable

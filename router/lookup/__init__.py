@@ -1,1 +1,1 @@
-"""Looking up the documents of ``fullDocument: "updateLookup"`` (docs/design.md, section 14)."""
+"""Looking up the documents of ``fullDocument: "updateLookup"`` (docs/design.md#lookups)."""

@@ -1,4 +1,4 @@
-"""Lookup of the documents of many events in few requests (docs/design.md, section 14)."""
+"""Lookup of the documents of many events in few requests (docs/design.md#lookups)."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence

@@ -19,7 +19,7 @@ from shard_client.wire.bson_slices import (
 )
 
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 + 16 * 1024
-"""The largest document that a server builds (docs/protocol.md, section 1)."""
+"""The largest document that a server builds (docs/protocol.md#wire-protocol)."""
 
 _USUAL_UPDATE: Final = re.compile(
     rb"....(?:\x12txnNumber\0.{8}\x03lsid\0.{4}\x05id\0\x10\0\0\0\x04.{16}"

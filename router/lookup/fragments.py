@@ -1,7 +1,8 @@
 """``$changeStreamSplitLargeEvent`` after the lookup: large events in, their fragments out.
 
-Source: MongoDB's manual on that stage; docs/protocol.md, sections 3 and 5. Shards split events that
-are too large even without the document. Such fragments are joined before the lookup.
+Source: MongoDB's manual on that stage; docs/protocol.md#resume-tokens and docs/protocol.md#events.
+Shards split events that are too large even without the document. Such fragments are joined before
+the lookup.
 """
 
 from collections.abc import Iterable, Sequence

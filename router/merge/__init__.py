@@ -1,1 +1,1 @@
-"""The merge: shard batches in, one ordered stream out (docs/design.md, section 5)."""
+"""The merge: shard batches in, one ordered stream out (docs/design.md#the-merge)."""

@@ -40,7 +40,7 @@ class MergedLog:
 
     Each reader keeps the number of its next event. The log holds the numbers from ``start`` up to
     ``end``. ``floor`` is a sort key: every event beyond it is in the log or has not been released
-    yet (docs/design.md, section 10). ``key_of`` extracts an event's sort key; keys are rarely
+    yet (docs/design.md#many-clients). ``key_of`` extracts an event's sort key; keys are rarely
     needed, so the log does not store them.
     """
 
@@ -147,7 +147,7 @@ def cut(
     At most ``max_events`` that fit into ``space`` bytes. The event being added counts with its
     size; each event before it counts with its size and the array overhead. With ``first`` the
     batch is still empty, so one event is returned whatever its size. ``size`` is the size of all
-    ``events`` in bytes, if known (docs/protocol.md, section 2).
+    ``events`` in bytes, if known (docs/protocol.md#cursor-replies).
     """
     count = len(events)
     if max_events is not None and max_events < count:

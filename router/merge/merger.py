@@ -1,4 +1,4 @@
-"""The merge of sorted runs behind a gate (docs/design.md, section 5)."""
+"""The merge of sorted runs behind a gate (docs/design.md#the-merge)."""
 
 import sys
 from bisect import bisect_left, bisect_right
@@ -118,7 +118,8 @@ class Merger:
     An event is released once every remote has promised to send nothing below it. Blocks are small
     regardless of the number of remotes, so that a merge works on data in the processor's caches.
 
-    Rules: docs/design.md, section 5; docs/protocol.md, sections 2 and 6.
+    Rules: docs/design.md#the-merge; docs/protocol.md#cursor-replies and
+    docs/protocol.md#sharded-cluster.
     """
 
     def __init__(self) -> None:
@@ -233,7 +234,8 @@ class Merger:
             self._full[remote] = state
 
     def _is_eligible(self, state: _Remote, key: bytes, *, has_events: bool) -> bool:
-        """Return whether a promise may become the high water mark (docs/protocol.md, section 6)."""
+        """Return whether a promise may become the high water mark
+        (docs/protocol.md#sharded-cluster)."""
         if not state.topology:
             return True
         if has_events:

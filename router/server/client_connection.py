@@ -52,7 +52,7 @@ class ClientConnection:
     """Reads a client's requests one at a time, runs them and writes the replies.
 
     Pipelined requests wait in the socket. When the client disconnects, its running command is
-    cancelled and its upstream connection is cut (docs/design.md, section 11).
+    cancelled and its upstream connection is cut (docs/design.md#what-a-driver-sees).
 
     ``idle`` is set while no command is in flight.
 

@@ -27,7 +27,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ReplyWriter:
-    """Writes replies to one client (docs/protocol.md, section 1).
+    """Writes replies to one client (docs/protocol.md#wire-protocol).
 
     A large reply is compressed off the loop. Replies keep the order in which they are sent, since
     the connection awaits each.

@@ -1,6 +1,6 @@
 """Detecting that a draining shard has left.
 
-A change stream need not report it (docs/protocol.md, section 6).
+A change stream need not report it (docs/protocol.md#sharded-cluster).
 """
 
 import asyncio

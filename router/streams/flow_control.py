@@ -1,7 +1,7 @@
 """Flow control of a merged stream: which remotes are read, how far ahead, and with what waits.
 
 Pure: times are arguments, in seconds on one clock; sizes are bytes of memory. The rules are in
-docs/design.md, sections 6 (budgets) and 9 (waits).
+docs/design.md#a-remote-cursor (budgets) and 9 (waits).
 """
 
 from typing import NamedTuple

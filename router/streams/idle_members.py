@@ -29,7 +29,7 @@ _SOONEST = 0.02
 class IdleMembers:
     """Moves the members of one stream past the events that wait for them.
 
-    See docs/design.md, section 9. ``lingering`` is set while no client reads the stream; no
+    See docs/design.md#idle-shards. ``lingering`` is set while no client reads the stream; no
     member is nudged then. ``resume`` is called when the rest of a remote has ended and getMores to
     it may continue.
     """

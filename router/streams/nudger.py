@@ -1,6 +1,6 @@
 """Nudges: commands that move an idle member's oplog past a cluster time, so that promises advance.
 
-See docs/design.md, section 9; source of the commands: docs/protocol.md, section 6.
+See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded-cluster.
 """
 
 import asyncio

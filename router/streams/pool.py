@@ -1,4 +1,4 @@
-"""The stream pool: identical streams share one set of remotes (docs/design.md, section 10)."""
+"""The stream pool: identical streams share one set of remotes (docs/design.md#many-clients)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Set

@@ -1,4 +1,5 @@
-"""Preparing a merged stream: choosing its shards and start time (docs/design.md, section 7)."""
+"""Preparing a merged stream: choosing its shards and start time
+(docs/design.md#opening-and-resuming)."""
 
 import asyncio
 from collections.abc import Mapping, Set

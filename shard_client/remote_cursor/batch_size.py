@@ -6,7 +6,7 @@ _MEMORY = 4
 
 
 class BatchSize:
-    """Adapts ``batchSize`` to the size of the received events (docs/design.md, section 6).
+    """Adapts ``batchSize`` to the size of the received events (docs/design.md#a-remote-cursor).
 
     ``target_bytes`` is the desired size of a full batch; ``target`` can be changed later. The first
     batches are small, so that the first events arrive early. Only a full batch makes the next one

@@ -1,7 +1,8 @@
 """Cursor replies of change streams as slices: split without decoding, rebuilt by joining.
 
 An event's resume token is read at a fixed offset at the front of the event, after a check of the
-bytes before it. Events with another layout are scanned. Source: docs/protocol.md, sections 1 and 2.
+bytes before it. Events with another layout are scanned. Source: docs/protocol.md#wire-protocol and
+docs/protocol.md#cursor-replies.
 """
 
 from collections.abc import Callable, Sequence

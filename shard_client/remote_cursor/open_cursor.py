@@ -20,7 +20,7 @@ class OpenCursor:
     def get_more(self, batch_size: int, await_ms: int) -> bytes:
         """Return the raw ``getMore`` that waits at most ``await_ms`` milliseconds for events.
 
-        Source: docs/protocol.md, section 2.
+        Source: docs/protocol.md#cursor-replies.
         """
         database, _, collection = self.namespace.partition(".")
         return bson.encode(

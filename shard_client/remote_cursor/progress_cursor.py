@@ -25,7 +25,8 @@ _UNUSED = 10.0
 """Seconds without a query after which the progress cursor is closed."""
 
 TIME_DIGITS = 18
-"""Number of characters of a sort key that hold its cluster time (docs/protocol.md, section 3)."""
+"""Number of characters of a sort key that hold its cluster time
+(docs/protocol.md#resume-tokens)."""
 
 
 class Probing(NamedTuple):
@@ -44,11 +45,12 @@ class Probing(NamedTuple):
 class ProgressCursor:
     """A second cursor on a member, queried while the getMore of the first (main) cursor waits.
 
-    No-ops do not wake a getMore (docs/protocol.md, section 6), so an advanced promise would be
+    No-ops do not wake a getMore (docs/protocol.md#sharded-cluster), so an advanced promise would be
     seen only at the end of the wait. Events do wake it: the main cursor returns them, and events
     that the progress cursor returns are dropped. The progress cursor must match every event that
     the main cursor matches, and can match more. Its promise holds for both cursors once the main
-    cursor has reached the last event that the progress cursor returned (docs/design.md, section 9).
+    cursor has reached the last event that the progress cursor returned
+    (docs/design.md#idle-shards).
 
     ``borrow(address, timeout)`` yields a connection to the main cursor's member for the duration of
     a query. ``command(pbrt)`` returns the raw ``aggregate`` that opens the cursor after a promise.

@@ -35,7 +35,7 @@ Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 
 
 class RemoteCursor:
-    """Reads one cursor ahead (docs/design.md, section 6).
+    """Reads one cursor ahead (docs/design.md#a-remote-cursor).
 
     It holds a connection while a getMore is in flight or about to be sent, and releases it while
     paused. Unless paused, it sends the next ``getMore`` as soon as a batch has arrived. If the

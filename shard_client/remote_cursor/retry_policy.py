@@ -15,7 +15,7 @@ def is_resumable(error: CommandError) -> bool:
     """Return whether a cursor can be reopened after its last promise when it failed with ``error``.
 
     A missing or killed cursor on the shard is resumable; a lost oplog position and fatal errors are
-    not (docs/protocol.md, section 4). mongos passes QueryPlanKilled on, and drivers do not resume
+    not (docs/protocol.md#opening). mongos passes QueryPlanKilled on, and drivers do not resume
     after it; reopening the member's cursor loses nothing.
     """
     return (

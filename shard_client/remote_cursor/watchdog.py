@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class Watchdog:
-    """Guards one connection at a time against a member that hangs (docs/design.md, section 6).
+    """Guards one connection at a time against a member that hangs (docs/design.md#a-remote-cursor).
 
     A long oplog scan answers late, and repeating the request would only restart the scan. So when a
     reply is ``patience`` seconds late, ``ask(address, timeout)`` checks the member over another

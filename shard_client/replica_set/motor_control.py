@@ -46,7 +46,7 @@ NO_PRIMARY = (
 
 
 class MotorReplicaSet:
-    """A ``ReplicaSet`` that Motor monitors (docs/design.md, section 8).
+    """A ``ReplicaSet`` that Motor monitors (docs/design.md#topology).
 
     The driver polls each member every ``heartbeat`` seconds over one connection of its own, without
     a second connection for a streaming hello. Between two polls, the members' replies to the router

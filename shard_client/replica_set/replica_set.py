@@ -69,7 +69,7 @@ def named_hosts(names: Any) -> tuple[Address, ...]:
 def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
     """Split ``rsName/h1:p,h2:p`` into the name and the addresses; raises ValueError.
 
-    Source: docs/protocol.md, section 6.
+    Source: docs/protocol.md#sharded-cluster.
     """
     name, slash, hosts = text.partition("/")
     if not slash or not name or not hosts:

@@ -1,7 +1,7 @@
 """Log in to a server with SCRAM-SHA-256, as a cluster member or as a user.
 
-Sources: RFC 5802, RFC 7677; MongoDB's authentication specification for drivers; docs/protocol.md,
-section 8.
+Sources: RFC 5802, RFC 7677; MongoDB's authentication specification for drivers;
+docs/protocol.md#authentication.
 """
 
 import asyncio

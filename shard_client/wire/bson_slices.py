@@ -1,7 +1,7 @@
 """Walk raw BSON without decoding it.
 
 A document is identified by its buffer and the offset of its length. Positions are offsets into that
-buffer, and values are not copied. Source: bsonspec.org; docs/protocol.md, section 1.
+buffer, and values are not copied. Source: bsonspec.org; docs/protocol.md#wire-protocol.
 """
 
 from collections.abc import Iterator

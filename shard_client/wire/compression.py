@@ -1,6 +1,6 @@
 """The compressors of OP_COMPRESSED: zlib always, snappy and zstd where cramjam is installed.
 
-Source: docs/protocol.md, section 1.
+Source: docs/protocol.md#wire-protocol.
 """
 
 import zlib

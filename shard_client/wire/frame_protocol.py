@@ -2,7 +2,7 @@
 
 This is a BufferedProtocol with a reused buffer: under uvloop a batch of 1 MB costs an eighth of the
 time that data_received takes, mostly because page faults are avoided (bench/micro_receive.py).
-Sources: docs/protocol.md, section 1; docs/design.md, section 6.
+Sources: docs/protocol.md#wire-protocol; docs/design.md#a-remote-cursor.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Parse and build frames of the MongoDB wire protocol, without I/O.
 
-A frame is one whole message: the 16-byte header and its content. Source: docs/protocol.md,
-section 1.
+A frame is one whole message: the 16-byte header and its content. Source:
+docs/protocol.md#wire-protocol.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

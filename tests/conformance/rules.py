@@ -1,11 +1,12 @@
-"""The rules of docs/protocol.md, sections 2 to 6, one line each, in the page's order.
+"""The rules of docs/protocol.md#cursor-replies to docs/protocol.md#sharded-cluster, one line each,
+in the page's order.
 
 ``@pytest.mark.rule(section, rule)`` names a rule that a test verifies. A rule without a test
 fails the run. docs/conformance.md is generated from this table and the tests' outcomes.
 """
 
 RULES: dict[str, tuple[str, ...]] = {
-    "2": (
+    "Cursor replies": (
         "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}",
         "getMore: {cursor: {id, ns, nextBatch, postBatchResumeToken}, ok, times}",
         "ns is db.coll, db.$cmd.aggregate or admin.$cmd.aggregate",
@@ -31,7 +32,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "explain shows shardsPart, mergerPart and each shard's stages",
         "$_passthroughToShard gives one shard's events alone",
     ),
-    "3": (
+    "Resume tokens": (
         "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them",
         "tokens of version 2, as 7.0 makes them",
         "the high water mark's token names the time alone",
@@ -48,7 +49,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "a field of the wrong type or out of range",
         "40646 and Overflow 15: oversized and truncated tokens",
     ),
-    "3, resuming": (
+    "Resuming": (
         "resuming after any event's token gives the rest of the history",
         "resuming after any PBRT gives the rest of the history",
         "resuming inside a transaction gives its remaining events",
@@ -63,7 +64,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "a token of another collection: 280",
         "an oplog that has rolled over: 286",
     ),
-    "4": (
+    "Opening": (
         "$changeStream not a document: 6188500",
         "not first in the pipeline: 40602",
         "unknown option: 40415",
@@ -112,7 +113,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "NonResumableChangeStreamError on 280 and 286",
         "a shard's change of state is reported as 6 HostUnreachable",
     ),
-    "5": (
+    "Events": (
         "insert",
         "upserts, findAndModify, bulk and retryable writes make the events of plain writes",
         "a write without effect makes no event",
@@ -167,7 +168,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "a view's pipeline has no change stream: 167",
         "a lookup finds the document by its whole key on any shard",
     ),
-    "6": (
+    "Sharded cluster": (
         "a shard added at time t is part of the stream from t plus one tick",
         "a removed shard's events are all delivered and the stream continues",
         "events that look like those of config.shards are harmless",

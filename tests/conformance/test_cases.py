@@ -155,9 +155,12 @@ def assert_opened(reply: Document, recorded: Document, command: Document) -> Non
     assert reply["cursor"]["id"] > 0
 
 
-@rule("2", "a wrong collection on getMore is accepted")
-@rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
-@rule("2", "an unknown cursor: CursorNotFound 43")
+@rule("Cursor replies", "a wrong collection on getMore is accepted")
+@rule(
+    "Cursor replies",
+    "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown",
+)
+@rule("Cursor replies", "an unknown cursor: CursorNotFound 43")
 async def test_a_conversation_on_an_open_cursor_gets_the_recorded_answers(
     raw: RawClient, workload: Workload
 ) -> None:
@@ -186,7 +189,7 @@ def _swap(value: Any, old: int, new: int) -> Any:
     return Int64(new) if value == old else value
 
 
-@rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
+@rule("Resuming", "resuming after a fragment's token gives the remaining fragments")
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_resuming_after_a_fragment_gives_the_remaining_fragments(
     client: Client, workload: Workload, name: str
@@ -210,7 +213,7 @@ def test_resuming_after_a_fragment_gives_the_remaining_fragments(
     assert shown == workload.here(case["next"])
 
 
-@rule("2", "explain shows shardsPart, mergerPart and each shard's stages")
+@rule("Cursor replies", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain_option_shows_the_recorded_stages(raw: RawClient, workload: Workload) -> None:
     [step] = cases()["explain"]["steps"]
     recorded = step["reply"]
@@ -241,7 +244,7 @@ def _stages(stages: list[Document]) -> list[str]:
     ]
 
 
-@rule("2", "explain shows shardsPart, mergerPart and each shard's stages")
+@rule("Cursor replies", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain_command_shows_each_shard_s_stages(raw: RawClient) -> None:
     command = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}
     reply = await raw.command("rec", {"explain": command, "verbosity": "queryPlanner"})

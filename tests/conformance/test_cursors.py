@@ -1,4 +1,5 @@
-"""Cursors: batches, waiting, their resume tokens, and how they end (section 2)."""
+"""Cursors: batches, waiting, their resume tokens, and how they end
+(docs/protocol.md#cursor-replies)."""
 
 import time
 from typing import Any
@@ -21,9 +22,11 @@ Data = Database[dict[str, Any]]
 OPEN: dict[str, Any] = {"aggregate": "a", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 
-@rule("2", "ns is db.coll, db.$cmd.aggregate or admin.$cmd.aggregate")
-@rule("2", "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}")
-@rule("2", "getMore: {cursor: {id, ns, nextBatch, postBatchResumeToken}, ok, times}")
+@rule("Cursor replies", "ns is db.coll, db.$cmd.aggregate or admin.$cmd.aggregate")
+@rule(
+    "Cursor replies", "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}"
+)
+@rule("Cursor replies", "getMore: {cursor: {id, ns, nextBatch, postBatchResumeToken}, ok, times}")
 def test_replies_have_the_documented_fields(client: Client, db: Data) -> None:
     for database, target, options, ns in (
         (db.name, "a", {}, f"{db.name}.a"),
@@ -45,8 +48,8 @@ def test_replies_have_the_documented_fields(client: Client, db: Data) -> None:
             assert reply["cursor"]["ns"] == ns
 
 
-@rule("2", "the first reply does not wait and holds no events")
-@rule("2", "an empty first batch has the starting point as PBRT, also in the future")
+@rule("Cursor replies", "the first reply does not wait and holds no events")
+@rule("Cursor replies", "an empty first batch has the starting point as PBRT, also in the future")
 def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Data) -> None:
     start = next_tick(now(client))
     db.a.insert_one({})
@@ -68,7 +71,7 @@ def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Da
         assert time_of(stream.pbrt) > time_of(event["_id"])
 
 
-@rule("2", "getMore returns at most batchSize events; absent or 0: as many as fit")
+@rule("Cursor replies", "getMore returns at most batchSize events; absent or 0: as many as fit")
 @pytest.mark.parametrize("first", [None, 0, 1, 1000])
 def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: int | None) -> None:
     cursor = {} if first is None else {"batchSize": first}
@@ -85,7 +88,7 @@ def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: in
             assert max(map(len, (again.batch, again.events))) == 29
 
 
-@rule("2", "getMore ends a batch before it exceeds 16 MiB")
+@rule("Cursor replies", "getMore ends a batch before it exceeds 16 MiB")
 def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         for number in range(4):
@@ -100,8 +103,8 @@ def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
         stream.past(end)
 
 
-@rule("2", "getMore returns at once if it has an event and nothing more is ready")
-@rule("6", "idle members do not delay events")
+@rule("Cursor replies", "getMore returns at once if it has an event and nothing more is ready")
+@rule("Sharded cluster", "idle members do not delay events")
 def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({"_id": 1})
@@ -111,8 +114,11 @@ def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
         assert time.monotonic() - began < PATIENCE
 
 
-@rule("2", "getMore without events waits up to maxTimeMS, then gives an empty batch with a PBRT")
-@rule("2", "maxTimeMS absent: 1000 ms; 0: no wait")
+@rule(
+    "Cursor replies",
+    "getMore without events waits up to maxTimeMS, then gives an empty batch with a PBRT",
+)
+@rule("Cursor replies", "maxTimeMS absent: 1000 ms; 0: no wait")
 @pytest.mark.parametrize(("max_time", "least", "most"), [(0, 0, 0.9), (300, 0.3, 3), (None, 1, 5)])
 def test_a_get_more_waits_up_to_max_time(
     client: Client, db: Data, max_time: int | None, least: float, most: float
@@ -126,8 +132,10 @@ def test_a_get_more_waits_up_to_max_time(
         assert least * 0.98 <= took < most
 
 
-@rule("2", "PBRT: the last event's token while more is ready, else the high water mark")
-@rule("2", "tokens never go backwards over a cursor's life")
+@rule(
+    "Cursor replies", "PBRT: the last event's token while more is ready, else the high water mark"
+)
+@rule("Cursor replies", "tokens never go backwards over a cursor's life")
 def test_a_batch_ends_with_the_last_event_s_token_or_a_mark(
     client: Client, sharded: Documents
 ) -> None:
@@ -146,8 +154,8 @@ def test_a_batch_ends_with_the_last_event_s_token_or_a_mark(
         assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("6", "the PBRT advances without events, idle shards and config server included")
-@rule("4", "a $match that filters nearly everything still advances the PBRT")
+@rule("Sharded cluster", "the PBRT advances without events, idle shards and config server included")
+@rule("Opening", "a $match that filters nearly everything still advances the PBRT")
 def test_the_token_advances_without_events(client: Client, db: Data) -> None:
     nothing = [{"$match": {"operationType": "nothing"}}]
     with Stream(client, db.name, "a", {}, nothing) as stream:
@@ -163,7 +171,7 @@ def test_the_token_advances_without_events(client: Client, db: Data) -> None:
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": "after"}]
 
 
-@rule("2", "another session's cursor is an error")
+@rule("Cursor replies", "another session's cursor is an error")
 def test_a_session_cannot_use_another_session_s_cursor(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream, client.start_session() as other:
         more = {"getMore": stream.id, "collection": "a"}
@@ -172,7 +180,7 @@ def test_a_session_cannot_use_another_session_s_cursor(client: Client, db: Data)
         assert caught.value.code == 50801
 
 
-@rule("2", "another session's cursor is an error")
+@rule("Cursor replies", "another session's cursor is an error")
 async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterProcess) -> None:
     lsid = {"id": Binary(b"s" * 16, 4)}
     async with await RawClient.connect(router.port) as raw:
@@ -187,10 +195,13 @@ async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterPr
         assert (await raw.command("test", killed))["cursorsKilled"] == [free, bound]
 
 
-@rule("2", "a cursor in use: CursorInUse 143")
-@rule("2", "a getMore in flight ends with 237 when its cursor is killed")
-@rule("2", "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown")
-@rule("2", "an unknown cursor: CursorNotFound 43")
+@rule("Cursor replies", "a cursor in use: CursorInUse 143")
+@rule("Cursor replies", "a getMore in flight ends with 237 when its cursor is killed")
+@rule(
+    "Cursor replies",
+    "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown",
+)
+@rule("Cursor replies", "an unknown cursor: CursorNotFound 43")
 async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: RouterProcess) -> None:
     async with (
         await RawClient.connect(router.port) as first,
@@ -217,7 +228,7 @@ async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: Route
         assert (gone["code"], gone["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
 
 
-@rule("2", "idle cursors are closed after cursorTimeoutMillis")
+@rule("Cursor replies", "idle cursors are closed after cursorTimeoutMillis")
 async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 3000}) as router:
         async with await RawClient.connect(router.port) as raw:
@@ -234,7 +245,7 @@ async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
             assert (await raw.command("test", more))["code"] == 43
 
 
-@rule("2", "a session's cursors end with the session")
+@rule("Cursor replies", "a session's cursors end with the session")
 async def test_ending_a_session_kills_its_cursors(router: RouterProcess) -> None:
     lsids = [{"id": Binary(bytes([number]) * 16, 4)} for number in (1, 2)]
     async with await RawClient.connect(router.port) as raw:
@@ -260,7 +271,7 @@ def open_on_shards(cluster: TestCluster) -> int:
     return total
 
 
-@rule("2", "a closed stream leaves no cursor open on the shards")
+@rule("Cursor replies", "a closed stream leaves no cursor open on the shards")
 async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
     """Use a separate cluster, since other tests' streams may still be closing."""
     client: Client
@@ -280,7 +291,7 @@ async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
         await until(lambda: open_on_shards(cluster) <= before, PATIENCE)
 
 
-@rule("2", "$_passthroughToShard gives one shard's events alone")
+@rule("Cursor replies", "$_passthroughToShard gives one shard's events alone")
 def test_passthrough_to_a_shard_gives_that_shard_s_events(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:

@@ -1,4 +1,5 @@
-"""DDL beyond the plain cases of test_events.py: views, time series, options (section 5)."""
+"""DDL beyond the plain cases of test_events.py: views, time series, options
+(docs/protocol.md#events)."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -23,8 +24,8 @@ def about(event: Event) -> tuple[Any, ...]:
     return event["operationType"], event["ns"]["coll"], event.get("operationDescription")
 
 
-@rule("5", VIEWS)
-@rule("3, resuming", RESUMING)
+@rule("Events", VIEWS)
+@rule("Resuming", RESUMING)
 def test_views_are_shown_on_database_and_collection_streams(client: Client, db: Data) -> None:
     db.create_collection("a")
     with (
@@ -54,7 +55,7 @@ def test_views_are_shown_on_database_and_collection_streams(client: Client, db: 
             assert stream.read(len(events) - number - 1) == events[number + 1 :]
 
 
-@rule("5", "a view's pipeline has no change stream: 167")
+@rule("Events", "a view's pipeline has no change stream: 167")
 def test_a_view_s_pipeline_cannot_have_a_change_stream(client: Client, db: Data) -> None:
     db.create_collection("v", viewOn="a", pipeline=[])
     pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
@@ -67,7 +68,7 @@ def test_a_view_s_pipeline_cannot_have_a_change_stream(client: Client, db: Data)
         assert caught.value.code == 167
 
 
-@rule("5", TIME_SERIES)
+@rule("Events", TIME_SERIES)
 def test_time_series_ddl_is_shown_as_that_of_a_view(client: Client, db: Data) -> None:
     with (
         Stream(client, db.name, 1, EXPANDED) as everything,
@@ -94,7 +95,7 @@ def test_time_series_ddl_is_shown_as_that_of_a_view(client: Client, db: Data) ->
         assert (unpack["timeField"], unpack["bucketMaxSpanSeconds"]) == ("at", seconds)
 
 
-@rule("5", "nsType of an expanded create: collection, view, timeseries (8.1+)")
+@rule("Events", "nsType of an expanded create: collection, view, timeseries (8.1+)")
 def test_a_create_event_shows_the_kind_of_namespace(newer: Client) -> None:
     db = newer["kinds"]
     with Stream(newer, db.name, 1, EXPANDED) as stream, Stream(newer, db.name) as classic:
@@ -110,7 +111,7 @@ def test_a_create_event_shows_the_kind_of_namespace(newer: Client) -> None:
     assert names.index("nsType") == names.index("ns") + 1
 
 
-@rule("5", "nsType of an expanded create: collection, view, timeseries (8.1+)")
+@rule("Events", "nsType of an expanded create: collection, view, timeseries (8.1+)")
 def test_older_servers_do_not_show_the_kind_of_namespace(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
@@ -122,7 +123,7 @@ def test_older_servers_do_not_show_the_kind_of_namespace(
     assert "nsType" not in event
 
 
-@rule("5", "modify has the previous options (stateBeforeChange)")
+@rule("Events", "modify has the previous options (stateBeforeChange)")
 def test_a_modify_event_shows_the_former_options(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "x": 1})
     db.a.create_index("x", name="x1", expireAfterSeconds=100)
@@ -153,7 +154,7 @@ def test_a_modify_event_shows_the_former_options(client: Client, db: Data) -> No
     ]
 
 
-@rule("5", "create (showExpandedEvents)")
+@rule("Events", "create (showExpandedEvents)")
 def test_a_create_event_shows_the_collection_s_options(client: Client, db: Data) -> None:
     with Stream(client, db.name, 1, EXPANDED) as stream:
         db.create_collection("validated", validator={"x": 1}, validationLevel="moderate")
@@ -171,7 +172,7 @@ def test_a_create_event_shows_the_collection_s_options(client: Client, db: Data)
     ]
 
 
-@rule("5", "createIndexes (showExpandedEvents)")
+@rule("Events", "createIndexes (showExpandedEvents)")
 def test_index_events_show_indexes_of_all_kinds(client: Client, db: Data) -> None:
     db.create_collection("a")
     wanted: list[tuple[Any, dict[str, Any]]] = [
@@ -196,7 +197,7 @@ def test_index_events_show_indexes_of_all_kinds(client: Client, db: Data) -> Non
     assert kinds(events) == ["createIndexes"] * 6 + ["dropIndexes"]
 
 
-@rule("5", "createIndexes (showExpandedEvents)")
+@rule("Events", "createIndexes (showExpandedEvents)")
 def test_a_failed_index_build_makes_no_event(client: Client, db: Data) -> None:
     db.a.insert_many([{"x": 1}, {"x": 1}])
     with Stream(client, db.name, "a", EXPANDED) as stream:
@@ -205,8 +206,8 @@ def test_a_failed_index_build_makes_no_event(client: Client, db: Data) -> None:
         assert stream.past(now(client)) == []
 
 
-@rule("5", "internal events with showSystemEvents")
-@rule("5", "chunk migration writes are not events")
+@rule("Events", "internal events with showSystemEvents")
+@rule("Events", "chunk migration writes are not events")
 def test_collections_created_by_migrations_are_system_events(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:

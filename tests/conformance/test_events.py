@@ -1,4 +1,4 @@
-"""Every kind of event, field by field and in order (section 5)."""
+"""Every kind of event, field by field and in order (docs/protocol.md#events)."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -39,8 +39,8 @@ def check_head(event: Event) -> None:
     assert abs(happened - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-@rule("5", "insert")
-@rule("5", "wallTime and clusterTime")
+@rule("Events", "insert")
+@rule("Events", "wallTime and clusterTime")
 def test_insert(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.a.insert_one({"_id": 1, "b": {"c": [1, None]}})
@@ -53,9 +53,9 @@ def test_insert(client: Client, db: Data) -> None:
     check_head(event)
 
 
-@rule("5", "update: updatedFields, removedFields, truncatedArrays")
-@rule("5", "truncatedArrays [{field, newSize}]")
-@rule("5", "fullDocument: default")
+@rule("Events", "update: updatedFields, removedFields, truncatedArrays")
+@rule("Events", "truncatedArrays [{field, newSize}]")
+@rule("Events", "fullDocument: default")
 def test_update(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "a": 1, "b": {"c": 1, "d": 2}, "list": [1, 2, 3, 4], "e": 0})
     with watched(client, db) as stream:
@@ -78,8 +78,8 @@ def test_update(client: Client, db: Data) -> None:
     assert third["updatedFields"] == {"list.2": 9}
 
 
-@rule("5", "replace")
-@rule("5", "delete")
+@rule("Events", "replace")
+@rule("Events", "delete")
 def test_replace_and_delete(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "a": 1})
     with watched(client, db) as stream:
@@ -94,11 +94,11 @@ def test_replace_and_delete(client: Client, db: Data) -> None:
     assert deleted["documentKey"] == {"_id": 1}
 
 
-@rule("5", "drop")
-@rule("5", "rename")
-@rule("5", "dropDatabase")
-@rule("5", "invalidate")
-@rule("5", "invalidate: its cause's token, with fromInvalidate")
+@rule("Events", "drop")
+@rule("Events", "rename")
+@rule("Events", "dropDatabase")
+@rule("Events", "invalidate")
+@rule("Events", "invalidate: its cause's token, with fromInvalidate")
 def test_drops_and_renames_are_shown_without_expanded_events(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1})
     with watched(client, db) as stream:
@@ -129,11 +129,11 @@ def test_drops_and_renames_are_shown_without_expanded_events(client: Client, db:
     assert differing == [("E", "F")]
 
 
-@rule("5", "create (showExpandedEvents)")
-@rule("5", "createIndexes (showExpandedEvents)")
-@rule("5", "dropIndexes (showExpandedEvents)")
-@rule("5", "modify (showExpandedEvents)")
-@rule("5", "collectionUUID and operationDescription (expanded)")
+@rule("Events", "create (showExpandedEvents)")
+@rule("Events", "createIndexes (showExpandedEvents)")
+@rule("Events", "dropIndexes (showExpandedEvents)")
+@rule("Events", "modify (showExpandedEvents)")
+@rule("Events", "collectionUUID and operationDescription (expanded)")
 def test_expanded_events_show_ddl(client: Client, db: Data) -> None:
     with watched(client, db, EXPANDED) as stream:
         db.create_collection("a")
@@ -168,7 +168,7 @@ def test_expanded_events_show_ddl(client: Client, db: Data) -> None:
     assert list(inserted) == [*EXPANDED_HEAD, "fullDocument", "ns", "documentKey"]
 
 
-@rule("5", "expanded events and their fields are shown only on request")
+@rule("Events", "expanded events and their fields are shown only on request")
 def test_streams_show_no_expanded_events_by_default(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.create_collection("a")
@@ -182,7 +182,7 @@ def test_streams_show_no_expanded_events_by_default(client: Client, db: Data) ->
     assert not {"collectionUUID", "operationDescription"} & events[0].keys()
 
 
-@rule("5", "creating, modifying and dropping views makes events (showExpandedEvents)")
+@rule("Events", "creating, modifying and dropping views makes events (showExpandedEvents)")
 def test_view_ddl_is_shown_as_expanded_events(client: Client, db: Data) -> None:
     db.create_collection("a")
     with watched(client, db, EXPANDED) as stream:
@@ -196,7 +196,7 @@ def test_view_ddl_is_shown_as_expanded_events(client: Client, db: Data) -> None:
     }
 
 
-@rule("5", "shardCollection (showExpandedEvents)")
+@rule("Events", "shardCollection (showExpandedEvents)")
 def test_shard_collection_is_an_expanded_event(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "k": 1})
     db.a.create_index("k")
@@ -210,7 +210,7 @@ def test_shard_collection_is_an_expanded_event(client: Client, db: Data) -> None
     assert event["operationDescription"]["shardKey"] == {"k": 1}
 
 
-@rule("5", "refineCollectionShardKey (showExpandedEvents)")
+@rule("Events", "refineCollectionShardKey (showExpandedEvents)")
 def test_a_refined_shard_key_shows_in_the_document_keys(client: Client, sharded: Documents) -> None:
     sharded.insert_many([{"_id": k, "k": k, "z": k} for k in (1, 11, 21)])
     sharded.create_index([("k", 1), ("_id", 1), ("z", 1)])
@@ -229,7 +229,7 @@ def test_a_refined_shard_key_shows_in_the_document_keys(client: Client, sharded:
     assert list(deleted["documentKey"].items()) == [("k", 21), ("_id", 21), ("z", 21)]
 
 
-@rule("5", "refineCollectionShardKey (showExpandedEvents)")
+@rule("Events", "refineCollectionShardKey (showExpandedEvents)")
 def test_newer_servers_show_refined_shard_keys(newer: Client) -> None:
     collection, key = newer.refined.a, {"k": 1, "z": 1}
     newer.admin.command("shardCollection", collection.full_name, key={"k": 1})
@@ -242,7 +242,7 @@ def test_newer_servers_show_refined_shard_keys(newer: Client) -> None:
     assert event["operationDescription"] == {"shardKey": key, "oldShardKey": {"k": 1}}
 
 
-@rule("5", "reshardCollection (showExpandedEvents)")
+@rule("Events", "reshardCollection (showExpandedEvents)")
 def test_resharding_is_an_expanded_event(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -268,8 +268,8 @@ def test_resharding_is_an_expanded_event(
     assert sorted(found["_id"] for found in sharded.find()) == [1, 2, 11, 21]
 
 
-@rule("5", "documentKey has the shard key first")
-@rule("5", "a shard key change is a delete and an insert")
+@rule("Events", "documentKey has the shard key first")
+@rule("Events", "a shard key change is a delete and an insert")
 def test_a_changed_shard_key_is_a_delete_and_an_insert(client: Client, sharded: Documents) -> None:
     with watched(client, sharded.database) as stream:
         sharded.insert_one({"_id": 1, "k": 1, "v": 1})
@@ -287,7 +287,7 @@ def test_a_changed_shard_key_is_a_delete_and_an_insert(client: Client, sharded: 
     assert back["fullDocument"] == {"_id": 1, "k": 21, "v": 2}
 
 
-@rule("5", "rawUpdateDescription with showRawUpdateDescription")
+@rule("Events", "rawUpdateDescription with showRawUpdateDescription")
 def test_raw_update_descriptions_are_shown_on_request(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "a": 1, "b": 1})
     with watched(client, db, {"showRawUpdateDescription": True}) as stream:
@@ -299,7 +299,7 @@ def test_raw_update_descriptions_are_shown_on_request(client: Client, db: Data) 
     assert raw["diff"] == {"d": {"b": False}, "u": {"a": 2}}
 
 
-@rule("5", "internal events with showSystemEvents")
+@rule("Events", "internal events with showSystemEvents")
 def test_internal_events_are_shown_as_system_events(client: Client, db: Data) -> None:
     shown = {"showSystemEvents": True, **EXPANDED}
     db.create_collection("t", timeseries={"timeField": "at"})
@@ -311,7 +311,7 @@ def test_internal_events_are_shown_as_system_events(client: Client, db: Data) ->
     assert {event["ns"]["coll"] for event in events} == {"system.buckets.t"}
 
 
-@rule("5", "a time-series collection's writes are not events")
+@rule("Events", "a time-series collection's writes are not events")
 def test_time_series_writes_make_no_events(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.create_collection("t", timeseries={"timeField": "at"})
@@ -322,7 +322,7 @@ def test_time_series_writes_make_no_events(client: Client, db: Data) -> None:
     assert [event["ns"]["coll"] for event in events] == ["a"]
 
 
-@rule("5", "a sharded collection's DDL comes once per shard that has it")
+@rule("Events", "a sharded collection's DDL comes once per shard that has it")
 def test_ddl_is_shown_once_per_shard_with_the_collection(
     client: Client, sharded: Documents
 ) -> None:
@@ -336,7 +336,7 @@ def test_ddl_is_shown_once_per_shard_with_the_collection(
         assert kinds(events).count(kind) == 3, kind
 
 
-@rule("5", "chunk migration writes are not events")
+@rule("Events", "chunk migration writes are not events")
 def test_chunk_migrations_make_no_events(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -353,7 +353,7 @@ def test_chunk_migrations_make_no_events(
     assert kinds(events) == ["update"]
 
 
-@rule("5", "fullDocument: updateLookup")
+@rule("Events", "fullDocument: updateLookup")
 def test_update_lookup_gives_the_current_document(client: Client, sharded: Documents) -> None:
     with watched(client, sharded.database, {"fullDocument": "updateLookup"}) as stream:
         for k in (1, 11, 21):
@@ -379,9 +379,9 @@ def test_update_lookup_gives_the_current_document(client: Client, sharded: Docum
 IMAGES = {"changeStreamPreAndPostImages": {"enabled": True}}
 
 
-@rule("5", "fullDocument: whenAvailable")
-@rule("5", "fullDocument: required")
-@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+@rule("Events", "fullDocument: whenAvailable")
+@rule("Events", "fullDocument: required")
+@rule("Events", "fullDocumentBeforeChange: off, whenAvailable, required")
 @pytest.mark.parametrize("mode", ["whenAvailable", "required"])
 def test_pre_and_post_images_are_shown(client: Client, db: Data, mode: str) -> None:
     db.create_collection("a", **IMAGES)
@@ -411,7 +411,7 @@ def test_pre_and_post_images_are_shown(client: Client, db: Data, mode: str) -> N
         assert event["fullDocumentBeforeChange"] is None
 
 
-@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+@rule("Events", "fullDocumentBeforeChange: off, whenAvailable, required")
 def test_images_are_hidden_unless_requested(client: Client, db: Data) -> None:
     db.create_collection("a", **IMAGES)
     with Stream(client, db.name, "a", {"fullDocumentBeforeChange": "off"}) as stream:
@@ -421,7 +421,7 @@ def test_images_are_hidden_unless_requested(client: Client, db: Data) -> None:
     assert not {"fullDocument", "fullDocumentBeforeChange"} & event.keys()
 
 
-@rule("5", "matchCollectionUUIDForUpdateLookup")
+@rule("Events", "matchCollectionUUIDForUpdateLookup")
 def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
     """The option is new in 8.0; the embedded cluster's version 2 shards support it."""
     db = newer["lookups"]
@@ -444,7 +444,7 @@ def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
     assert shown == [None, {"_id": 1, "other": True}]
 
 
-@rule("5", "matchCollectionUUIDForUpdateLookup")
+@rule("Events", "matchCollectionUUIDForUpdateLookup")
 def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
     if client.server_info()["versionArray"][0] >= 8:
         pytest.skip("these servers support it")
@@ -455,7 +455,7 @@ def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
     assert error["code"] == 40415
 
 
-@rule("5", "disambiguatedPaths (expanded, version 2)")
+@rule("Events", "disambiguatedPaths (expanded, version 2)")
 def test_newer_servers_show_disambiguated_paths(newer: Client) -> None:
     db = newer["paths"]
     db.a.insert_one({"_id": 1, "a.b": 1, "list": [{"0": 1}], "o": {"0": 1}})
@@ -467,7 +467,7 @@ def test_newer_servers_show_disambiguated_paths(newer: Client) -> None:
     assert description["disambiguatedPaths"] == {"o.0": ["o", "0"], "list.0.0": ["list", 0, "0"]}
 
 
-@rule("5", "cluster streams never end")
+@rule("Events", "cluster streams never end")
 def test_cluster_streams_do_not_end(client: Client, db: Data) -> None:
     with Stream(client, "admin", 1, CLUSTER) as stream:
         db.a.insert_one({"_id": 1})
@@ -482,7 +482,7 @@ def test_cluster_streams_do_not_end(client: Client, db: Data) -> None:
     assert {"insert", "rename", "drop", "dropDatabase"} <= {*kinds(events)}
 
 
-@rule("5", "upserts, findAndModify, bulk and retryable writes make the events of plain writes")
+@rule("Events", "upserts, findAndModify, bulk and retryable writes make the events of plain writes")
 def test_every_kind_of_write_makes_the_same_events(client: Client, db: Data) -> None:
     with watched(client, db) as stream:
         db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, upsert=True)
@@ -501,7 +501,7 @@ def test_every_kind_of_write_makes_the_same_events(client: Client, db: Data) -> 
     assert not any({"lsid", "txnNumber"} & event.keys() for event in events)
 
 
-@rule("5", "a write without effect makes no event")
+@rule("Events", "a write without effect makes no event")
 def test_writes_without_effect_make_no_events(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "v": 1})
     with watched(client, db) as stream:
@@ -511,7 +511,7 @@ def test_writes_without_effect_make_no_events(client: Client, db: Data) -> None:
         assert stream.past(now(client)) == []
 
 
-@rule("5", "names match exactly: no patterns, no parts, the same case")
+@rule("Events", "names match exactly: no patterns, no parts, the same case")
 @pytest.mark.parametrize("name", ["a", "a.b", "a+", "a|b", "[a]", "A", "ä-ß", "a b", "(a)*"])
 def test_namespaces_match_exactly(client: Client, db: Data, name: str) -> None:
     names = ["a", "a.b", "aa", "a+", "a|b", "[a]", "A", "b", "axb", "ä-ß", "a b", "(a)*"]
@@ -523,7 +523,9 @@ def test_namespaces_match_exactly(client: Client, db: Data, name: str) -> None:
     assert events[0]["ns"] == {"db": db.name, "coll": name}
 
 
-@rule("5", "cluster streams omit admin, config and local; all streams omit system. collections")
+@rule(
+    "Events", "cluster streams omit admin, config and local; all streams omit system. collections"
+)
 def test_internal_namespaces_are_hidden(client: Client, cluster: TestCluster, db: Data) -> None:
     with Stream(client, "admin", 1, CLUSTER) as everything, watched(client, db) as one:
         client.config.settings.update_one(
@@ -536,7 +538,7 @@ def test_internal_namespaces_are_hidden(client: Client, cluster: TestCluster, db
     assert {(event["ns"]["db"], event["ns"]["coll"]) for event in events} == {(db.name, "a")}
 
 
-@rule("5", "names match exactly: no patterns, no parts, the same case")
+@rule("Events", "names match exactly: no patterns, no parts, the same case")
 @pytest.mark.parametrize(
     ("match", "expected"),
     [

@@ -1,4 +1,4 @@
-"""Invalidated streams: how they end, and how clients start after them (section 5)."""
+"""Invalidated streams: how they end, and how clients start after them (docs/protocol.md#events)."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ def to_the_end(stream: Stream) -> list[Event]:
     return stream.until(lambda stream: not stream.id)
 
 
-@rule("5", ENDS)
+@rule("Events", ENDS)
 @rule(
-    "5",
+    "Events",
     "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
 )
 @pytest.mark.parametrize("how", ["drop", "rename", "rename onto", "dropDatabase"])
@@ -54,8 +54,8 @@ def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("5", ENDS)
-@rule("2", "a closed stream leaves no cursor open on the shards")
+@rule("Events", ENDS)
+@rule("Cursor replies", "a closed stream leaves no cursor open on the shards")
 def test_an_ended_cursor_is_closed(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         number = stream.id
@@ -66,7 +66,7 @@ def test_an_ended_cursor_is_closed(client: Client, db: Data) -> None:
         assert reply["cursorsNotFound"] == [number]
 
 
-@rule("5", "database streams end with dropDatabase, not with a collection's drop or rename")
+@rule("Events", "database streams end with dropDatabase, not with a collection's drop or rename")
 def test_a_database_stream_ends_with_drop_database_only(client: Client, db: Data) -> None:
     with Stream(client, db.name) as stream:
         db.a.insert_one({"_id": 1})
@@ -84,10 +84,10 @@ def test_a_database_stream_ends_with_drop_database_only(client: Client, db: Data
     assert stream.pbrt == events[-1]["_id"]
 
 
-@rule("5", ENDS)
-@rule("5", "a sharded collection's DDL comes once per shard that has it")
+@rule("Events", ENDS)
+@rule("Events", "a sharded collection's DDL comes once per shard that has it")
 @rule(
-    "5",
+    "Events",
     "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
 )
 def test_a_sharded_collection_s_stream_ends_at_the_first_drop(
@@ -108,7 +108,7 @@ def test_a_sharded_collection_s_stream_ends_at_the_first_drop(
     assert {event["_id"]["_data"] for event in invalidates} == {first["_id"]["_data"]}
 
 
-@rule("3, resuming", SWALLOWED)
+@rule("Resuming", SWALLOWED)
 def test_start_after_an_invalidate_skips_it(client: Client, sharded: Documents) -> None:
     db = sharded.database
     with Stream(client, db.name, sharded.name) as stream:
@@ -127,7 +127,7 @@ def test_start_after_an_invalidate_skips_it(client: Client, sharded: Documents) 
     assert kinds(events)[-3:] == ["insert", "drop", "invalidate"]
 
 
-@rule("3, resuming", SWALLOWED)
+@rule("Resuming", SWALLOWED)
 @pytest.mark.parametrize("how", ["drop", "rename"])
 def test_start_after_an_unsharded_collection_s_invalidate_skips_it(
     client: Client, db: Data, how: str
@@ -145,7 +145,7 @@ def test_start_after_an_unsharded_collection_s_invalidate_skips_it(
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
 
 
-@rule("3, resuming", SWALLOWED)
+@rule("Resuming", SWALLOWED)
 def test_start_after_a_dropped_database_continues(client: Client, db: Data) -> None:
     with Stream(client, db.name) as stream:
         db.a.insert_one({"_id": 1})
@@ -158,7 +158,7 @@ def test_start_after_a_dropped_database_continues(client: Client, db: Data) -> N
     assert "invalidate" not in kinds(events)
 
 
-@rule("5", "invalidate")
+@rule("Events", "invalidate")
 def test_a_filtered_invalidate_still_ends_the_stream(client: Client, db: Data) -> None:
     only_inserts = [{"$match": {"operationType": "insert"}}]
     with Stream(client, db.name, "a", {}, only_inserts) as stream:
@@ -172,8 +172,8 @@ def test_a_filtered_invalidate_still_ends_the_stream(client: Client, db: Data) -
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
 
 
-@rule("5", ENDS)
-@rule("3, resuming", SWALLOWED)
+@rule("Events", ENDS)
+@rule("Resuming", SWALLOWED)
 def test_start_after_each_invalidate_ends_at_the_next_one(client: Client, db: Data) -> None:
     """startAfter each invalidate reads on to the next one, also when both are in the past."""
     start = now(client)
@@ -194,7 +194,7 @@ def test_start_after_each_invalidate_ends_at_the_next_one(client: Client, db: Da
         options = {"startAfter": events[-1]["_id"], "showExpandedEvents": True}
 
 
-@rule("5", ENDS)
+@rule("Events", ENDS)
 @pytest.mark.parametrize("collation", [None, {"locale": "simple"}])
 def test_a_dropped_collection_s_stream_can_be_resumed(
     client: Client, db: Data, collation: dict[str, Any] | None
@@ -212,8 +212,8 @@ def test_a_dropped_collection_s_stream_can_be_resumed(
         db.a.insert_one({"made": "anew"})
 
 
-@rule("5", "a sharded collection's DDL comes once per shard that has it")
-@rule("5", "cluster streams never end")
+@rule("Events", "a sharded collection's DDL comes once per shard that has it")
+@rule("Events", "cluster streams never end")
 def test_a_cluster_stream_shows_each_shard_s_drop_of_a_database(
     client: Client, sharded: Documents
 ) -> None:

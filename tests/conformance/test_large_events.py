@@ -1,4 +1,4 @@
-"""Events larger than a document may be, and their fragments (section 5)."""
+"""Events larger than a document may be, and their fragments (docs/protocol.md#events)."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def write(big: Collection[dict[str, Any]]) -> None:
     big.insert_one({"_id": 2})
 
 
-@rule("4", "an event of more than 16 MiB without splitting: 10334")
+@rule("Opening", "an event of more than 16 MiB without splitting: 10334")
 def test_an_event_over_16_mib_fails_without_splitting(
     client: Client, big: Collection[dict[str, Any]]
 ) -> None:
@@ -42,8 +42,8 @@ def test_an_event_over_16_mib_fails_without_splitting(
     assert "errorLabels" not in error
 
 
-@rule("5", FRAGMENTS)
-@rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
+@rule("Events", FRAGMENTS)
+@rule("Resuming", "resuming after a fragment's token gives the remaining fragments")
 def test_large_events_are_split_into_resumable_fragments(
     client: Client, big: Collection[dict[str, Any]]
 ) -> None:
@@ -75,7 +75,7 @@ def test_large_events_are_split_into_resumable_fragments(
                 assert stream.read(4 - cut) == events[cut + 1 :]
 
 
-@rule("5", FRAGMENTS)
+@rule("Events", FRAGMENTS)
 def test_small_events_stay_whole(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a", {}, SPLIT) as stream:
         db.a.insert_one({"_id": 1})
@@ -84,7 +84,7 @@ def test_small_events_stay_whole(client: Client, db: Data) -> None:
     assert event["fullDocument"] == {"_id": 1}
 
 
-@rule("3, resuming", "resuming after a fragment's token gives the remaining fragments")
+@rule("Resuming", "resuming after a fragment's token gives the remaining fragments")
 def test_a_fragment_of_an_event_that_is_no_longer_large_is_not_found(
     client: Client, big: Collection[dict[str, Any]]
 ) -> None:

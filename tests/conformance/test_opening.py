@@ -1,4 +1,5 @@
-"""Openings that are refused or accepted (section 4); test_cases.py has the recorded cases."""
+"""Openings that are refused or accepted (docs/protocol.md#opening); test_cases.py has the recorded
+cases."""
 
 import time
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ def token(rest: str, **more: Any) -> dict[str, Any]:
 WRONG_TYPE = "an option of the wrong type: 14 TypeMismatch"
 
 
-@rule("4", WRONG_TYPE)
+@rule("Opening", WRONG_TYPE)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -74,7 +75,7 @@ def test_options_of_wrong_types_are_refused(
     assert "errorLabels" not in error
 
 
-@rule("4", WRONG_TYPE)
+@rule("Opening", WRONG_TYPE)
 @pytest.mark.parametrize(
     "flag", ["allChangesForCluster", "showExpandedEvents", "showMigrationEvents"]
 )
@@ -84,8 +85,8 @@ def test_flags_of_wrong_types_are_refused(client: Client, flag: str) -> None:
     assert flag in error["errmsg"]
 
 
-@rule("4", "on admin without allChangesForCluster; on config: 73")
-@rule("6", "a client cannot open a stream on config.shards")
+@rule("Opening", "on admin without allChangesForCluster; on config: 73")
+@rule("Sharded cluster", "a client cannot open a stream on config.shards")
 @pytest.mark.parametrize(
     ("database", "target", "options"),
     [
@@ -104,20 +105,20 @@ def test_internal_databases_cannot_be_watched(
     assert error["errmsg"] == f"$changeStream may not be opened on the internal {database} database"
 
 
-@rule("4", "allChangesForCluster elsewhere than {aggregate: 1} on admin: 72")
+@rule("Opening", "allChangesForCluster elsewhere than {aggregate: 1} on admin: 72")
 @pytest.mark.parametrize(("database", "target"), [("test", 1), ("test", "a"), ("admin", "a")])
 def test_cluster_streams_must_be_on_admin(client: Client, database: str, target: str | int) -> None:
     error = refused(client, database, opening(CLUSTER, aggregate=target))
     assert (error["code"], error["codeName"]) == (72, "InvalidOptions")
 
 
-@rule("4", "fromMongos from a client: 51089; needsMerge alone: 9")
+@rule("Opening", "fromMongos from a client: 51089; needsMerge alone: 9")
 @pytest.mark.parametrize("flags", [{"fromMongos": True}, {"fromMongos": True, "needsMerge": True}])
 def test_internal_flags_are_refused(client: Client, flags: dict[str, Any]) -> None:
     assert refused(client, "test", opening({}, **flags))["code"] == 51089
 
 
-@rule("4", "an internal stage: 5491300")
+@rule("Opening", "an internal stage: 5491300")
 @pytest.mark.parametrize(
     "stage", ["$_internalChangeStreamTransform", "$_internalChangeStreamUnwindTransaction"]
 )
@@ -129,7 +130,7 @@ def test_internal_stages_are_refused(client: Client, stage: str) -> None:
         assert error["errmsg"] == f"{stage}' is not allowed in user requests"
 
 
-@rule("4", "a stage not allowed in change streams: 20; an unknown one: 40324")
+@rule("Opening", "a stage not allowed in change streams: 20; an unknown one: 40324")
 @pytest.mark.parametrize(
     "stage",
     [
@@ -165,7 +166,7 @@ def test_stages_not_allowed_in_change_streams_are_refused(
     assert error["errmsg"] == f"{name} is not permitted in a $changeStream pipeline"
 
 
-@rule("4", "in a transaction: 263")
+@rule("Opening", "in a transaction: 263")
 def test_a_stream_in_a_transaction_is_refused(client: Client, db: Data) -> None:
     with client.start_session() as session:
         session.start_transaction()
@@ -175,7 +176,7 @@ def test_a_stream_in_a_transaction_is_refused(client: Client, db: Data) -> None:
     assert caught.value.code == 263
 
 
-@rule("4", "read concern other than majority: 72")
+@rule("Opening", "read concern other than majority: 72")
 @pytest.mark.parametrize("level", ["local", "available", "snapshot", "linearizable"])
 def test_read_concerns_other_than_majority_are_refused(client: Client, level: str) -> None:
     error = refused(client, "test", opening({}, readConcern={"level": level}))
@@ -183,7 +184,7 @@ def test_read_concerns_other_than_majority_are_refused(client: Client, level: st
     assert f"Current readConcern: {level}" in error["errmsg"]
 
 
-@rule("4", "on a view: 166")
+@rule("Opening", "on a view: 166")
 def test_a_stream_on_a_view_is_refused(client: Client, db: Data) -> None:
     db.create_collection("a")
     db.create_collection("v", viewOn="a", pipeline=[])
@@ -192,7 +193,7 @@ def test_a_stream_on_a_view_is_refused(client: Client, db: Data) -> None:
     assert error["errmsg"] == f"Namespace {db.name}.v is a view, not a collection"
 
 
-@rule("4", "on a time-series collection: 166")
+@rule("Opening", "on a time-series collection: 166")
 def test_a_stream_on_a_time_series_collection_is_refused(client: Client, db: Data) -> None:
     db.create_collection("t", timeseries={"timeField": "at"})
     error = refused(client, db.name, opening({}, aggregate="t"))
@@ -200,14 +201,14 @@ def test_a_stream_on_a_time_series_collection_is_refused(client: Client, db: Dat
     assert error["errmsg"] == f"Namespace {db.name}.t is a timeseries collection"
 
 
-@rule("4", "on a system. collection: 73")
+@rule("Opening", "on a system. collection: 73")
 @pytest.mark.parametrize("name", ["system.profile", "system.buckets.t", "system.js"])
 def test_streams_on_system_collections_are_refused(client: Client, name: str) -> None:
     error = refused(client, "test", opening({}, aggregate=name))
     assert (error["code"], error["codeName"]) == (73, "InvalidNamespace")
 
 
-@rule("4", "missing collections and databases can be watched, which does not create them")
+@rule("Opening", "missing collections and databases can be watched, which does not create them")
 def test_missing_collections_and_databases_can_be_watched(client: Client, db: Data) -> None:
     with Stream(client, db.name, "later") as one, Stream(client, db.name) as all_of_it:
         assert db.name not in client.list_database_names()
@@ -215,7 +216,7 @@ def test_missing_collections_and_databases_can_be_watched(client: Client, db: Da
         assert kinds(one.read(1)) == kinds(all_of_it.read(1)) == ["insert"]
 
 
-@rule("4", "comment, hint, allowDiskUse, maxTimeMS are accepted")
+@rule("Opening", "comment, hint, allowDiskUse, maxTimeMS are accepted")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -238,7 +239,7 @@ def test_fields_of_the_aggregate_are_accepted(
         assert kinds(stream.read(1)) == ["insert"]
 
 
-@rule("4", "readPreference chooses the members that shards are read from")
+@rule("Opening", "readPreference chooses the members that shards are read from")
 @pytest.mark.parametrize("mode", ["secondaryPreferred", "nearest", "primaryPreferred"])
 def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: str) -> None:
     client: Client
@@ -250,7 +251,7 @@ def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: st
         assert stream.next()["documentKey"] == {"_id": 1}
 
 
-@rule("4", "an invalid read preference: 2, 4, 14, 160")
+@rule("Opening", "an invalid read preference: 2, 4, 14, 160")
 @pytest.mark.parametrize(
     ("preference", "code"),
     [
@@ -270,8 +271,8 @@ async def test_invalid_read_preferences_are_refused(
     assert (error["ok"], error["code"], error.get("errorLabels")) == (0, code, None)
 
 
-@rule("4", "readPreference chooses the members that shards are read from")
-@rule("4", "ResumableChangeStreamError on codes that clients may resume after")
+@rule("Opening", "readPreference chooses the members that shards are read from")
+@rule("Opening", "ResumableChangeStreamError on codes that clients may resume after")
 def test_a_read_preference_without_a_matching_member_is_retriable(
     cluster: TestCluster, db: Data
 ) -> None:
@@ -300,30 +301,46 @@ NOT_A_STRING = "40647: _data missing or not a string"
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        pytest.param({"resumeAfter": {}}, 40647, marks=rule("3", NOT_A_STRING)),
-        pytest.param({"startAfter": {"_data": Int64(5)}}, 40647, marks=rule("3", NOT_A_STRING)),
-        pytest.param(token("2B0229296E04", _typeBits="x"), 40648, marks=rule("3", NO_BINDATA)),
-        pytest.param({"resumeAfter": {"_data": "not hex"}}, 9, marks=rule("3", NO_HEX)),
-        pytest.param({"resumeAfter": {"_data": ""}}, 40649, marks=rule("3", "40649: empty")),
-        pytest.param(token("2B0629296E1404"), 50795, marks=rule("3", "50795: version")),
-        # A missing version, a version that is a string, and likewise for each field.
-        pytest.param({"resumeAfter": {"_data": _TIME + "04"}}, 50796, marks=rule("3", TYPES)),
-        pytest.param(token("3C610004"), 50854, marks=rule("3", TYPES)),
-        pytest.param(token("2B0204"), 51055, marks=rule("3", TYPES)),
-        pytest.param(token("2B023C610004"), 51056, marks=rule("3", TYPES)),
-        pytest.param(token("2B022B0204"), 51057, marks=rule("3", TYPES)),
-        pytest.param(token("2B022C010004"), 50793, marks=rule("3", TYPES)),
-        pytest.param(token("2B022C01003C610004"), 50855, marks=rule("3", TYPES)),
-        pytest.param(token("2B022C010027FD04"), 50794, marks=rule("3", TYPES)),
-        pytest.param(token("2B022C01002904"), 50872, marks=rule("3", TYPES)),
-        pytest.param(token("2B022C0100293C610004"), 50870, marks=rule("3", TYPES)),
-        pytest.param(token("2B042C0100296E04"), 6189500, marks=rule("3", TYPES)),
-        pytest.param(token("2B042C0100296E1404"), 6189501, marks=rule("3", TYPES)),
-        pytest.param(token("2B022C0100296E" + _UUID + "2904"), 6189503, marks=rule("3", TYPES)),
-        pytest.param(token("2B0229296E" + _UUID + "460004"), 6189504, marks=rule("3", TYPES)),
-        pytest.param({"resumeAfter": {"_data": "826B0001"}}, 15, marks=rule("3", OVERSIZED)),
+        pytest.param({"resumeAfter": {}}, 40647, marks=rule("Resume tokens", NOT_A_STRING)),
         pytest.param(
-            token("2B022C0100296E" + _UUID + "46002904"), 40646, marks=rule("3", OVERSIZED)
+            {"startAfter": {"_data": Int64(5)}}, 40647, marks=rule("Resume tokens", NOT_A_STRING)
+        ),
+        pytest.param(
+            token("2B0229296E04", _typeBits="x"), 40648, marks=rule("Resume tokens", NO_BINDATA)
+        ),
+        pytest.param({"resumeAfter": {"_data": "not hex"}}, 9, marks=rule("Resume tokens", NO_HEX)),
+        pytest.param(
+            {"resumeAfter": {"_data": ""}}, 40649, marks=rule("Resume tokens", "40649: empty")
+        ),
+        pytest.param(token("2B0629296E1404"), 50795, marks=rule("Resume tokens", "50795: version")),
+        # A missing version, a version that is a string, and likewise for each field.
+        pytest.param(
+            {"resumeAfter": {"_data": _TIME + "04"}}, 50796, marks=rule("Resume tokens", TYPES)
+        ),
+        pytest.param(token("3C610004"), 50854, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B0204"), 51055, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B023C610004"), 51056, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B022B0204"), 51057, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B022C010004"), 50793, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B022C01003C610004"), 50855, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B022C010027FD04"), 50794, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B022C01002904"), 50872, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B022C0100293C610004"), 50870, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B042C0100296E04"), 6189500, marks=rule("Resume tokens", TYPES)),
+        pytest.param(token("2B042C0100296E1404"), 6189501, marks=rule("Resume tokens", TYPES)),
+        pytest.param(
+            token("2B022C0100296E" + _UUID + "2904"), 6189503, marks=rule("Resume tokens", TYPES)
+        ),
+        pytest.param(
+            token("2B0229296E" + _UUID + "460004"), 6189504, marks=rule("Resume tokens", TYPES)
+        ),
+        pytest.param(
+            {"resumeAfter": {"_data": "826B0001"}}, 15, marks=rule("Resume tokens", OVERSIZED)
+        ),
+        pytest.param(
+            token("2B022C0100296E" + _UUID + "46002904"),
+            40646,
+            marks=rule("Resume tokens", OVERSIZED),
         ),
     ],
 )
@@ -338,7 +355,7 @@ ALLOWED = (
 )
 
 
-@rule("4", ALLOWED)
+@rule("Opening", ALLOWED)
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [
@@ -386,8 +403,8 @@ def check_stage(stage: dict[str, Any], event: dict[str, Any]) -> None:
             assert event["a"] == 1
 
 
-@rule("4", "pipeline changed an event's _id: 280")
-@rule("4", "NonResumableChangeStreamError on 280 and 286")
+@rule("Opening", "pipeline changed an event's _id: 280")
+@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
 @pytest.mark.parametrize(
     "stage",
     [
@@ -414,7 +431,7 @@ def test_a_modified_event_id_is_fatal(client: Client, db: Data, stage: dict[str,
     )
 
 
-@rule("4", "collation applies to the user's stages")
+@rule("Opening", "collation applies to the user's stages")
 def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"fullDocument.a": "x"}}]
     insensitive = {"locale": "en", "strength": 2}
@@ -428,7 +445,7 @@ def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) ->
         assert [event["documentKey"]["_id"] for event in folded.past(end)] == [1, 2]
 
 
-@rule("4", "let's variables work in the user's stages")
+@rule("Opening", "let's variables work in the user's stages")
 def test_let_variables_work_in_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"$expr": {"$eq": ["$fullDocument.a", "$$wanted"]}}}]
     with Stream(client, db.name, "a", {}, match, let={"wanted": 2}) as stream:
@@ -436,7 +453,7 @@ def test_let_variables_work_in_the_user_s_stages(client: Client, db: Data) -> No
         assert [event["documentKey"]["_id"] for event in stream.past(now(client))] == [2]
 
 
-@rule("4", "API version 1, strict: 323 for options that are not in it")
+@rule("Opening", "API version 1, strict: 323 for options that are not in it")
 @pytest.mark.parametrize("option", ["showExpandedEvents", "showSystemEvents"])
 def test_the_strict_api_refuses_newer_options(client: Client, option: str) -> None:
     strict = {"apiVersion": "1", "apiStrict": True}
@@ -444,7 +461,7 @@ def test_the_strict_api_refuses_newer_options(client: Client, option: str) -> No
     assert (error["code"], error["codeName"]) == (323, "APIStrictError")
 
 
-@rule("6", "events that look like those of config.shards are harmless")
+@rule("Sharded cluster", "events that look like those of config.shards are harmless")
 def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
     forged = {
         "operationType": "insert",
@@ -466,7 +483,7 @@ def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
         assert kinds(stream.read(1)) == ["kNewShardDetected"]
 
 
-@rule("4", "required image missing: 47")
+@rule("Opening", "required image missing: 47")
 @pytest.mark.parametrize("option", ["fullDocument", "fullDocumentBeforeChange"])
 def test_a_missing_required_image_is_an_error(client: Client, db: Data, option: str) -> None:
     db.create_collection("a")
@@ -479,7 +496,7 @@ def test_a_missing_required_image_is_an_error(client: Client, db: Data, option: 
     assert f"the {image} was not found for event" in error["errmsg"]
 
 
-@rule("4", "startAtOperationTime and a token: 40674")
+@rule("Opening", "startAtOperationTime and a token: 40674")
 def test_a_start_time_and_a_token_together_are_refused(client: Client) -> None:
     options = {**token("2B0229296E04"), "startAtOperationTime": next_tick(Timestamp(1, 1))}
     assert refused(client, "test", opening(options))["code"] == 40674
@@ -488,7 +505,7 @@ def test_a_start_time_and_a_token_together_are_refused(client: Client) -> None:
 INSIDE = "an invalid stage fails the opening; an error on an event fails the getMore"
 
 
-@rule("4", INSIDE)
+@rule("Opening", INSIDE)
 @pytest.mark.parametrize(
     "stage",
     [
@@ -515,8 +532,8 @@ def test_an_invalid_stage_fails_the_opening(
     assert "errorLabels" not in error
 
 
-@rule("4", INSIDE)
-@rule("4", "a failed cursor is closed")
+@rule("Opening", INSIDE)
+@rule("Opening", "a failed cursor is closed")
 def test_an_error_on_an_event_fails_the_get_more(client: Client, db: Data) -> None:
     divide = [{"$addFields": {"a": {"$divide": [1, "$fullDocument.zero"]}}}]
     with Stream(client, db.name, "a", {}, divide) as stream:
@@ -534,9 +551,9 @@ RESUMABLE += [13388, 13435, 13436]
 STATE_CHANGES = [91, 189, 10107, 11600, 11602, 13435, 13436]
 
 
-@rule("4", "ResumableChangeStreamError on codes that clients may resume after")
-@rule("4", "NonResumableChangeStreamError on 280 and 286")
-@rule("4", "a shard's change of state is reported as 6 HostUnreachable")
+@rule("Opening", "ResumableChangeStreamError on codes that clients may resume after")
+@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
+@rule("Opening", "a shard's change of state is reported as 6 HostUnreachable")
 async def test_errors_have_the_labels_of_their_codes(router: RouterProcess, db: Data) -> None:
     async with await RawClient.connect(router.port) as raw:
         for code in [*RESUMABLE, 280, 286, 43, 11601]:
@@ -556,7 +573,7 @@ async def test_errors_have_the_labels_of_their_codes(router: RouterProcess, db: 
             await raw.command(db.name, {"killCursors": "a", "cursors": [cursor_id]})
 
 
-@rule("4", "inside another stage's pipeline: 51047, 40600, 31441")
+@rule("Opening", "inside another stage's pipeline: 51047, 40600, 31441")
 @pytest.mark.parametrize(
     ("stage", "code"),
     [
@@ -587,7 +604,7 @@ def test_a_change_stream_inside_another_stage_is_refused(
     assert error["code"] == code
 
 
-@rule("4", "on a system. collection: 73")
+@rule("Opening", "on a system. collection: 73")
 def test_names_similar_to_system_collections_can_be_watched(client: Client, db: Data) -> None:
     """Only names that begin with ``system.`` are reserved."""
     for name in ("systemindexes", "system_users", "a.system"):

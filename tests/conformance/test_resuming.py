@@ -1,4 +1,5 @@
-"""Resuming: the events before and after any cut make up the whole history (section 3)."""
+"""Resuming: the events before and after any cut make up the whole history
+(docs/protocol.md#resume-tokens)."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -28,7 +29,7 @@ from tests.harness.routers import RouterProcess, start_router
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
-RESUMING = "3, resuming"
+RESUMING = "Resuming"
 
 
 def rest(client: Client, database: str, start: dict[str, Any], count: int) -> list[Event]:
@@ -126,7 +127,7 @@ def test_any_history_can_be_cut_and_resumed(client: Client, sharded: Documents) 
 
 
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
-@rule("6", "the recorded workload gives the recorded events")
+@rule("Sharded cluster", "the recorded workload gives the recorded events")
 def test_the_recorded_workload_can_be_cut_and_resumed(client: Client, workload: Workload) -> None:
     # The two events of 9 MiB lie between the 609th and the 612th.
     events = workload.events["db"]
@@ -174,7 +175,7 @@ def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: D
     assert events[0]["clusterTime"] >= soon
 
 
-@rule("3", "a token resumes on any router or mongos")
+@rule("Resume tokens", "a token resumes on any router or mongos")
 def test_a_token_resumes_on_another_router_and_on_mongos(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -195,8 +196,8 @@ def test_a_token_resumes_on_another_router_and_on_mongos(
 
 
 @rule(RESUMING, "a changed pipeline that drops the token's event: 280 once the stream surpasses it")
-@rule("4", "token not found on resuming: 280")
-@rule("4", "NonResumableChangeStreamError on 280 and 286")
+@rule("Opening", "token not found on resuming: 280")
+@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
 def test_a_pipeline_without_the_token_s_event_is_fatal(client: Client, sharded: Documents) -> None:
     name = sharded.database.name
     with Stream(client, name) as stream:
@@ -224,9 +225,9 @@ def test_a_token_of_another_collection_is_fatal(client: Client, db: Data) -> Non
         assert stream.failure()["code"] == 280
 
 
-@rule("3", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them")
-@rule("3", "the high water mark's token names the time alone")
-@rule("3", "tokens are answered in the version that the shards use")
+@rule("Resume tokens", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them")
+@rule("Resume tokens", "the high water mark's token names the time alone")
+@rule("Resume tokens", "tokens are answered in the version that the shards use")
 def test_tokens_have_version_1_on_older_servers(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
@@ -246,8 +247,8 @@ def test_tokens_have_version_1_on_older_servers(
     assert data[70:] == "461E5F6964002B020004"
 
 
-@rule("3", "tokens of version 2, as 7.0 makes them")
-@rule("3", "tokens are answered in the version that the shards use")
+@rule("Resume tokens", "tokens of version 2, as 7.0 makes them")
+@rule("Resume tokens", "tokens are answered in the version that the shards use")
 def test_tokens_have_version_2_on_newer_servers(newer: Client) -> None:
     db = newer["versions"]
     with Stream(newer, db.name, "a") as stream:
@@ -262,7 +263,7 @@ def test_tokens_have_version_2_on_newer_servers(newer: Client) -> None:
     assert rest(newer, db.name, {"resumeAfter": events[0]["_id"]}, 1) == events[1:]
 
 
-@rule("3", "a version 1 token resumes on shards that make version 2")
+@rule("Resume tokens", "a version 1 token resumes on shards that make version 2")
 def test_a_version_1_token_resumes_on_newer_shards(newer: Client) -> None:
     db = newer["upgraded"]
     with Stream(newer, db.name, "a") as stream:
@@ -279,8 +280,8 @@ def test_a_version_1_token_resumes_on_newer_shards(newer: Client) -> None:
 
 
 @rule(RESUMING, "an oplog that has rolled over: 286")
-@rule("4", "resume point no longer in an oplog: 286")
-@rule("4", "NonResumableChangeStreamError on 280 and 286")
+@rule("Opening", "resume point no longer in an oplog: 286")
+@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
 def test_a_rolled_over_oplog_is_fatal() -> None:
     """Real servers keep at least 990 MB of oplog; the embedded cluster's size is configurable."""
     if real_servers_named():
@@ -310,7 +311,7 @@ def test_a_rolled_over_oplog_is_fatal() -> None:
                 assert "the resume point may no longer be in the oplog" in error["errmsg"]
 
 
-@rule("4", "resumeAfter with an invalidate token: 260")
+@rule("Opening", "resumeAfter with an invalidate token: 260")
 def test_resume_after_an_invalidate_is_refused(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({})
@@ -321,7 +322,7 @@ def test_resume_after_an_invalidate_is_refused(client: Client, db: Data) -> None
     assert (error["code"], error["codeName"]) == (260, "InvalidResumeToken")
 
 
-@rule("3", "a token resumes on any router or mongos")
+@rule("Resume tokens", "a token resumes on any router or mongos")
 def test_a_token_of_a_wider_stream_resumes_a_collection_stream(client: Client, db: Data) -> None:
     """A token of a cluster or database stream resumes a stream on the event's collection."""
     with Stream(client, "admin", 1, CLUSTER) as stream:

@@ -1,4 +1,5 @@
-"""Collections sharded in various ways, and chunks that move (sections 5 and 6)."""
+"""Collections sharded in various ways, and chunks that move (docs/protocol.md#events and
+docs/protocol.md#sharded-cluster)."""
 
 from typing import Any
 
@@ -22,8 +23,8 @@ def updates(events: list[Event]) -> list[Event]:
     return [event for event in events if event["operationType"] == "update"]
 
 
-@rule("5", LOOKUPS)
-@rule("5", "documentKey has the shard key first")
+@rule("Events", LOOKUPS)
+@rule("Events", "documentKey has the shard key first")
 @pytest.mark.parametrize(
     ("key", "document_key"),
     [
@@ -53,7 +54,7 @@ def test_lookups_and_keys_work_with_shard_keys_of_all_kinds(
     assert [(each["_id"], each["v"]) for each in found] == [(n, n) for n in range(10)]
 
 
-@rule("5", LOOKUPS)
+@rule("Events", LOOKUPS)
 def test_lookups_distinguish_equal_ids_on_several_shards(
     client: Client, sharded: Documents
 ) -> None:
@@ -66,8 +67,8 @@ def test_lookups_distinguish_equal_ids_on_several_shards(
     assert [event["fullDocument"]["v"] for event in updates(events)] == [1, 11, 21]
 
 
-@rule("5", LOOKUPS)
-@rule("4", "collation applies to the user's stages")
+@rule("Events", LOOKUPS)
+@rule("Opening", "collation applies to the user's stages")
 def test_a_collection_s_collation_does_not_apply(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_collection_s_collation_does_not_apply(
     assert keys == {"ABC"}
 
 
-@rule("5", LOOKUPS)
+@rule("Events", LOOKUPS)
 def test_lookups_find_migrated_documents(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -116,7 +117,7 @@ def test_lookups_find_migrated_documents(
     ]
 
 
-@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+@rule("Events", "fullDocumentBeforeChange: off, whenAvailable, required")
 def test_images_are_found_after_migrations(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -135,7 +136,7 @@ def test_images_are_found_after_migrations(
     assert [event.get("fullDocument", {}).get("v") for event in events] == [0, 1, 2, None]
 
 
-@rule("6", MOVES)
+@rule("Sharded cluster", MOVES)
 def test_a_stream_continues_when_its_collection_is_sharded(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
@@ -160,7 +161,7 @@ def test_a_stream_continues_when_its_collection_is_sharded(
             assert [e["_id"] for e in rest] == [e["_id"] for e in events[number + 1 :]]
 
 
-@rule("6", MOVES)
+@rule("Sharded cluster", MOVES)
 def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> None:
     """Each event has the shard key of its time, and resuming finds it by that key."""
     with Stream(client, db.name, "a") as stream:
@@ -181,7 +182,7 @@ def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> No
             assert stream.read(2 - number) == events[number + 1 :]
 
 
-@rule("6", MOVES)
+@rule("Sharded cluster", MOVES)
 def test_a_moved_primary_copies_and_drops_collections(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:
@@ -215,7 +216,7 @@ def test_a_moved_primary_copies_and_drops_collections(
     assert shown[7:] == [*dropped, ("insert", "a"), ("update", "a")]
 
 
-@rule("6", MOVES)
+@rule("Sharded cluster", MOVES)
 def test_shards_without_the_collection_do_not_matter(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:

@@ -1,4 +1,4 @@
-"""Shards that are added and removed while a stream is open (section 6)."""
+"""Shards that are added and removed while a stream is open (docs/protocol.md#sharded-cluster)."""
 
 import time
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ def write(spread: Documents, numbers: range) -> None:
         spread.insert_one({"_id": number, "k": number % 30})
 
 
-@rule("6", "a shard added at time t is part of the stream from t plus one tick")
-@rule("6", "a removed shard's events are all delivered and the stream continues")
+@rule("Sharded cluster", "a shard added at time t is part of the stream from t plus one tick")
+@rule("Sharded cluster", "a removed shard's events are all delivered and the stream continues")
 def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     spread = shard_over_three(client.topology, "spread", list(cluster.shards)[:3])
@@ -59,7 +59,7 @@ def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestClu
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("6", "a shard added at time t is part of the stream from t plus one tick")
+@rule("Sharded cluster", "a shard added at time t is part of the stream from t plus one tick")
 def test_a_stream_resumes_from_before_a_shard_was_added(
     growing: tuple[Client, TestCluster],
 ) -> None:
@@ -76,8 +76,8 @@ def test_a_stream_resumes_from_before_a_shard_was_added(
     assert [e["ns"]["db"] for e in events] == ["later", "onnew"]
 
 
-@rule("6", "a shard added at time t is part of the stream from t plus one tick")
-@rule("3, resuming", "startAtOperationTime in the future gives no event before it")
+@rule("Sharded cluster", "a shard added at time t is part of the stream from t plus one tick")
+@rule("Resuming", "startAtOperationTime in the future gives no event before it")
 def test_a_shard_added_before_the_start_is_included(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     in_time, seconds = False, 4
@@ -98,7 +98,7 @@ def test_a_shard_added_before_the_start_is_included(growing: tuple[Client, TestC
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("6", "idle members do not delay events")
+@rule("Sharded cluster", "idle members do not delay events")
 def test_rare_no_ops_do_not_delay_events() -> None:
     with (
         start_cluster(3) as cluster,
@@ -116,7 +116,7 @@ def test_rare_no_ops_do_not_delay_events() -> None:
             assert time.monotonic() - began < 8
 
 
-@rule("4", "a cluster without shards: an empty batch and cursor id 0")
+@rule("Opening", "a cluster without shards: an empty batch and cursor id 0")
 def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
     with (
         start_cluster(0) as cluster,

@@ -1,4 +1,5 @@
-"""Transactions: the fields and the order of their events, on one or several shards (section 5)."""
+"""Transactions: the fields and the order of their events, on one or several shards
+(docs/protocol.md#events)."""
 
 from collections import defaultdict
 from typing import Any
@@ -30,7 +31,7 @@ def by_shard(events: list[Event]) -> dict[int, list[Event]]:
     return shards
 
 
-@rule("5", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
+@rule("Events", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
 def test_a_transaction_s_events_have_its_session_and_number(client: Client, db: Data) -> None:
     db.create_collection("a")
     with Stream(client, db.name, "a") as stream:
@@ -52,10 +53,10 @@ def test_a_transaction_s_events_have_its_session_and_number(client: Client, db: 
 
 
 @rule(
-    "5",
+    "Events",
     "a transaction's events on several shards interleave by token",
 )
-@rule("3", "hex strings compare as plain strings in stream order")
+@rule("Resume tokens", "hex strings compare as plain strings in stream order")
 def test_a_transaction_s_events_interleave_by_token(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name) as stream:
         write_all_over(client, sharded)
@@ -73,7 +74,7 @@ def test_a_transaction_s_events_interleave_by_token(client: Client, sharded: Doc
     assert kinds(shards[11]) == ["insert"] * 3 + ["delete"]
 
 
-@rule("5", "an aborted transaction has no events")
+@rule("Events", "an aborted transaction has no events")
 def test_an_aborted_transaction_makes_no_events(client: Client, sharded: Documents) -> None:
     with Stream(client, sharded.database.name) as stream:
         with client.start_session() as session:
@@ -86,9 +87,9 @@ def test_an_aborted_transaction_makes_no_events(client: Client, sharded: Documen
     assert [event["documentKey"]["_id"] for event in events] == ["after"]
 
 
-@rule("3, resuming", "resuming inside a transaction gives its remaining events")
+@rule("Resuming", "resuming inside a transaction gives its remaining events")
 @rule(
-    "3, resuming",
+    "Resuming",
     "resuming after one of several events at one cluster time on different shards",
 )
 def test_a_stream_resumes_inside_a_transaction(client: Client, sharded: Documents) -> None:
@@ -102,7 +103,7 @@ def test_a_stream_resumes_inside_a_transaction(client: Client, sharded: Document
             assert rest.read(len(events) - cut) == events[cut:]
 
 
-@rule("6", "sorted by token, the shards' events are byte for byte the merged stream")
+@rule("Sharded cluster", "sorted by token, the shards' events are byte for byte the merged stream")
 def test_the_shards_events_make_up_the_merged_stream(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -125,7 +126,7 @@ def test_the_shards_events_make_up_the_merged_stream(
     assert merged == sorted(apart, key=lambda event: event["_id"]["_data"])
 
 
-@rule("5", "a transaction of more than 16 MiB is one transaction")
+@rule("Events", "a transaction of more than 16 MiB is one transaction")
 def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documents) -> None:
     def insert(session: ClientSession) -> None:
         for number in range(4):
@@ -148,8 +149,8 @@ def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documen
         assert stream.read(len(expected)) == expected
 
 
-@rule("5", "a write without effect makes no event")
-@rule("5", "a transaction's events on several shards interleave by token")
+@rule("Events", "a write without effect makes no event")
+@rule("Events", "a transaction's events on several shards interleave by token")
 def test_a_shard_without_changes_adds_no_events(client: Client, sharded: Documents) -> None:
     """The shard takes part in the commit without an operation of its own."""
     sharded.insert_many([{"_id": k, "k": k} for k in (1, 11)])
@@ -161,7 +162,7 @@ def test_a_shard_without_changes_adds_no_events(client: Client, sharded: Documen
     assert [(e["operationType"], e["documentKey"]["k"]) for e in events] == [("update", 11)]
 
 
-@rule("5", "documentKey has the shard key first")
+@rule("Events", "documentKey has the shard key first")
 def test_deletes_show_the_whole_document_key(client: Client, sharded: Documents) -> None:
     sharded.insert_many([{"_id": k, "k": k} for k in (1, 2, 11)])
     with Stream(client, sharded.database.name, sharded.name) as stream:
@@ -176,7 +177,7 @@ def test_deletes_show_the_whole_document_key(client: Client, sharded: Documents)
     assert last["operationType"] == "insert"
 
 
-@rule("5", "fullDocumentBeforeChange: off, whenAvailable, required")
+@rule("Events", "fullDocumentBeforeChange: off, whenAvailable, required")
 def test_each_operation_has_its_own_images(client: Client, db: Data) -> None:
     """Each operation has its own images, even if several change one document."""
     db.create_collection("a", changeStreamPreAndPostImages={"enabled": True})
@@ -193,7 +194,7 @@ def test_each_operation_has_its_own_images(client: Client, db: Data) -> None:
     assert [event.get("fullDocument", {}).get("v") for event in events] == [1, 2, 3, None]
 
 
-@rule("5", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
+@rule("Events", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
 def test_only_operations_in_the_watched_collection_are_shown(client: Client, db: Data) -> None:
     """Other operations keep their txnOpIndex, so a wider stream resumes from the same token."""
     for name in ("a", "b"):
@@ -217,7 +218,7 @@ def test_only_operations_in_the_watched_collection_are_shown(client: Client, db:
     ]
 
 
-@rule("5", "a transaction's events on several shards interleave by token")
+@rule("Events", "a transaction's events on several shards interleave by token")
 def test_a_stream_shows_transactions_committed_after_its_start(
     client: Client, sharded: Documents
 ) -> None:

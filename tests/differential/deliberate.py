@@ -1,4 +1,4 @@
-"""Where the router differs from mongos on purpose (docs/protocol.md, section 11)."""
+"""Where the router differs from mongos on purpose (docs/protocol.md#differences)."""
 
 from tests.differential.plans import Plan, token_time
 from tests.differential.reading import Reading

@@ -101,7 +101,7 @@ class RealCluster(TestCluster):
 
     def bring_back_shard(self, name: str, host: str) -> None:
         # A server with databases cannot be added again, and dropping them would make events on 6.0
-        # (docs/protocol.md, section 6). So a new server gets the name.
+        # (docs/protocol.md#sharded-cluster). So a new server gets the name.
         self._returned += 1
         shard = self._launch_set(f"{name}-back{self._returned}")
         shard.initiate()

@@ -23,7 +23,8 @@ _PRIMARY = {"mode": "primary"}
 
 
 def event_token(ts: Timestamp, number: int = 1) -> str:
-    """Return the version 1 token of an insert of ``{_id: number}``; docs/protocol.md, section 3."""
+    """Return the version 1 token of an insert of ``{_id: number}``;
+    docs/protocol.md#resume-tokens."""
     digits = f"2B{number << 1:02X}" if number < 128 else f"2C{number << 1:04X}"
     time = f"{ts.time:08X}{ts.inc:08X}"
     return f"82{time}2B022C0100296E{UUID_HEX}46645F696400{digits}0004"

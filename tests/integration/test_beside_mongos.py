@@ -267,7 +267,7 @@ async def test_document_sequences_of_the_router_s_commands_get_the_same_answers(
 
 
 # mongos treats a shard's event of this type as the announcement of a new shard, even if a client's
-# stage wrote the name, and drops it. The router delivers it (docs/protocol.md, section 5).
+# stage wrote the name, and drops it. The router delivers it (docs/protocol.md#events).
 SWALLOWED = "kNewShardDetected"
 INTERNAL_TYPES = [
     SWALLOWED,

@@ -53,6 +53,11 @@ def test_every_reference_to_a_document_resolves() -> None:
     assert [problem for path in files() for problem in problems(path)] == []
 
 
+def test_no_reference_is_by_section_number() -> None:
+    numbered = re.compile(r"\.md\)?,?\s+(?:sections? )?\d")
+    assert [str(path) for path in files() if numbered.search(path.read_text())] == []
+
+
 @pytest.mark.parametrize("reference", ["docs/none.md", "docs/design.md#none", "[x](#none)"])
 def test_a_broken_reference_is_found(tmp_path: Path, reference: str) -> None:
     page = tmp_path / "page.md"

@@ -1,4 +1,4 @@
-"""Resume tokens and events for tests, built byte by byte (docs/protocol.md, section 3)."""
+"""Resume tokens and events for tests, built byte by byte (docs/protocol.md#resume-tokens)."""
 
 from typing import Any
 

@@ -247,7 +247,7 @@ def test_the_mark_is_the_smallest_promise():
 
 
 class TestTopologyRemote:
-    """When the config server's promise may be the mark (docs/protocol.md, section 6)."""
+    """When the config server's promise may be the mark (docs/protocol.md#sharded-cluster)."""
 
     def make(self) -> Merger:
         made = Merger()
