@@ -221,7 +221,7 @@ class _Run:
         self._report_step(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
         found = pair.failures or differences(plan, mongos, router, end, pair.of_shards)
         if pair.joined is not None and not pair.failures:
-            joined = differences(plan, mongos, pair.joined, end, pair.of_shards)
+            joined = differences(plan, mongos, pair.joined, end, pair.of_shards, legs=True)
             found += [f"in legs: {each}" for each in joined]
         if found and not is_deliberate(plan, mongos, router):
             outcome.differences.append("\n    ".join([line, *found]))
