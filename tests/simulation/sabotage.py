@@ -15,7 +15,7 @@ from router.change_stream.progress_command import progress_command
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
 from router.merge.merger import Event, Merger
-from router.streams import runner
+from router.streams import openings
 from shard_client.remote_cursor.progress_cursor import ProgressCursor
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
@@ -150,7 +150,7 @@ def _probe_sees_less() -> Iterator[None]:
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(runner, "progress_command", narrowed):
+    with mock.patch.object(openings, "progress_command", narrowed):
         yield
 
 
