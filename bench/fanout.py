@@ -1,24 +1,22 @@
 """Many clients of one stream: their cost to the router and the shards, in CPU and memory."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
-from pymongo import MongoClient
-
 from bench.events import FIRST_SECOND
 from bench.processes import (
     ReplayedCluster,
     cpu_seconds,
+    open_cursors,
     peak_memory,
     replayed_cluster,
     resident_memory,
     router,
 )
+from bench.program import Program
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 SHARDS = 4
@@ -73,11 +71,11 @@ def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
         before = resident_memory(pid)
         with _opened(port, clients, cluster.events) as processes:
             idle = resident_memory(pid)
-            cursors = sum(_open_cursors(each) for each in cluster.all_ports)
+            cursors = sum(open_cursors(each) for each in cluster.all_ports)
             used = cpu_seconds(pid)
             for process in processes:
-                _tell(process)
-            results = [json.loads(_line(process)) for process in processes]
+                process.tell()
+            results = [json.loads(process.line()) for process in processes]
             used = cpu_seconds(pid) - used
             busy = peak_memory(pid)
     delivered = clients * cluster.events
@@ -96,45 +94,16 @@ def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(port: int, clients: int, events: int) -> Iterator[list[subprocess.Popen[str]]]:
+def _opened(port: int, clients: int, events: int) -> Iterator[list[Program]]:
     """Start processes that open the clients' cursors and then wait for a line on stdin."""
     shares = [clients // PROCESSES + (n < clients % PROCESSES) for n in range(PROCESSES)]
     start = f"{FIRST_SECOND}:1"
     with ExitStack() as stack:
         processes = []
         for share in filter(None, shares):
-            command = [sys.executable, "-m", "bench.fanout_clients", str(port), "--start", start]
-            command += ["--clients", str(share), "--events", str(events)]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            stack.callback(_end, process)
-            processes.append(process)
+            arguments = ["--clients", str(share), "--events", str(events), "--start", start]
+            program = Program("bench.fanout_clients", str(port), *arguments)
+            processes.append(stack.enter_context(program))
         for process in processes:
-            _line(process)
+            process.line()
         yield processes
-
-
-def _open_cursors(port: str) -> int:
-    with MongoClient("127.0.0.1", int(port), directConnection=True) as client:
-        status = client.admin.command("serverStatus")
-    return int(status["metrics"]["cursor"]["open"]["total"])
-
-
-def _tell(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError("a process of clients has ended")
-    return line
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    process.wait()

@@ -1,8 +1,6 @@
 """Many streams that differ only in their filter: one scan of the oplogs, or one for each."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,10 +15,12 @@ from bench.processes import (
     ReplayedCluster,
     cpu_seconds,
     listening,
+    open_cursors,
     replayed_cluster,
     resident_memory,
     router,
 )
+from bench.program import Program
 from bench.suite import Column, Options, Outcome, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
@@ -121,11 +121,11 @@ def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
         before = resident_memory(pid)
         with _opened(port, streams, each) as processes:
             idle = resident_memory(pid)
-            cursors = sum(_open_cursors(port) for port in cluster.all_ports)
+            cursors = sum(open_cursors(port) for port in cluster.all_ports)
             used, begun = cpu_seconds(pid), time.perf_counter()
             for process in processes:
-                _tell(process)
-            results = [json.loads(_line(process)) for process in processes]
+                process.tell()
+            results = [json.loads(process.line()) for process in processes]
             used, took = cpu_seconds(pid) - used, time.perf_counter() - begun
             busy = resident_memory(pid)
     return {
@@ -141,33 +141,22 @@ def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(port: int, streams: int, events: int) -> Iterator[list[subprocess.Popen[str]]]:
+def _opened(port: int, streams: int, events: int) -> Iterator[list[Program]]:
     """Start processes that open the streams and then wait for a line on stdin."""
     shares = [streams // PROCESSES + (n < streams % PROCESSES) for n in range(PROCESSES)]
     first = 0
     with ExitStack() as stack:
         processes = []
         for share in filter(None, shares):
-            process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "bench.fanout_clients", str(port),
-                    "--start", f"{FIRST_SECOND}:1", "--clients", str(share),
-                    "--events", str(events), "--tenants", str(first),
-                ],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            program = Program(
+                "bench.fanout_clients", str(port), "--start", f"{FIRST_SECOND}:1",
+                "--clients", str(share), "--events", str(events), "--tenants", str(first),
             )  # fmt: skip
-            stack.callback(_end, process)
-            processes.append(process)
+            processes.append(stack.enter_context(program))
             first += share
         for process in processes:
-            _line(process)
+            process.line()
         yield processes
-
-
-def _open_cursors(port: str) -> int:
-    with MongoClient("127.0.0.1", int(port), directConnection=True) as client:
-        status = client.admin.command("serverStatus")
-    return int(status["metrics"]["cursor"]["open"]["total"])
 
 
 # Real servers.
@@ -207,7 +196,7 @@ def _watched(
         before, begun = _used(members, pids), time.perf_counter()
         _write(cluster, max(1, watchers))
         if process is not None:
-            _line(process)
+            process.line()
         after, took = _used(members, pids), time.perf_counter() - begun
     used = {name: (after[name] - before[name]) / WRITES * _MICRO for name in after}
     return {"watchers": watchers, "way": way, "seconds": took, **used}
@@ -262,10 +251,10 @@ def _paced(cluster: TestCluster, options: Options) -> dict[str, Any]:
             now = time.perf_counter()
             acknowledged.update((each["_id"], now) for each in made)
         took = time.perf_counter() - begun
-        _line(process)
+        process.line()
         used = cpu_seconds(pid) - used
-        _tell(process)
-        arrived = json.loads(_line(process))["arrived"]
+        process.tell()
+        arrived = json.loads(process.line())["arrived"]
         documents.delete_many({"_id": {"$in": list(acknowledged)}})
     late = [max(0.0, arrived[each] - at) * 1e3 for each, at in acknowledged.items()]
     cuts = quantiles(late, n=100)
@@ -279,36 +268,9 @@ def _paced(cluster: TestCluster, options: Options) -> dict[str, Any]:
 
 
 @contextmanager
-def _watching(port: int, watchers: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _watching(port: int, watchers: int, *arguments: str) -> Iterator[Program]:
     """Run watchers of one tenant each during the block, from when all are open."""
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "bench.live_watchers", str(port),
-            "--clients", str(watchers), "--tenants", *arguments,
-        ],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        _line(process)
+    options = ["--clients", str(watchers), "--tenants", *arguments]
+    with Program("bench.live_watchers", str(port), *options) as process:
+        process.line()
         yield process
-    finally:
-        _end(process)
-
-
-def _tell(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError("a process of clients has ended")
-    return line
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    process.wait()

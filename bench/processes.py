@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pymongo import MongoClient
+
 READY = "Waiting for connections"
 
 
@@ -50,6 +52,13 @@ def listening(program: str, port: int | str) -> int:
         if words[0].endswith(program.encode()) and str(port).encode() in words:
             return int(entry.name)
     raise RuntimeError(f"no {program} on port {port}")
+
+
+def open_cursors(port: str) -> int:
+    """Return the number of cursors that the server at ``port`` has open."""
+    with MongoClient[dict[str, Any]]("127.0.0.1", int(port), directConnection=True) as client:
+        status = client.admin.command("serverStatus")
+    return int(status["metrics"]["cursor"]["open"]["total"])
 
 
 def peak_memory(pid: int) -> int:

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 
 from bench.members import Members
 from bench.processes import cpu_seconds
+from bench.program import Program
 
 _numbers = count(0, 1_000_000)
 """The number of each writer's first document."""
@@ -125,7 +124,7 @@ def _cpu(way: Way) -> float:
 
 
 @contextlib.contextmanager
-def _watchers(way: Way, clients: int, *, distinct: bool) -> Iterator[subprocess.Popen[str] | None]:
+def _watchers(way: Way, clients: int, *, distinct: bool) -> Iterator[Program | None]:
     if way.port is None:
         yield None
         return
@@ -136,7 +135,7 @@ def _watchers(way: Way, clients: int, *, distinct: bool) -> Iterator[subprocess.
 
 
 @contextlib.contextmanager
-def _writer(uri: str, load: Load) -> Iterator[subprocess.Popen[str] | None]:
+def _writer(uri: str, load: Load) -> Iterator[Program | None]:
     if not load.rate:
         yield None
         return
@@ -146,36 +145,17 @@ def _writer(uri: str, load: Load) -> Iterator[subprocess.Popen[str] | None]:
 
 
 @contextlib.contextmanager
-def _program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _program(module: str, *arguments: str) -> Iterator[Program]:
     """Run a module that prints a line when ready and ends when a line arrives on its stdin."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        _line(process)
+    with Program(module, *arguments) as process:
+        process.line()
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
-def _finish(process: subprocess.Popen[str] | None) -> dict[str, Any]:
+def _finish(process: Program | None) -> dict[str, Any]:
     """Stop a program and return the JSON that it prints."""
     if process is None:
         return {}
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    found: dict[str, Any] = json.loads(_line(process))
+    process.tell()
+    found: dict[str, Any] = json.loads(process.line())
     return found
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError("a program of the benchmark has ended")
-    return line
