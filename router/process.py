@@ -19,12 +19,13 @@ async def run_until_signalled(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
 
     def signalled(number: int) -> None:
+        again = stop.is_set()
+        stop.set()
         log.info("Got signal", component="CONTROL", signal=signal.Signals(number).name)
-        if stop.is_set():
+        if again:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)

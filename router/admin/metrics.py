@@ -97,6 +97,11 @@ class StatusCollector(Collector):
                     worker, _buckets(each["loopLag"]["counts"]), each["loopLag"]["total"]
                 )
         yield from (cpu, memory, lag)
+        yield _counter(
+            "unwritten_log_lines",
+            "Writes of log lines that failed; getLog still returns the latest of these lines.",
+            sum(each["unwrittenLogLines"] for each in self._processes),
+        )
 
     def _client_metrics(self) -> Iterator[Metric]:
         def total(of: Callable[[Mapping[str, Any]], int]) -> int:

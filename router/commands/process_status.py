@@ -65,6 +65,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         },
         "cpuSeconds": usage.ru_utime + usage.ru_stime,
         "residentBytes": _resident_bytes(),
+        "unwrittenLogLines": RECENT.unwritten,
         "loopLag": None if node.lag is None else node.lag.to_document(),
     }
     if checks and node.checks is not None:

@@ -2,11 +2,12 @@
 
 import json
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -51,10 +52,14 @@ _FAILURES = frozenset("WEF")
 
 
 class RecentLines:
-    """The most recent log lines, for getLog; ``total`` counts all lines logged."""
+    """The most recent log lines, for getLog.
+
+    ``total`` counts all lines logged, ``unwritten`` the writes that the log's stream refused.
+    """
 
     def __init__(self, most: int = RECENT_LINES) -> None:
         self.total = 0
+        self.unwritten = 0
         self.lines: deque[str] = deque(maxlen=most)
         self._failures: deque[str] = deque(maxlen=_RECENT_FAILURES)
 
@@ -79,6 +84,44 @@ def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str
     return line
 
 
+class LogStream:
+    """A stream for log lines whose failures never reach the code that logs.
+
+    A failed write is counted in ``RECENT.unwritten``; its line stays in ``RECENT``, so that getLog
+    and the status page show it. A full disk may recover: later lines are written again. A pipe
+    without a reader does not: its descriptor then leads to the null device, so that the interpreter
+    can flush its buffer when it ends.
+
+    Args:
+        stream: the stream that receives the lines.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write ``text`` if the stream accepts it."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            self._failed(error)
+            return 0
+
+    def flush(self) -> None:
+        """Pass on what the stream has buffered, if its destination accepts it."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError | ValueError) -> None:
+        RECENT.unwritten += 1
+        if isinstance(error, BrokenPipeError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
 def configure_logging(
     verbosity: int = 0, *, quiet: bool = False, stream: TextIO | None = None
 ) -> None:
@@ -90,6 +133,7 @@ def configure_logging(
         stream: the stream that receives the lines.
     """
     level = logging.WARNING if quiet else (logging.DEBUG if verbosity > 0 else logging.INFO)
+    output = sys.stdout if stream is None else stream
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -98,6 +142,6 @@ def configure_logging(
             _render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=stream or sys.stdout),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, LogStream(output))),
         cache_logger_on_first_use=stream is None,
     )

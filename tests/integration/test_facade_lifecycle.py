@@ -89,6 +89,29 @@ def test_watchers_resume_after_a_restart(cluster: TestCluster, end: signal.Signa
             router.stop()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_ends_a_router_whose_output_nobody_reads(
+    cluster: TestCluster, workers: str
+) -> None:
+    arguments = ["--configdb", cluster.configdb, "--port", "0", "--workers", workers]
+    with subprocess.Popen(
+        [sys.executable, "-m", "router.cli", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as router:
+        try:
+            assert router.stdout is not None
+            for line in router.stdout:
+                if "Waiting for connections" in line:
+                    break
+            router.stdout.close()
+            router.terminate()
+            assert router.wait(_TIMEOUT) == 0
+        finally:
+            router.kill()
+
+
 def test_sigterm_ends_a_router_with_open_streams_in_bounded_time(cluster: TestCluster) -> None:
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
     router = start_router(cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=drain)

@@ -1,5 +1,6 @@
 """The log's format: one JSON object a line, as mongos writes it."""
 
+import errno
 import io
 import json
 from collections.abc import Iterator
@@ -46,3 +47,33 @@ def test_log_lines_include_exceptions(stream: io.StringIO) -> None:
     line = json.loads(stream.getvalue())
     assert line["s"] == "E"
     assert "how it happened" in line["attr"]["exception"]
+
+
+class FullDisk(io.StringIO):
+    """A stream that fails as a file on a full disk does, until ``full`` is False."""
+
+    full = True
+
+    def flush(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failing_stream_does_not_fail_the_code_that_logs(stream: io.StringIO) -> None:
+    disk, before = FullDisk(), RECENT.unwritten
+    configure_logging(stream=disk)
+    log = structlog.get_logger()
+    log.info("first")
+    assert RECENT.unwritten == before + 1
+    assert '"first"' in RECENT.lines[-1]
+    disk.full = False
+    log.info("second")
+    assert RECENT.unwritten == before + 1
+    assert '"second"' in disk.getvalue()
+
+
+def test_a_closed_stream_does_not_fail_the_code_that_logs(stream: io.StringIO) -> None:
+    configure_logging(stream=stream)
+    stream.close()
+    structlog.get_logger().info("unheard")
+    assert '"unheard"' in RECENT.lines[-1]
