@@ -25,7 +25,9 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # One process of pytest-xdist runs the tests that share the cluster.
+    # One process of pytest-xdist runs the tests that share a cluster.
     for item in items:
         if item.path.stem in _SHARING:
             item.add_marker(pytest.mark.xdist_group("integration"))
+        elif item.path.parent.name == "security":
+            item.add_marker(pytest.mark.xdist_group("security"))

@@ -1,0 +1,179 @@
+"""What a user may do through the router is what mongos lets the user do."""
+
+import re
+import time
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Binary, Int64, ObjectId
+from pymongo.errors import OperationFailure
+
+from shard_client.errors import CommandError
+from shard_client.wire.authentication import Credentials
+from shard_client.wire.connection import Connection
+from tests.harness.clusters import Client, RealCluster
+from tests.harness.routers import start_router
+from tests.harness.until import PATIENCE
+from tests.integration.security.clients import STREAM, USERS, Servers, answer, client, stream
+
+WHOLE_CLUSTER = [{"$changeStream": {"allChangesForCluster": True}}]
+COMMANDS: list[tuple[str, dict[str, Any]]] = [
+    ("admin", {"ping": 1}),
+    ("admin", {"buildInfo": 1}),
+    ("admin", {"whatsmyuri": 1}),
+    ("admin", {"isdbgrid": 1}),
+    ("admin", {"listCommands": 1}),
+    ("admin", {"connectionStatus": 1}),
+    ("admin", {"getCmdLineOpts": 1}),
+    ("admin", {"getLog": "global"}),
+    ("admin", {"hostInfo": 1}),
+    ("admin", {"replSetGetStatus": 1}),
+    ("admin", {"listShards": 1}),
+    ("db", {"listShards": 1}),
+    ("admin", {"serverStatus": 1}),
+    ("db", {"serverStatus": 1}),
+    ("admin", {"getParameter": 1, "logLevel": 1}),
+    ("admin", {"startSession": 1}),
+    ("admin", {"endSessions": []}),
+    ("admin", {"killSessions": []}),
+    ("admin", {"refreshSessions": []}),
+    ("db", {"getMore": Int64(5), "collection": "c"}),
+    ("db", {"killCursors": "c", "cursors": [Int64(5)]}),
+    ("db", stream("c")),
+    ("other", stream("c")),
+    ("db", stream(1)),
+    ("other", stream(1)),
+    ("admin", stream(1, WHOLE_CLUSTER)),
+    ("db", stream("system.views")),
+    ("db", stream("c", [{"$changeStream": {"bad": 1}}])),
+    ("other", stream("c", [{"$changeStream": {"bad": 1}}])),
+    ("other", stream("c", [*STREAM, {"$group": {"_id": 1}}])),
+    ("other", stream("c", bad=1)),
+    ("other", {"aggregate": "c", "pipeline": STREAM}),
+    ("db", {"explain": stream("c")}),
+    ("other", {"explain": stream("c")}),
+    ("db", {"insert": "c", "documents": [{"_id": ObjectId()}]}),
+    ("other", {"insert": "c", "documents": [{"_id": ObjectId()}]}),
+    ("db", {"find": "c"}),
+    ("other", {"find": "c"}),
+    ("admin", {"nosuch": 1}),
+]
+
+
+@pytest.mark.parametrize("user", [None, "root", *USERS])
+def test_commands_by_role(servers: Servers, user: str | None) -> None:
+    with client(servers.mongos, user) as mongos, client(servers.router, user) as router:
+        expected = [answer(mongos, *command) for command in COMMANDS]
+        assert [answer(router, *command) for command in COMMANDS] == expected
+    assert "ok" in expected
+    assert user == "root" or 13 in [each[0] for each in expected]
+
+
+def test_lookups_are_the_routers_own(servers: Servers) -> None:
+    with client(servers.router, "writer") as writer:
+        inserted = writer.db.c.insert_one({"n": 1}).inserted_id
+        with writer.db.c.watch(full_document="updateLookup") as watching:
+            writer.db.c.update_one({"_id": inserted}, {"$set": {"n": 2}})
+            assert watching.next()["fullDocument"] == {"_id": inserted, "n": 2}
+    with (
+        client(servers.alone, "writer") as writer,
+        pytest.raises(OperationFailure, match=r"--upstream .*security\.user"),
+    ):
+        writer.db.c.watch(full_document="updateLookup")
+
+
+def read_on(connected: Client, getting: dict[str, Any], session: Any) -> None:
+    """Read a stream until it fails, for half a minute at most."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        connected.db.command({**getting, "maxTimeMS": 500}, session=session)
+
+
+def wait_for_answer(connected: Client, expected: Any) -> None:
+    """Wait until the opening of a stream is answered as expected."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := answer(connected, "db", stream("c"))) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def test_streams_end_with_their_users_rights(servers: Servers) -> None:
+    admin = pymongo.MongoClient(servers.cluster.mongos_uri).admin
+    admin.command("createUser", "brief", pwd="brief", roles=USERS["reader"])
+    try:
+        with client(servers.router, "brief") as brief, brief.start_session() as session:
+            opened = brief.db.command(stream("c"), session=session)
+            getting = {"getMore": Int64(opened["cursor"]["id"]), "collection": "c"}
+            assert brief.db.command({**getting, "maxTimeMS": 50}, session=session)["ok"]
+            admin.command("revokeRolesFromUser", "brief", roles=USERS["reader"])
+            with pytest.raises(OperationFailure, match="not authorized for getMore with cursor id"):
+                read_on(brief, getting, session)
+            admin.command("grantRolesToUser", "brief", roles=USERS["reader"])
+            wait_for_answer(brief, "ok")
+            admin.command("dropUser", "brief")
+            wait_for_answer(brief, (13, "command aggregate requires authentication"))
+    finally:
+        with suppress(OperationFailure):
+            admin.command("dropUser", "brief")
+
+
+def test_cursors_of_other_users(servers: Servers) -> None:
+    answers = []
+    for address in (servers.mongos, servers.router):
+        with client(address, "root") as root, client(address, "reader") as reader:
+            opened = root.db.command(stream("c"))["cursor"]["id"]
+            getting = {"getMore": Int64(opened), "collection": "c"}
+            killing = {"killCursors": "c", "cursors": [Int64(opened)]}
+            answers.append(
+                [
+                    re.sub(r"\d{9,}", "ID", str(answer(who, "db", command)))
+                    for who, command in (
+                        (reader, getting),
+                        (reader, killing),
+                        (root, getting),
+                        (root, killing),
+                    )
+                ]
+            )
+    # A driver without an explicit session has another one for each command.
+    hidden = [re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UUID", text) for text in answers[0]]
+    assert [re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UUID", text) for text in answers[1]] == hidden
+
+
+async def test_workers_know_whose_cursors_they_have(
+    secured: RealCluster, servers: Servers, key_file: Path
+) -> None:
+    router = start_router(secured.configdb, keyFile=key_file, workers=2)
+    address = ("127.0.0.1", router.port)
+    reader = Credentials("reader", "admin", ("reader",))
+    root = Credentials("root", "admin", ("root",))
+    session = {"lsid": {"id": Binary(bytes(16), 4)}}
+    async with AsyncExitStack() as owned:
+        owned.callback(router.stop)
+
+        async def connect(who: Credentials) -> Connection:
+            connection = await Connection.open(address, timeout=10, credentials=who)
+            owned.callback(connection.abort)
+            return connection
+
+        # The router deals connections out in turn: each worker has some of each user's.
+        readers = [await connect(reader) for _ in range(4)]
+        roots = [await connect(root) for _ in range(4)]
+        opened = await readers[0].command("db", stream("c", **session), timeout=10)
+        cursor = Int64(opened["cursor"]["id"])
+        getting = {"getMore": cursor, "collection": "c", "maxTimeMS": 10, **session}
+        for each in readers:
+            assert (await each.command("db", getting, timeout=10))["ok"]
+        for each in roots:
+            with pytest.raises(CommandError, match="was not created by the authenticated user"):
+                await each.command("db", getting, timeout=10)
+            ended = {"endSessions": [session["lsid"]]}
+            assert (await each.command("admin", ended, timeout=10))["ok"]
+        assert (await readers[0].command("db", getting, timeout=10))["ok"]
+        killing = {"killCursors": "c", "cursors": [cursor]}
+        for number, each in enumerate(roots):
+            killed = await each.command("db", killing, timeout=10)
+            assert killed["cursorsKilled"] == ([] if number else [cursor])

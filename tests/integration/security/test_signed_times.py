@@ -1,0 +1,55 @@
+"""Cluster times that servers signed: the router hands them out, and checks what clients send."""
+
+import re
+from typing import Any
+
+import pytest
+from bson import Int64, Timestamp
+from pymongo.errors import OperationFailure
+
+from tests.integration.security.clients import Servers, client, stream
+
+
+def test_times_are_signed(servers: Servers) -> None:
+    """The router's times are signed as mongos signs them, and mongos believes them."""
+    with (
+        client(servers.alone, "reader") as reader,
+        client(servers.mongos, "reader") as mongos,
+        reader.start_session() as session,
+        mongos.start_session() as other,
+    ):
+        reader.db.command(stream("c"), session=session)
+        signed = session.cluster_time
+        assert signed is not None
+        assert signed["signature"]["keyId"] != 0
+        other.advance_cluster_time(signed)
+        assert mongos.db.command("find", "c", session=other)["ok"]
+
+
+SIGNATURES = {
+    "zero": {"hash": b"\0" * 20, "keyId": Int64(0)},
+    "unknown key": {"hash": b"\1" * 20, "keyId": Int64(5)},
+    "known key": {"hash": b"\1" * 20, "keyId": None},
+}
+"""Signatures of no server; for None the test puts the id of the cluster's key."""
+
+
+@pytest.mark.parametrize("signature", SIGNATURES.values(), ids=SIGNATURES)
+@pytest.mark.parametrize("user", ["reader", "root"])
+def test_times_of_clients(servers: Servers, user: str, signature: dict[str, Any]) -> None:
+    answers = []
+    for address in (servers.mongos, servers.router):
+        with client(address, user) as one, one.start_session() as session:
+            known = one.admin.command("ping", session=session)["$clusterTime"]
+            key = known["signature"]["keyId"] if signature["keyId"] is None else signature["keyId"]
+            ahead = Timestamp(known["clusterTime"].time + 100_000, 1)
+            forged = {"clusterTime": ahead, "signature": {**signature, "keyId": key}}
+            session.advance_cluster_time(forged)
+            try:
+                one.admin.command("buildInfo", session=session)
+                one.db.command(stream("c"), session=session)
+                answers.append("ok")
+            except OperationFailure as error:
+                text = str((error.details or {}).get("errmsg"))
+                answers.append((error.code, re.sub(r"\d{9,}", "N", text)))
+    assert answers[1] == answers[0]
