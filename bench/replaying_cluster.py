@@ -15,7 +15,7 @@ from bson import Timestamp
 
 from bench.events import END, START, dealt
 from shard_client.allocation import collect_less_often, keep_freed_memory
-from tests.harness.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
+from tests.doubles.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from bson.timestamp import Timestamp
 
 from router.admin.server import AdminServer
 from router.admin.sources import OwnStatus
-from router.catalog.replica_set_checks import ReplicaSetCheck
 from router.loop_lag import LoopLag
 from router.streams.description import RemoteDescription, StreamDescription
 from shard_client.wire.connection_pool import PoolCounts
+from tests.doubles.fake_clusters import FixedChecks
 from tests.harness.facade import Facade, facade
 
 NOW = 1795163230
@@ -35,17 +35,6 @@ def get(port: int, path: str, **headers: str) -> Response:
     except urllib.error.HTTPError as error:
         with error:
             return Response(error.code, dict(error.headers), error.read().decode())
-
-
-class FixedChecks:
-    """Replaces ReplicaSetChecks; ``found`` has the results."""
-
-    def __init__(self) -> None:
-        good = ReplicaSetCheck(answers=True, oldest=Timestamp(NOW - 3600, 1))
-        self.found: dict[str, ReplicaSetCheck] = {"config": good, "north": good, "south": good}
-
-    async def results(self) -> Mapping[str, ReplicaSetCheck]:
-        return self.found
 
 
 def remote(target: str, *, behind: int, **fields: Any) -> RemoteDescription:
@@ -78,7 +67,7 @@ def stream(*remotes: RemoteDescription, holder: str, reason: str) -> StreamDescr
 @asynccontextmanager
 async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     """Return a facade with one stream on two shards, of which north is behind."""
-    checks: Any = FixedChecks()
+    checks: Any = FixedChecks(NOW - 3600)
     async with facade(checks=checks, lag=LoopLag(), **fields) as made:
         made.cursors.streams = [
             stream(

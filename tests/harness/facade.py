@@ -8,7 +8,7 @@ from typing import Any, cast
 from router.commands.node import Node
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos
-from tests.harness.fake_cursors import FakeCursors
+from tests.doubles.fake_cursors import FakeCursors
 from tests.harness.raw_client import RawClient
 
 

@@ -10,7 +10,5 @@ PATIENCE = 30.0
 async def until(condition: Callable[[], object], timeout: float = PATIENCE) -> None:
     """Wait until ``condition()`` is true; raise TimeoutError after ``timeout`` seconds."""
     async with asyncio.timeout(timeout):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0)
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -11,8 +11,8 @@ from bson import Int64, Timestamp
 
 from bench.events import END, FIRST_SECOND, START, event, token
 from bench.processes import peak_memory, resident_memory
+from tests.doubles.replay import ReplayMember, cursor_body
 from tests.harness.raw_client import RawClient
-from tests.harness.replay import ReplayMember, cursor_body
 from tests.harness.routers import RouterProcess, start_router
 
 MIB = 1024 * 1024

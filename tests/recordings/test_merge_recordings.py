@@ -10,8 +10,8 @@ from router.change_stream.request import parse_request
 from router.change_stream.resume_token import ResumeToken, cluster_time_of, token_of
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_data
+from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, error_of, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
-from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, keyed
 
 FAILING = {"coll-big", "bad-id"}
 WHOLE = [name for name in streams() if name not in FAILING]

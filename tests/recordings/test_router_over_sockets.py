@@ -17,7 +17,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure
 
-from tests.harness.replay import EventTape, PreparedEvents, RecordedTape, ReplayMember, cursor_body
+from tests.doubles.replay import EventTape, PreparedEvents, RecordedTape, ReplayMember, cursor_body
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import until
 from tests.recordings import recorded

@@ -14,25 +14,19 @@ from hypothesis import strategies as st
 from spark_sink.batch_planner import SAMPLE, BatchPlanner, Cluster, Limits, PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.event_stream import EventStream, read_range
-from spark_sink.pace import Passage
 from spark_sink.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.read_reports import ReportInbox
 from spark_sink.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.router_client import Shard
 from spark_sink.scope import Offsets, Scope
-from tests.spark.history import SHARDS, History, history_lost, lost_connection
-
-
-class Clock:
-    """A clock that advances by a step at each reading."""
-
-    def __init__(self, step: float = 0.01) -> None:
-        self.time = 0.0
-        self.step = step
-
-    def __call__(self) -> float:
-        self.time += self.step
-        return self.time
+from tests.doubles.event_history import (
+    SHARDS,
+    History,
+    Inbox,
+    SteppingClock,
+    history_lost,
+    lost_connection,
+)
 
 
 def planner(
@@ -46,7 +40,7 @@ def planner(
         beginning=lambda: AtTime(history.tick()),
         shards=lambda: shards,
     )
-    return BatchPlanner(cluster, Limits(**limits), inbox, clock=Clock(0.0001))
+    return BatchPlanner(cluster, Limits(**limits), inbox, clock=SteppingClock(0.0001))
 
 
 def keys(history: History, tasks: list[ReadTask]) -> list[str]:
@@ -105,21 +99,6 @@ def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded
     if max_events is not None:
         assert all(len(batch) <= max_events for batch in batches)
     assert history.open_streams == 0
-
-
-class Inbox(ReportInbox):
-    """Receives reports without a network."""
-
-    def __init__(self) -> None:
-        self.passages: list[Passage] = []
-
-    @property
-    def address(self) -> None:
-        return None
-
-    def read(self, batch: int) -> list[Passage]:
-        passages, self.passages = self.passages, []
-        return passages
 
 
 @pytest.mark.parametrize("in_total_order", [False, True])
@@ -339,7 +318,7 @@ def test_a_range_whose_end_is_not_reached_is_an_error():
     silent.frozen = True
     stream = EventStream(silent.watch, AtTime(Timestamp(1, 1)))
     with pytest.raises(StreamError, match="has not moved"):
-        list(read_range(stream, Token(end), clock=Clock(step=1)))
+        list(read_range(stream, Token(end), clock=SteppingClock(step=1)))
 
 
 def test_an_end_before_its_start_is_refused():

@@ -15,7 +15,7 @@ from bson.binary import UuidRepresentation
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium import VERSION, _Messages
-from tests.spark.history import event_token
+from tests.doubles.event_history import event_token
 
 NOW = 1_800_000_000_123_456_789
 LSID = {"id": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD), "uid": Binary(b"u")}

@@ -32,7 +32,7 @@ from spark_sink import event_rows
 from spark_sink.event_rows import EventRows
 from spark_sink.event_slices import DOCUMENT, Slice, fields_of
 from spark_sink.extended_json import canonical_json, relaxed_json
-from tests.spark.history import event_token
+from tests.doubles.event_history import event_token
 
 MONGO_VALUES = {
     "id": ObjectId("0123456789abcdef01234567"),

@@ -11,7 +11,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.options import parse_options
 from spark_sink.positions import AtTime, FromNow, PositionError, Token, from_offset, to_offset
 from spark_sink.scope import Offsets, Scope
-from tests.spark.history import event_token, high_water_mark
+from tests.doubles.event_history import event_token, high_water_mark
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
 TOKEN = event_token(1_700_000_000, 7, "2B02")

@@ -22,6 +22,7 @@ from spark_sink.scope import Offsets, Scope
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, after
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from tests.doubles.server_replies import ServerReplies
 from tests.spark.conftest import Shop
 
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
@@ -153,42 +154,6 @@ def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> N
     assert sorted(found) == expected
 
 
-class Documents:
-    """Replies of a server, or its failures, one after the other."""
-
-    def __init__(self, *replies: Any) -> None:
-        self.replies = list(replies)
-        self.asked: list[dict[str, Any]] = []
-        self.read_preference = self.codec_options = None
-
-    def __getitem__(self, name: str) -> Documents:
-        return self
-
-    def list_collections(self, filter: Any) -> list[dict[str, Any]]:  # noqa: A002
-        return [{"name": "c"}]
-
-    def cursor_command(self, *names: str, **fields: Any) -> _Reply:
-        self.asked.append(fields["readConcern"])
-        return _Reply(self.replies.pop(0))
-
-
-class _Reply:
-    def __init__(self, content: list[Any]) -> None:
-        self.content = content
-
-    def __enter__(self) -> _Reply:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __iter__(self) -> Any:
-        for each in self.content:
-            if isinstance(each, Exception):
-                raise each
-            yield bson.raw_bson.RawBSONDocument(bson.encode({"_id": each}))
-
-
 MARK, LATER = Timestamp(100, 1), Timestamp(900, 1)
 CHUNK = Chunk(Collection("db", "c"))
 
@@ -204,20 +169,20 @@ def identifiers(reader: ChunkReader) -> list[tuple[Timestamp, int]]:
 
 
 def test_outside_of_the_window_a_chunk_is_read_at_a_time_of_its_own() -> None:
-    documents = Documents([1, OperationFailure("too old", 239)], [1, 2, 3])
+    documents = ServerReplies([1, OperationFailure("too old", 239)], [1, 2, 3])
     assert identifiers(chunk_reader(documents)) == [(MARK, 1), (LATER, 2), (LATER, 3)]
     assert documents.asked[1] == {"level": "snapshot", "atClusterTime": LATER}
 
 
 def test_where_no_time_can_be_read_the_low_mark_is_noted_before() -> None:
-    documents = Documents([OperationFailure("no", 72)], [1])
+    documents = ServerReplies([OperationFailure("no", 72)], [1])
     assert identifiers(chunk_reader(documents)) == [(LATER, 1)]
     assert documents.asked[1] == {"level": "majority", "afterClusterTime": LATER}
 
 
 def test_no_document_is_older_than_the_mark() -> None:
     moments = iter([Timestamp(99, 1), Timestamp(100, 0), MARK])
-    documents = Documents([1])
+    documents = ServerReplies([1])
     reader = ChunkReader(
         documents, SnapshotTask(CHUNK, MARK), lambda: next(moments), sleep=lambda _: None
     )
@@ -226,15 +191,15 @@ def test_no_document_is_older_than_the_mark() -> None:
 
 
 def test_a_lost_connection_repeats_no_document() -> None:
-    documents = Documents([1, 2, AutoReconnect()], [1, 2, 3])
+    documents = ServerReplies([1, 2, AutoReconnect()], [1, 2, 3])
     assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2, 3]
 
 
 def test_a_chunk_is_given_up_in_time_and_a_refusal_at_once() -> None:
     moments = iter(range(0, 1000, 25))
-    documents = Documents(*([AutoReconnect("away")] for _ in range(9)))
+    documents = ServerReplies(*([AutoReconnect("away")] for _ in range(9)))
     with pytest.raises(StreamError, match=r"^gave up reading db\.c after 60 s"):
         identifiers(chunk_reader(documents, lambda: next(moments)))
     assert len(documents.asked) == 4
     with pytest.raises(StreamError, match="privilege find"):
-        identifiers(chunk_reader(Documents([OperationFailure("no", 13)])))
+        identifiers(chunk_reader(ServerReplies([OperationFailure("no", 13)])))

@@ -1,123 +1,15 @@
-"""A cluster of scripted members and cursor registries on it."""
+"""A cluster of scripted members for the tests of cursors and streams."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import AsyncIterator
 
-import bson
 import pytest
-from bson import Timestamp
 
-from router.catalog.cluster import Cluster, ReplicaSetFactory
-from router.change_stream.log_reader import Batch
-from router.change_stream.request import StreamRequest, parse_request
-from router.cursors.merged_cursor import MergedCursor
-from router.cursors.owner import Owner
-from router.cursors.registry import CursorRegistry
-from router.lookup.connections import Connect
-from router.stream_settings import StreamSettings
-from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
-from tests.harness.scripted_member import ScriptedMember
-from tests.harness.until import PATIENCE
-
-LIMITS = StreamSettings(
-    await_quiet=0.01,
-    await_unknown=0.005,
-    await_gate=0.001,
-    probe_worth=60.0,
-    failure_timeout=5.0,
-    open_timeout=10.0,
-    connect_timeout=2.0,
-    close_timeout=0.5,
-    backoff_first=0.005,
-    nudge=False,
-)
-
-
-def stream(start: int | None = 100, **fields: Any) -> StreamRequest:
-    """Return a request for the whole database "db" from second ``start``."""
-    options = {} if start is None else {"startAtOperationTime": Timestamp(start, 1)}
-    command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
-    return parse_request("db", {**command, **fields})
-
-
-def numbers(batch: Batch) -> list[int]:
-    """Return the ``_id`` of each inserted document."""
-    return [bson.decode(event)["fullDocument"]["_id"] for event in batch.events]
-
-
-@dataclass
-class ScriptedCluster:
-    """A config server and shards, all scripted."""
-
-    config: ScriptedMember
-    shards: dict[str, ScriptedMember]
-    extra: list[ScriptedMember] = field(default_factory=list)
-    registries: list[CursorRegistry] = field(default_factory=list)
-    clusters: list[Cluster] = field(default_factory=list)
-
-    @property
-    def members(self) -> list[ScriptedMember]:
-        return [self.config, *self.shards.values(), *self.extra]
-
-    def registry(
-        self,
-        limits: StreamSettings = LIMITS,
-        kind: ReplicaSetFactory = ProbedReplicaSet,
-        mongos: Connect | None = None,
-        **changes: Any,
-    ) -> CursorRegistry:
-        limits = replace(limits, **changes)
-        cluster = Cluster(self.config.host, limits, replica_set=kind)
-        self.clusters.append(cluster)
-        self.registries.append(CursorRegistry(cluster, limits, mongos=mongos))
-        return self.registries[-1]
-
-    def noop(self, second: int) -> None:
-        for member in self.members:
-            member.noop(second)
-
-    @property
-    def open_cursors(self) -> int:
-        return sum(len(member.cursors) for member in self.members)
-
-    async def close(self) -> None:
-        for registry in self.registries:
-            await registry.close()
-        for cluster in self.clusters:
-            await cluster.close()
-        for member in self.members:
-            await member.stop()
-
-
-async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait until ``condition()`` is true; fail after ``seconds``."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -> list[int]:
-    """Read until ``count`` events have arrived; fail if none arrives for ``time`` seconds."""
-    found: list[int] = []
-    while len(found) < count:
-        batch = await cursor.next_batch(None, time)
-        assert batch.events, f"only {found}"
-        found += numbers(batch)
-    return found
-
-
-OWNER = Owner()
+from tests.doubles.scripted_cluster import ScriptedCluster, start_cluster
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[ScriptedCluster]:
-    config = await ScriptedMember("cfg").start()
-    shards = {f"s{n}": await ScriptedMember(f"rs{n}").start() for n in range(3)}
-    config.documents["shards"] = [{"_id": name, "host": s.host} for name, s in shards.items()]
-    made = ScriptedCluster(config, shards)
-    made.noop(99)
+    made = await start_cluster()
     try:
         yield made
     finally:

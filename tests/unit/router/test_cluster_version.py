@@ -6,70 +6,25 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
-from bson.timestamp import Timestamp
 
 from router import cluster_version
-from router.catalog.cluster import ShardList
 from router.cluster_version import ClusterVersion
 from router.commands.node import Node
 from router.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError
-from tests.harness.fake_cursors import FakeCursors
+from tests.doubles.fake_clusters import Server, VersionedServers
+from tests.doubles.fake_cursors import FakeCursors
 from tests.harness.until import until
 
-Server = tuple[str, int]
 V6, V7, V8 = ("6.0.15", 17), ("7.0.2", 21), ("8.0.4-rc1", 25)
 
 
-class FakeConnection:
-    def __init__(self, server: Server) -> None:
-        self.version, wire_version = server
-        self.hello = {"maxWireVersion": wire_version}
-        self.closed = False
-
-    async def command(self, database: str, command: Any, *, timeout: float) -> dict[str, Any]:
-        assert (database, command) == ("admin", {"buildInfo": 1})
-        return {"version": self.version, "ok": 1.0}
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-class FakeServers:
-    """Shards, config server and upstream by name. None hangs; a missing server is down."""
-
-    def __init__(self, failures: list[Exception] | None = None, **servers: Server | None) -> None:
-        self.failures = failures or []
-        self.servers = servers
-        self.versions_changed = asyncio.Event()
-        self.connections: list[FakeConnection] = []
-
-    async def shards(self) -> ShardList:
-        if self.failures:
-            raise self.failures.pop()
-        hosts = {name: f"{name}/a:1" for name in ("s0", "s1") if name in self.servers}
-        return ShardList(hosts, Timestamp(1, 1), Timestamp(1, 1))
-
-    async def connect(self, target: str = "upstream", host: str | None = None) -> FakeConnection:
-        if target not in self.servers:
-            raise NetworkError("down")
-        server = self.servers[target]
-        if server is None:
-            await asyncio.Event().wait()
-            raise AssertionError
-        self.connections.append(FakeConnection(server))
-        return self.connections[-1]
-
-    def release(self, connection: FakeConnection) -> None:
-        connection.closed = True
-
-
-def node(servers: FakeServers) -> Node:
+def node(servers: VersionedServers) -> Node:
     cursors = cast(Any, FakeCursors())
     return Node(clock=cursors.clock, cursors=cursors, cluster=cast(Any, servers))
 
 
-def version(servers: FakeServers, router: Node, *, upstream: bool = False) -> ClusterVersion:
+def version(servers: VersionedServers, router: Node, *, upstream: bool = False) -> ClusterVersion:
     mongos = cast(UpstreamMongos, servers) if upstream else None
     return ClusterVersion(cast(Any, servers), mongos, router.become)
 
@@ -91,7 +46,7 @@ async def changed(router: Node) -> None:
 async def test_it_retries_until_a_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_version, "_RETRY_PAUSE", 0)
     failures: list[Exception] = [CommandError(133, "no primary"), NetworkError("cut")]
-    servers = FakeServers(failures, s0=V8, config=V8)
+    servers = VersionedServers(failures, s0=V8, config=V8)
     router = node(servers)
     assert not router.identity.known
     waiting = asyncio.create_task(changed(router))
@@ -119,14 +74,14 @@ async def test_the_lowest_version_counts(
     servers: dict[str, Server | None], expected: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_version, "_ASK_TIMEOUT", 0.05)
-    asked = FakeServers(**servers)
+    asked = VersionedServers(**servers)
     router = node(asked)
     await version(asked, router, upstream=True).learn()
     assert (router.identity.version, router.identity.max_wire_version) == expected
 
 
 async def test_a_rolling_upgrade_is_followed() -> None:
-    servers = FakeServers(config=V6, s0=V6, s1=V6, upstream=V6)
+    servers = VersionedServers(config=V6, s0=V6, s1=V6, upstream=V6)
     router = node(servers)
     watch = version(servers, router, upstream=True)
     await watch.learn()
@@ -149,7 +104,7 @@ async def test_a_restarting_server_does_not_change_the_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
-    servers = FakeServers(config=V7, s0=V6, s1=V7)
+    servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = node(servers)
     watch = version(servers, router)
     await watch.learn()
@@ -167,7 +122,7 @@ async def test_a_restarting_server_does_not_change_the_version(
 
 async def test_a_shard_that_leaves_no_longer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
-    servers = FakeServers(config=V7, s0=V6, s1=V7)
+    servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = node(servers)
     watch = version(servers, router)
     await watch.learn()

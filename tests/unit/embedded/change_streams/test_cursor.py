@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from embedded.change_streams.resume_token import ResumeToken
 from shard_client.errors import CommandError
-from tests.unit.embedded.change_streams.handmade import (
+from tests.doubles.handmade_host import (
     UUID_A,
     HandmadeHost,
     inserted,

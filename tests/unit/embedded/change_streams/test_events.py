@@ -6,7 +6,7 @@ from bson.timestamp import Timestamp
 
 from embedded.change_streams.resume_token import ResumeToken
 from embedded.change_streams.update_description import describe_update
-from tests.unit.embedded.change_streams.handmade import (
+from tests.doubles.handmade_host import (
     LSID,
     UUID_A,
     UUID_B,

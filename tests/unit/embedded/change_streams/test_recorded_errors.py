@@ -7,7 +7,7 @@ import pytest
 
 from embedded.change_streams import first_batch_size, is_change_stream, open_change_stream
 from shard_client.errors import CommandError
-from tests.unit.embedded.change_streams.recorded import DATA, RecordedHost
+from tests.doubles.recorded_host import DATA, RecordedHost
 
 ELSEWHERE = {
     "on-local": "mongos has its own answer",

@@ -7,7 +7,7 @@ from bson.timestamp import Timestamp
 from embedded.change_streams import first_batch_size, open_change_stream
 from embedded.change_streams.resume_token import ResumeToken
 from shard_client.errors import CommandError
-from tests.unit.embedded.change_streams.recorded import (
+from tests.doubles.recorded_host import (
     Conversation,
     RecordedHost,
     conversations,

@@ -10,8 +10,8 @@ from router.catalog.cluster import Cluster, ShardList
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
-from tests.harness.scripted_member import ScriptedMember
-from tests.unit.router.conftest import until
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import until
 
 LIMITS = StreamSettings(open_timeout=0.3, connect_timeout=0.2)
 

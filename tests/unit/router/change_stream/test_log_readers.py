@@ -18,7 +18,7 @@ from router.change_stream.resume_token import cluster_time_of, token_of
 from router.change_stream.starting_point import starting_point
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
-from tests.unit.router.scripted import Driver, Event, PrivateStream, Script, hwm
+from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, hwm
 from tests.unit.router.tokens import data_of, event
 
 START = Timestamp(10, 1)

@@ -13,7 +13,7 @@ from router.change_stream.resume_token import cluster_time_of, token_of
 from router.merge.merger import weight
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
-from tests.unit.router.scripted import Driver, PrivateStream, Script, batch, error_of, hwm
+from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, error_of, hwm
 from tests.unit.router.tokens import data_of, event, shard_event, token_document
 
 START = Timestamp(10, 1)

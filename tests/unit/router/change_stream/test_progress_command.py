@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.change_stream.progress_command import progress_command
 from router.change_stream.resume_token import high_water_mark
-from tests.harness.scripted_member import event_token
+from tests.doubles.scripted_member import event_token
 
 AFTER = high_water_mark(Timestamp(105, 7), 1).raw
 KINDS = {"$match": {"operationType": {"$in": ["insert", "delete"]}}}

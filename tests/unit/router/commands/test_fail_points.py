@@ -8,8 +8,8 @@ from bson import Int64
 
 from router.commands.fail_point import FailPoints
 from router.upstream_mongos import UpstreamMongos
+from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
-from tests.harness.scripted_server import Asked, scripted_server
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 TRANSIENT = ["TransientTransactionError"]

@@ -1,14 +1,13 @@
 """getParameter: the router's own parameters first, all others from a server."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from router.upstream_mongos import UpstreamMongos
-from shard_client.wire.connection import Connection
+from tests.doubles.fake_clusters import OneShard
+from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
-from tests.harness.scripted_server import Asked, scripted_server
 
 OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False}
 FLAG = {"value": True, "version": "6.0"}
@@ -93,29 +92,19 @@ async def test_bad_flags(flags: dict[str, Any], code: int, message: str) -> None
 
 
 async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
-    async with scripted_server(answer) as shard:
-        address = ("127.0.0.1", shard.port)
-
-        class OneShard:
-            async def shards(self) -> Any:
-                return SimpleNamespace(hosts={"s0": "s0/host"})
-
-            async def connect(self, target: str, host: str | None) -> Connection:
-                assert (target, host) == ("s0", "s0/host")
-                return await Connection.open(address, timeout=5)
-
-            def release(self, connection: Connection) -> None:
-                connection.abort()
-
-        async with facade(parameters=OWN) as router, await router.client() as client:
-            router.node.cluster = OneShard()  # type: ignore[assignment]
-            reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
-            assert reply["featureFlagX"] == FLAG
-            reply = await client.command("admin", {"getParameter": "*"})
-            assert "featureFlagX" not in reply
-            assert reply["cursorTimeoutMillis"] == 5
-            reply = await client.command("admin", {"getParameter": 1, "nosuch": 1})
-            assert reply["errmsg"] == "no option found to get"
+    async with (
+        scripted_server(answer) as shard,
+        facade(parameters=OWN) as router,
+        await router.client() as client,
+    ):
+        router.node.cluster = OneShard(shard.port)  # type: ignore[assignment]
+        reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
+        assert reply["featureFlagX"] == FLAG
+        reply = await client.command("admin", {"getParameter": "*"})
+        assert "featureFlagX" not in reply
+        assert reply["cursorTimeoutMillis"] == 5
+        reply = await client.command("admin", {"getParameter": 1, "nosuch": 1})
+        assert reply["errmsg"] == "no option found to get"
 
 
 async def test_fail_points_do_not_exist_without_test_commands() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
-from tests.unit.router.conftest import OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 
 OF_STREAMS = [
     name

@@ -11,10 +11,10 @@ from bson import Timestamp
 from router.change_stream.log_reader import Batch
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
-from tests.harness.scripted_member import event_token, mark_token
-from tests.harness.scripted_mongos import ScriptedMongos, scripted_mongos
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_member import event_token, mark_token
+from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import until
-from tests.unit.router.conftest import OWNER, ScriptedCluster, stream
 
 LOOKUP = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
 

@@ -9,16 +9,9 @@ from bson import Timestamp
 from router.change_stream.request import parse_request
 from router.cursors.owner import Owner
 from shard_client.errors import CommandError
-from tests.harness.scripted_member import ScriptedMember, mark_token
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import (
-    OWNER,
-    ScriptedCluster,
-    numbers,
-    read_until,
-    stream,
-    until,
-)
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember, mark_token
+from tests.harness.until import PATIENCE, until
 
 
 async def test_the_first_batch_is_empty_with_the_starting_point(cluster: ScriptedCluster):

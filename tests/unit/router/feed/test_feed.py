@@ -14,7 +14,7 @@ from router.change_stream.request import AfterToken, AtTime, Scope
 from router.feed.feed import Feed
 from router.feed.watch import parse_watch
 from shard_client.errors import CommandError
-from tests.harness.fake_cursors import FakeCursor, FakeCursors, event
+from tests.doubles.fake_cursors import FakeCursor, FakeCursors, event
 from tests.harness.until import until
 
 TOKEN = "826B00045C000000012B0229296E04"

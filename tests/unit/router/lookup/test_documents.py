@@ -15,7 +15,7 @@ from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding, Memory
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
-from tests.harness.scripted_mongos import ScriptedMongos, scripted_mongos
+from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import until
 
 UUID = b"\x11" * 16

@@ -9,9 +9,9 @@ from bson import Binary, Int64
 from router.commands.fail_point import FailPoints
 from router.peers.cursor_ids import CursorIds
 from router.upstream_mongos import UpstreamMongos
-from tests.harness.fake_cursors import event
+from tests.doubles.fake_cursors import event
+from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.raw_client import MORE_TO_COME
-from tests.harness.scripted_server import Asked, scripted_server
 from tests.harness.until import PATIENCE, until
 from tests.harness.worker_facades import MARK, worker_facades
 

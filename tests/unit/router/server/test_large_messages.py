@@ -11,16 +11,12 @@ from bson import Int64
 from router.server import replies, request
 from router.server.off_loop import INLINE_SIZE
 from router.upstream_mongos import UpstreamMongos
+from tests.doubles.fake_cursors import event
+from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
-from tests.harness.fake_cursors import event
-from tests.harness.scripted_server import Asked, scripted_server
 
 LIMIT = 16 * 1024 * 1024 + 16 * 1024
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
-
-async def answer_ok(asked: Asked) -> None:
-    asked.reply({"you": "asked", "n": next(iter(asked.command)), "ok": 1.0})
 
 
 class Threads:

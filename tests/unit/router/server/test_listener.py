@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from bson import Int64
 
+from tests.doubles.fake_cursors import event
 from tests.harness.facade import Facade, facade
-from tests.harness.fake_cursors import event
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
 from tests.harness.until import until
 

@@ -9,12 +9,8 @@ from router.server import listener
 from router.upstream_mongos import UpstreamMongos
 from shard_client.wire import connection
 from shard_client.wire.connection import is_loopback
+from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
-from tests.harness.scripted_server import Asked, scripted_server
-
-
-async def answer_ok(asked: Asked) -> None:
-    asked.reply({"you": "asked", "n": next(iter(asked.command)), "ok": 1.0})
 
 
 def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

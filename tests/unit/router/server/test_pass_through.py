@@ -10,17 +10,12 @@ from bson.timestamp import Timestamp
 
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.frames import build_msg
+from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME
-from tests.harness.scripted_server import Asked, scripted_server
 from tests.harness.until import until
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
-
-async def answer_ok(asked: Asked) -> None:
-    if not asked.flags & MORE_TO_COME:
-        asked.reply({"you": "asked", "n": next(iter(asked.command)), "ok": 1.0})
 
 
 def upstream(port: int) -> UpstreamMongos:

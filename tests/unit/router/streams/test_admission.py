@@ -12,8 +12,9 @@ from router.memory import LEAST_BATCH, Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission, Ticket
 from shard_client.errors import CommandError
-from tests.harness.scripted_mongos import scripted_mongos
-from tests.unit.router.conftest import OWNER, ScriptedCluster, stream, until
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_mongos import scripted_mongos
+from tests.harness.until import until
 from tests.unit.router.streams.test_pool import BIG, REMOTES, write
 
 HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")

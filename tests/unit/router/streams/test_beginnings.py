@@ -7,8 +7,8 @@ from bson import Timestamp
 
 from router.change_stream.request import parse_request
 from shard_client.errors import CommandError
-from tests.harness.scripted_member import event_token
-from tests.unit.router.conftest import OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import event_token
 
 
 async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):

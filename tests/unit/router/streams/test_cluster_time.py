@@ -8,8 +8,9 @@ import asyncio
 import pytest
 from bson import Timestamp
 
-from tests.harness.scripted_member import ScriptedMember
-from tests.unit.router.conftest import OWNER, ScriptedCluster, numbers, stream, until
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, stream
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import until
 
 
 async def test_shards_behind_the_cluster_time_learn_it(cluster: ScriptedCluster):

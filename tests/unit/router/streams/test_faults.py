@@ -10,8 +10,8 @@ from router.change_stream.request import parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from tests.harness.scripted_member import ScriptedMember
-from tests.unit.router.conftest import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_member import ScriptedMember
 
 EVENTS = 150
 

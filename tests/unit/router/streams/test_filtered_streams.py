@@ -13,8 +13,8 @@ from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import OWNER, ScriptedCluster, numbers, read_until, until
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until
+from tests.harness.until import PATIENCE, until
 from tests.unit.router.cursors.test_registry import invalidate
 
 REMOTES = 4

@@ -10,16 +10,9 @@ from router.catalog.cluster import Cluster
 from router.streams.member_load import MemberLoads
 from router.streams.nudger import Nudger, NudgeResult
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
-from tests.harness.scripted_member import ScriptedMember
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import (
-    LIMITS,
-    OWNER,
-    ScriptedCluster,
-    read_until,
-    stream,
-    until,
-)
+from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE, until
 
 NUDGING = replace(LIMITS, nudge=True, nudge_delay=0.001)
 

@@ -10,16 +10,9 @@ from bson import Timestamp
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
-from tests.harness.scripted_member import mark_token
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import (
-    OWNER,
-    ScriptedCluster,
-    numbers,
-    read_until,
-    stream,
-    until,
-)
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
+from tests.doubles.scripted_member import mark_token
+from tests.harness.until import PATIENCE, until
 from tests.unit.router.cursors.test_registry import invalidate
 
 REMOTES = 4

@@ -9,16 +9,9 @@ from bson import Timestamp
 
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from tests.harness.scripted_member import ScriptedMember, mark_token
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import (
-    OWNER,
-    ScriptedCluster,
-    numbers,
-    read_until,
-    stream,
-    until,
-)
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember, mark_token
+from tests.harness.until import PATIENCE, until
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,9 @@ from bson import Timestamp
 
 from router.streams.idle_members import IdleMembers
 from router.streams.remote import NudgeState, Overdue
-from tests.harness.scripted_member import ScriptedMember
-from tests.unit.router.conftest import (
-    LIMITS,
-    OWNER,
-    ScriptedCluster,
-    read_until,
-    stream,
-    until,
-)
+from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import until
 
 NUDGING = replace(LIMITS, nudge=True, promise_timeout=0.2, failure_timeout=30.0)
 

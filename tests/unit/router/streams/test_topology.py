@@ -14,16 +14,9 @@ from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.replica_set.replica_set import ReplicaSet
 from shard_client.wire.connection import Connection
-from tests.harness.scripted_member import ScriptedMember
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import (
-    LIMITS,
-    OWNER,
-    ScriptedCluster,
-    read_until,
-    stream,
-    until,
-)
+from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE, until
 
 _NAMESPACE = {"db": "config", "coll": "shards"}
 

@@ -31,7 +31,7 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 async def test_a_worker_s_failed_start_ends_the_router_with_its_status(
     monkeypatch: pytest.MonkeyPatch, folders: Path
 ) -> None:
-    monkeypatch.setattr(child, "_PROGRAM", "tests.harness.ending_worker")
+    monkeypatch.setattr(child, "_PROGRAM", "tests.doubles.ending_worker")
     with pytest.raises(WorkerFailedError, match="ended with status 3") as raised:
         await Supervisor(settings(), []).run(asyncio.Event())
     assert raised.value.status == 3

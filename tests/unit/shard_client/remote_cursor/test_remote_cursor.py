@@ -23,9 +23,8 @@ from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.wire.connection import Address, Connection
 from shard_client.wire.connection_pool import ConnectionPool
-from tests.harness.scripted_member import ScriptedMember, event_token
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import until
+from tests.doubles.scripted_member import ScriptedMember, event_token
+from tests.harness.until import PATIENCE, until
 
 SETTINGS = RemoteSettings(
     await_time=0.005,

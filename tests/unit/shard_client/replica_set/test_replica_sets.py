@@ -13,10 +13,9 @@ from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.replica_set.read_preference import Member, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, host_string, parse_hosts
 from shard_client.wire.connection import Address
+from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.ports import free_port
-from tests.harness.scripted_member import ScriptedMember
-from tests.harness.until import PATIENCE
-from tests.unit.router.conftest import until
+from tests.harness.until import PATIENCE, until
 
 Factory = Callable[[str, Iterable[Address]], ReplicaSet]
 

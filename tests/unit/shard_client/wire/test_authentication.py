@@ -1,11 +1,8 @@
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bson import Binary
-from scramp import ScramException, ScramMechanism
-from scramp.core import ScramServer
 
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.authentication import (
@@ -14,44 +11,7 @@ from shard_client.wire.authentication import (
     read_key_file,
     read_secret_file,
 )
-
-_MECHANISM = ScramMechanism("SCRAM-SHA-256")
-
-
-class Server:
-    """The server's part of a login, played by the SCRAM library."""
-
-    def __init__(self, password: str = "secret", *, skips_empty_exchange: bool = True) -> None:
-        self.password = password
-        self.skips = skips_empty_exchange
-        self.commands: list[dict[str, Any]] = []
-        self.changed: dict[str, Any] = {}
-        self._scram: ScramServer | None = None
-
-    async def command(
-        self, database: str, command: Mapping[str, Any], *, timeout: float | None
-    ) -> dict[str, Any]:
-        self.commands.append({**command, "$db": database})
-        payload = bytes(command["payload"])
-        done = False
-        if "saslStart" in command:
-            self._scram = _MECHANISM.make_server(
-                lambda user: _MECHANISM.make_auth_info(self.password, iteration_count=4096)
-            )
-            self._scram.set_client_first(payload.decode())
-            answer = self._scram.get_server_first().encode()
-        elif payload:
-            assert self._scram is not None
-            try:
-                self._scram.set_client_final(payload.decode())
-            except ScramException as error:
-                raise CommandError(18, "Authentication failed.") from error
-            answer = self._scram.get_server_final().encode()
-            done = self.skips
-        else:
-            answer, done = b"", True
-        reply = {"conversationId": 1, "payload": Binary(answer), "done": done, "ok": 1.0}
-        return {**reply, **self.changed}
+from tests.doubles.scram_server import ScramServer
 
 
 def credentials(*passwords: str) -> Credentials:
@@ -60,7 +20,7 @@ def credentials(*passwords: str) -> Credentials:
 
 @pytest.mark.parametrize("skips", [True, False])
 async def test_login(skips: bool) -> None:
-    server = Server(skips_empty_exchange=skips)
+    server = ScramServer(skips_empty_exchange=skips)
     await log_in(server, credentials(), timeout=1)
     assert {command["$db"] for command in server.commands} == {"admin"}
     assert len(server.commands) == (2 if skips else 3)
@@ -69,12 +29,12 @@ async def test_login(skips: bool) -> None:
 
 async def test_wrong_password() -> None:
     with pytest.raises(CommandError, match="Authentication failed") as failure:
-        await log_in(Server("other"), credentials(), timeout=1)
+        await log_in(ScramServer("other"), credentials(), timeout=1)
     assert failure.value.code == 18
 
 
 async def test_each_key_of_a_key_file_is_tried() -> None:
-    await log_in(Server("second"), credentials("first", "second"), timeout=1)
+    await log_in(ScramServer("second"), credentials("first", "second"), timeout=1)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +48,7 @@ async def test_each_key_of_a_key_file_is_tried() -> None:
     ],
 )
 async def test_a_server_that_does_not_know_the_password_is_refused(payload: bytes) -> None:
-    server = Server()
+    server = ScramServer()
     server.changed = {"payload": Binary(payload)}
     with pytest.raises(CommandError) as failure:
         await log_in(server, credentials(), timeout=1)
@@ -97,7 +57,7 @@ async def test_a_server_that_does_not_know_the_password_is_refused(payload: byte
 
 
 async def test_a_server_that_ends_the_login_early_is_refused() -> None:
-    class Liar(Server):
+    class Liar(ScramServer):
         async def command(self, *args: Any, **how: Any) -> dict[str, Any]:
             reply = await super().command(*args, **how)
             return {**reply, "payload": Binary(b"v=AAAA"), "done": True}
@@ -108,7 +68,7 @@ async def test_a_server_that_ends_the_login_early_is_refused() -> None:
 
 @pytest.mark.parametrize("payload", [None, 5, "text", b"\xff\xfe"])
 async def test_malformed_replies(payload: Any) -> None:
-    server = Server()
+    server = ScramServer()
     server.changed = {"payload": payload}
     with pytest.raises(ProtocolError):
         await log_in(server, credentials(), timeout=1)

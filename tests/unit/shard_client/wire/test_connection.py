@@ -2,8 +2,6 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,80 +10,17 @@ import uvloop
 
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Connection, format_address, parse_address
-from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
     MORE_TO_COME,
-    Message,
-    OpMsg,
     build_msg,
-    compress_frame,
     encode,
     parse_message,
 )
+from tests.doubles.wire_server import echo, reply_to, serving, silent
 
 pytestmark = pytest.mark.timeout(20)
-
-Answer = Callable[[FrameStream, Message, dict[str, Any]], Awaitable[None]]
-
-
-def reply_to(message: Message, document: dict[str, Any], flags: int = 0) -> bytes:
-    frame = build_msg(encode(document), request_id=77, response_to=message.request_id, flags=flags)
-    return compress_frame(frame, message.compressor) if message.compressor else frame
-
-
-class Server:
-    """A server that answers hello by itself and all other commands by the test's function."""
-
-    def __init__(self, answer: Answer | None) -> None:
-        self.answer = answer
-        self.messages: list[Message] = []
-        self.compressors: list[str] = []
-        self.streams: list[FrameStream] = []
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def connected(self, stream: FrameStream) -> None:
-        self.streams.append(stream)
-        self.tasks.add(asyncio.get_running_loop().create_task(self.serve(stream)))
-
-    async def serve(self, stream: FrameStream) -> None:
-        while (frame := await stream.receive(bytes)) is not None:
-            message = parse_message(frame)
-            assert isinstance(message.payload, OpMsg)
-            document = message.payload.document()
-            self.messages.append(message)
-            if "hello" in document:
-                offered = [name for name in document["compression"] if name in self.compressors]
-                answer = {"ok": 1.0, "setName": "rs", "compression": offered}
-                stream.write(reply_to(message, answer))
-            elif self.answer is not None and not message.payload.flags & MORE_TO_COME:
-                await self.answer(stream, message, document)
-
-
-@asynccontextmanager
-async def serving(
-    answer: Answer | None = None, **options: Any
-) -> AsyncIterator[tuple[Any, Server]]:
-    server = Server(answer)
-    listener = await asyncio.get_running_loop().create_server(
-        lambda: FrameStream(server.connected), "127.0.0.1", 0, **options
-    )
-    try:
-        yield listener.sockets[0].getsockname()[:2], server
-    finally:
-        listener.close()
-        for stream in server.streams:
-            stream.abort()
-        await asyncio.gather(*server.tasks)
-
-
-async def echo(stream: FrameStream, message: Message, document: dict[str, Any]) -> None:
-    stream.write(reply_to(message, {"ok": 1.0, "echo": document}))
-
-
-async def silent(*_: Any) -> None:
-    pass
 
 
 async def test_hello_sends_the_client_metadata():

@@ -8,8 +8,8 @@ import pytest
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
 from shard_client.wire.connection_pool import ConnectionPool, PoolCounts, PoolLimits
-from tests.harness.scripted_member import ScriptedMember
-from tests.unit.router.conftest import until
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import until
 
 pytestmark = pytest.mark.timeout(60)
 TIME = 30.0

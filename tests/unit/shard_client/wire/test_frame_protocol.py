@@ -8,47 +8,10 @@ from hypothesis import strategies as st
 
 from shard_client.errors import NetworkError, ProtocolError
 from shard_client.wire.frame_protocol import FrameStream
+from tests.doubles.fed_transport import FedTransport
 from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.timeout(20)
-
-
-class Transport(asyncio.Transport):
-    """Feeds a FrameStream as an event loop does, without a loop."""
-
-    def __init__(self, stream: FrameStream) -> None:
-        super().__init__()
-        self.stream = stream
-        self.paused = False
-        self.written: list[bytes] = []
-        self.aborted = False
-        stream.connection_made(self)
-
-    def feed(self, data: bytes) -> int:
-        """Deliver ``data`` until the stream pauses; return the number of bytes taken."""
-        taken = 0
-        while taken < len(data) and not self.paused:
-            buffer = self.stream.get_buffer(-1)
-            piece = data[taken : taken + len(buffer)]
-            assert piece, "event loops treat an empty buffer as an error"
-            buffer[: len(piece)] = piece
-            self.stream.buffer_updated(len(piece))
-            taken += len(piece)
-        return taken
-
-    def write(self, data):
-        self.written.append(bytes(data))
-
-    def pause_reading(self):
-        assert not self.paused
-        self.paused = True
-
-    def resume_reading(self):
-        assert self.paused
-        self.paused = False
-
-    def abort(self):
-        self.aborted = True
 
 
 def frame_of(content: bytes) -> bytes:
@@ -64,7 +27,7 @@ contents = st.one_of(
 
 async def receive_all(pieces: list[bytes], keep: int) -> list[bytes]:
     stream = FrameStream(keep=keep)
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     frames: list[bytes] = []
 
     async def read() -> None:
@@ -102,7 +65,7 @@ def test_random_bytes_give_frames_or_protocol_errors(pieces):
 
 async def _receive_then_end(pieces: list[bytes]) -> None:
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     for piece in pieces:
         transport.feed(piece)
     asyncio.get_running_loop().call_soon(stream.connection_lost, None)
@@ -112,7 +75,7 @@ async def _receive_then_end(pieces: list[bytes]) -> None:
 
 async def test_a_peer_that_keeps_sending_is_paused():
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     data = frame_of(bytes(1000)) * 1000
     taken = transport.feed(data)
     assert transport.paused
@@ -127,7 +90,7 @@ async def test_a_peer_that_keeps_sending_is_paused():
 
 async def test_memory_grows_with_received_bytes_not_with_the_header_s_length():
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     transport.feed((48_000_000).to_bytes(4, "little") + bytes(12) + bytes(8 * 1024))
     assert len(stream._view) <= 256 * 1024
     transport.feed(bytes(1_000_000))
@@ -137,7 +100,7 @@ async def test_memory_grows_with_received_bytes_not_with_the_header_s_length():
 async def test_a_large_buffer_is_released_and_a_small_one_is_kept():
     for keep, kept in ((64 * 1024, False), (1_000_000, True)):
         stream = FrameStream(keep=keep)
-        transport = Transport(stream)
+        transport = FedTransport(stream)
         transport.feed(frame_of(bytes(500_000)))
         assert await stream.receive(len) == 500_016
         assert (len(stream._view) > 500_000) == kept
@@ -146,7 +109,7 @@ async def test_a_large_buffer_is_released_and_a_small_one_is_kept():
 @pytest.mark.parametrize("length", [-1, 0, 15, 48_000_001, 2**31 - 1])
 async def test_a_length_out_of_bounds_is_refused(length):
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     reader = asyncio.create_task(stream.receive(bytes))
     await asyncio.sleep(0)
     transport.feed(length.to_bytes(4, "little", signed=True) + bytes(12))
@@ -156,7 +119,7 @@ async def test_a_length_out_of_bounds_is_refused(length):
 
 async def test_the_limit_of_frames_can_be_lowered():
     stream = FrameStream(max_frame=1000)
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     transport.feed(frame_of(bytes(1000)))
     with pytest.raises(ProtocolError, match="too long"):
         await stream.receive(bytes)
@@ -164,7 +127,7 @@ async def test_the_limit_of_frames_can_be_lowered():
 
 async def test_a_frame_is_dropped_if_its_parser_raises():
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     transport.feed(frame_of(b"a") + frame_of(b"b"))
 
     def refuse(_frame: memoryview) -> bytes:
@@ -177,7 +140,7 @@ async def test_a_frame_is_dropped_if_its_parser_raises():
 
 async def test_a_cancelled_receiver_loses_no_frame():
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     reader = asyncio.create_task(stream.receive(bytes))
     await asyncio.sleep(0)
     transport.feed(frame_of(b"a"))
@@ -190,7 +153,7 @@ async def test_a_cancelled_receiver_loses_no_frame():
 async def test_frames_before_the_end_are_still_received():
     # As when a client sends an unacknowledged write and disconnects.
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     transport.feed(frame_of(b"a") + frame_of(b"b") + frame_of(b"cut off")[:-1])
     stream.connection_lost(None)
     await stream.drain()
@@ -201,7 +164,7 @@ async def test_frames_before_the_end_are_still_received():
 
 async def test_a_second_receiver_is_refused():
     stream = FrameStream()
-    Transport(stream)
+    FedTransport(stream)
     reader = asyncio.create_task(stream.receive(bytes))
     await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match="somebody else"):
@@ -212,7 +175,7 @@ async def test_a_second_receiver_is_refused():
 
 async def test_the_end_wakes_all_waiting_tasks():
     stream = FrameStream()
-    Transport(stream)
+    FedTransport(stream)
     stream.pause_writing()
     reader = asyncio.create_task(stream.receive(bytes))
     writer = asyncio.create_task(stream.drain())
@@ -232,7 +195,7 @@ async def test_the_end_wakes_all_waiting_tasks():
 
 async def test_drain_waits_while_the_peer_does_not_read():
     stream = FrameStream()
-    transport = Transport(stream)
+    transport = FedTransport(stream)
     await stream.drain()
     stream.pause_writing()
     stream.write(b"x")

@@ -15,7 +15,7 @@ from embedded.change_streams.resume_token import ResumeToken
 from embedded.oplog import NULL_OP_TIME, Oplog
 from embedded.storage.bson_values import Document
 
-DATA = Path(__file__).parents[3] / "recordings" / "data" / "workload.bson.gz"
+DATA = Path(__file__).parents[1] / "recordings" / "data" / "workload.bson.gz"
 
 
 class Conversation(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from bson import Int64
 
 from shard_client.wire.connection import Connection
-from tests.harness.scripted_server import Asked, ScriptedServer, scripted_server
+from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
 
 Document = dict[str, Any]
 Stage = Callable[[Document], Document | None]

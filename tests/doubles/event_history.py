@@ -1,4 +1,4 @@
-"""A fictional history of change events with pymongo's interface, for tests without a server."""
+"""What surrounds the Spark source, without a server: a history of events, a clock, an inbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
+from spark_sink.pace import Passage
 from spark_sink.positions import AtTime, FromNow, Position, Token
+from spark_sink.read_reports import ReportInbox
 
 SHARDS = 3
 UUID_HEX = "00112233445566778899AABBCCDDEEFF"
@@ -145,3 +147,30 @@ def history_lost() -> PyMongoError:
     return OperationFailure(
         "Resume of change stream was not possible", 286, {"errorLabels": ["NonResumable"]}
     )
+
+
+class SteppingClock:
+    """A clock that advances by a step at each reading."""
+
+    def __init__(self, step: float = 0.01) -> None:
+        self.time = 0.0
+        self.step = step
+
+    def __call__(self) -> float:
+        self.time += self.step
+        return self.time
+
+
+class Inbox(ReportInbox):
+    """Receives reports without a network."""
+
+    def __init__(self) -> None:
+        self.passages: list[Passage] = []
+
+    @property
+    def address(self) -> None:
+        return None
+
+    def read(self, batch: int) -> list[Passage]:
+        passages, self.passages = self.passages, []
+        return passages

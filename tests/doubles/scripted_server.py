@@ -9,6 +9,8 @@ from typing import Any
 
 import bson
 
+from shard_client.wire.frames import MORE_TO_COME
+
 _HEADER = struct.Struct("<iiii")
 _OP_MSG = 2013
 
@@ -94,3 +96,9 @@ async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
         server.close()
         for writer in list(writers):
             writer.transport.abort()
+
+
+async def answer_ok(asked: Asked) -> None:
+    """Answer each command that expects a reply with its name."""
+    if not asked.flags & MORE_TO_COME:
+        asked.reply({"you": "asked", "n": next(iter(asked.command)), "ok": 1.0})

@@ -1,0 +1,133 @@
+"""Clusters that replace ``Cluster``: servers of given versions, oplogs, or one shard."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import ShardList
+from router.catalog.replica_set_checks import ReplicaSetCheck
+from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.connection import Connection
+
+Server = tuple[str, int]
+"""A version, and its ``maxWireVersion``."""
+
+
+class VersionedConnection:
+    """Answers buildInfo with the version of its server."""
+
+    def __init__(self, server: Server) -> None:
+        self.version, wire_version = server
+        self.hello = {"maxWireVersion": wire_version}
+        self.closed = False
+
+    async def command(self, database: str, command: Any, *, timeout: float) -> dict[str, Any]:
+        assert (database, command) == ("admin", {"buildInfo": 1})
+        return {"version": self.version, "ok": 1.0}
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class VersionedServers:
+    """Shards, config server and upstream by name, with their versions.
+
+    A server whose version is None never answers; a missing server is down. ``failures`` are raised
+    by ``shards``, the last one first.
+    """
+
+    def __init__(self, failures: list[Exception] | None = None, **servers: Server | None) -> None:
+        self.failures = failures or []
+        self.servers = servers
+        self.versions_changed = asyncio.Event()
+        self.connections: list[VersionedConnection] = []
+
+    async def shards(self) -> ShardList:
+        if self.failures:
+            raise self.failures.pop()
+        hosts = {name: f"{name}/a:1" for name in ("s0", "s1") if name in self.servers}
+        return ShardList(hosts, Timestamp(1, 1), Timestamp(1, 1))
+
+    async def connect(
+        self, target: str = "upstream", host: str | None = None
+    ) -> VersionedConnection:
+        if target not in self.servers:
+            raise NetworkError("down")
+        server = self.servers[target]
+        if server is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        self.connections.append(VersionedConnection(server))
+        return self.connections[-1]
+
+    def release(self, connection: VersionedConnection) -> None:
+        connection.closed = True
+
+
+class OplogConnection:
+    """Answers each command with one entry of the oplog."""
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self._entry = entry
+
+    async def command(self, database: str, command: object, *, timeout: float) -> dict[str, Any]:
+        return {"cursor": {"firstBatch": [self._entry]}}
+
+
+class AnsweringCluster:
+    """One shard and a config server that answer once ``answering`` is set; ``entry`` is their
+    oplog's first."""
+
+    def __init__(self) -> None:
+        self.answering = asyncio.Event()
+        self.entry: dict[str, Any] = {"ts": Timestamp(100, 1), "o": {"msg": "initiating set"}}
+        self.known_shards = {"a"}
+        self.failure: CommandError | None = None
+
+    async def shards(self, timeout: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def dialer(self, target: str) -> "AnsweringCluster":
+        return self
+
+    async def connect(self, timeout: float) -> OplogConnection:
+        await self.answering.wait()
+        return OplogConnection(self.entry)
+
+    def release(self, connection: OplogConnection) -> None:
+        pass
+
+
+class FixedChecks:
+    """Replaces ReplicaSetChecks: the config server and the shards ``north`` and ``south`` answer.
+
+    Args:
+        oldest: the second of the oldest entry of each oplog.
+    """
+
+    def __init__(self, oldest: int) -> None:
+        good = ReplicaSetCheck(answers=True, oldest=Timestamp(oldest, 1))
+        self.found: dict[str, ReplicaSetCheck] = {"config": good, "north": good, "south": good}
+
+    async def results(self) -> Mapping[str, ReplicaSetCheck]:
+        return self.found
+
+
+class OneShard:
+    """A cluster whose only shard, ``s0``, is a scripted server on ``port``."""
+
+    def __init__(self, port: int) -> None:
+        self._address = ("127.0.0.1", port)
+
+    async def shards(self) -> ShardList:
+        return ShardList({"s0": "s0/host"}, Timestamp(1, 1), Timestamp(1, 1))
+
+    async def connect(self, target: str, host: str | None) -> Connection:
+        assert (target, host) == ("s0", "s0/host")
+        return await Connection.open(self._address, timeout=5)
+
+    def release(self, connection: Connection) -> None:
+        connection.abort()
