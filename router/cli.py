@@ -18,6 +18,7 @@ import typer
 import uvloop
 
 from router.config.command_line import SubCommand, parse_assignments, read_settings
+from router.config.flags import flag
 from router.config.log_lines import configure_logging
 from router.config.problems import nearest
 from router.process import run_until_signalled
@@ -130,68 +131,32 @@ def _options(
 
 
 def serve(
-    configdb: Annotated[
-        str | None,
-        typer.Option("--configdb", help="The config server: rsName/host:port[,host:port]."),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", help="The port for drivers [27020]; 0 picks a free one.")
-    ] = None,
-    bind_ip: Annotated[
-        str | None,
-        typer.Option("--bind_ip", "--bind-ip", help="The addresses to listen on [127.0.0.1]."),
-    ] = None,
+    configdb: Annotated[str | None, flag("sharding.configDB", "--configdb")] = None,
+    port: Annotated[int | None, flag("net.port", "--port")] = None,
+    bind_ip: Annotated[str | None, flag("net.bindIp", "--bind_ip", "--bind-ip")] = None,
     bind_ip_all: Annotated[
-        bool | None, typer.Option("--bind_ip_all", "--bind-ip-all", help="Listen on all addresses.")
+        bool | None, flag("net.bindIpAll", "--bind_ip_all", "--bind-ip-all")
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
     ] = None,
-    upstream: Annotated[
-        str | None,
-        typer.Option(
-            "--upstream", help="The mongos for everything but change streams: mongodb://host:port."
-        ),
-    ] = None,
-    feed_port: Annotated[
-        int | None,
-        typer.Option("--feed-port", help="The feed's port: events as JSON lines."),
-    ] = None,
-    admin_port: Annotated[
-        int | None,
-        typer.Option("--admin-port", help="The HTTP port for metrics, health and status."),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes that share the port [1].")
-    ] = None,
+    upstream: Annotated[str | None, flag("upstream", "--upstream")] = None,
+    feed_port: Annotated[int | None, flag("feed.port", "--feed-port")] = None,
+    admin_port: Annotated[int | None, flag("net.admin.port", "--admin-port")] = None,
+    workers: Annotated[int | None, flag("workers", "--workers")] = None,
     set_parameter: Annotated[
         list[str] | None, typer.Option("--setParameter", help="name=value; may be repeated.")
     ] = None,
-    max_conns: Annotated[
-        int | None,
-        typer.Option("--maxConns", help="Client connections at a time [65536]."),
-    ] = None,
-    key_file: Annotated[
-        str | None,
-        typer.Option("--keyFile", help="The cluster's key file; clients then have to log in."),
-    ] = None,
+    max_conns: Annotated[int | None, flag("net.maxIncomingConnections", "--maxConns")] = None,
+    key_file: Annotated[str | None, flag("security.keyFile", "--keyFile")] = None,
     local_threshold: Annotated[
-        int | None,
-        typer.Option(
-            "--localThreshold",
-            help="Milliseconds by which a member may be farther than the nearest one [15].",
-        ),
+        int | None, flag("replication.localPingThresholdMs", "--localThreshold")
     ] = None,
     network_message_compressors: Annotated[
-        str | None,
-        typer.Option("--networkMessageCompressors", help="The compressors that clients may use."),
+        str | None, flag("net.compression.compressors", "--networkMessageCompressors")
     ] = None,
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log more; may be repeated.")
-    ] = 0,
-    quiet: Annotated[
-        bool | None, typer.Option("--quiet", help="Log warnings and errors only.")
-    ] = None,
+    verbose: Annotated[int, flag("systemLog.verbosity", "--verbose", "-v", count=True)] = 0,
+    quiet: Annotated[bool | None, flag("systemLog.quiet", "--quiet")] = None,
 ) -> None:
     """Run the router: answer drivers as mongos does, change streams merged."""
     flags = {

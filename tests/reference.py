@@ -1,16 +1,26 @@
-"""Writes the reference of the metrics: ``python -m tests.reference``."""
+"""Writes the references of metrics and settings: ``python -m tests.reference``."""
 
 import asyncio
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic.fields import FieldInfo
 
+import router.cli  # noqa: F401  (registers the flags)
+from router.config.flags import FLAGS, SETTINGS
+from router.config.parameters import PARAMETERS, Parameter
 from tests.harness.admin import admin_port, get, watched_facade
 
-METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[1] / "docs"
+METRICS = DOCS / "metrics.md"
+SETTINGS_PAGE = DOCS / "settings.md"
 
-_HEAD = """# Metrics
+_METRICS_HEAD = """# Metrics
 
 All metrics of `/metrics` on the [admin port](admin.md), written by `python -m tests.reference`. A
 histogram has the suffixes `_bucket`, `_count` and `_sum`. Counts are those of all workers together,
@@ -25,20 +35,124 @@ _LABELS = {
 }
 """Labels of metrics that have no samples without clients."""
 
+_SETTINGS_HEAD = """# Settings
+
+All settings of `mergerouter serve`, written by `python -m tests.reference`.
+
+A setting comes from a flag, else from the environment, else from the YAML file that `--config`
+names, else it has its default. In the file, `net.port` is `port` in the section `net`, or the
+dotted name itself. The environment variable is `MERGEROUTER_` and the name in capitals, with `__`
+for each dot: `MERGEROUTER_NET__PORT`. An unknown name is an error, which names the nearest setting.
+[`mergerouter check-config`](cli.md#check-config-before-a-start) tries the settings without a start.
+
+| setting | flag | default | values | meaning |
+|---|---|---|---|---|
+"""
+_PARAMETERS_HEAD = """
+## Parameters
+
+Start parameters, as mongos has them: `--setParameter name=value`, or `setParameter:` with names and
+values in the file, or `MERGEROUTER_SETPARAMETER__MAXCURSORS=100` in the environment. Clients read
+them with `getParameter`. With several workers, each has its share of the bounds on all streams
+([workers](workers.md)).
+
+| parameter | default | unit | values | meaning |
+|---|---|---|---|---|
+"""
+_UNITS = {
+    r"(Ms|MS|Millis)$|Millis(For|$)": "ms",
+    r"Minutes$": "min",
+    r"Secs$": "s",
+    r"Bytes$": "bytes",
+    r"PerSecond$": "1/s",
+}
+_TYPES = {str: "text", Path: "file", int: "whole number", float: "number", bool: "true, false"}
+_MIB = 1024 * 1024
+
 
 async def metrics_reference() -> str:
-    """Return the page."""
+    """Return the page of all metrics."""
     async with watched_facade() as made, admin_port(made) as port:
         text = (await asyncio.to_thread(get, port, "/metrics")).text
-    return _HEAD + "\n".join(map(_row, text_string_to_metric_families(text))) + "\n"
+    return _METRICS_HEAD + _lines(map(_metric_row, text_string_to_metric_families(text)))
 
 
-def _row(family: Metric) -> str:
+def settings_reference() -> str:
+    """Return the page of all settings and parameters."""
+    settings = _lines(_setting_row(name, field) for name, field in SETTINGS.items())
+    return _SETTINGS_HEAD + settings + _PARAMETERS_HEAD + _lines(map(_row, PARAMETERS.values()))
+
+
+def _lines(rows: Iterable[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)
+
+
+def _metric_row(family: Metric) -> str:
     name = family.name + ("_total" if family.type == "counter" else "")
     found = {label for sample in family.samples for label in sample.labels} - {"le"}
     labels = ", ".join(sorted(found) or _LABELS.get(family.name, ()))
     return f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
 
 
+def _setting_row(name: str, field: FieldInfo) -> str:
+    assert field.description, f"{name} has no docstring in its model"
+    flags = ", ".join(f"`{each}`" for each in FLAGS.get(name, ()))
+    default = _shown(field.get_default(call_default_factory=True))
+    kinds = [each for each in get_args(field.annotation) if each is not NoneType]
+    kind = _TYPES.get(kinds[0] if len(kinds) == 1 else field.annotation, "")
+    if name == "setParameter":
+        kind = "[below](#parameters)"
+    bounds = {
+        bound: getattr(each, bound)
+        for each in field.metadata
+        for bound in ("ge", "le")
+        if hasattr(each, bound)
+    }
+    values = _values(kind, bounds.get("ge"), bounds.get("le"))
+    meaning = " ".join(field.description.split())
+    return f"| `{name}` | {flags} | {default} | {values} | {meaning} |"
+
+
+def _row(parameter: Parameter) -> str:
+    unit = next((unit for form, unit in _UNITS.items() if re.search(form, parameter.name)), "")
+    kind = _TYPES[type(parameter.default)]
+    values = kind
+    if not isinstance(parameter.default, bool | str):
+        bounded = parameter.most < 2**62
+        values = _values(kind, parameter.least, parameter.most if bounded else None)
+    elif isinstance(parameter.default, str):
+        values = ", ".join(_accepted(parameter))
+    default = _shown(parameter.default)
+    if unit == "bytes":
+        default += f" ({parameter.default // _MIB} MiB)"
+    return f"| `{parameter.name}` | {default} | {unit} | {values} | {parameter.purpose} |"
+
+
+def _accepted(parameter: Parameter) -> Iterator[str]:
+    """Yield the words that a parameter accepts, from its own message."""
+    try:
+        parameter.parse("")
+    except ValueError as error:
+        yield from re.findall(r"one of (.*), not", str(error))
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == {}:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, float):
+        text = f"{value:g}"
+    return f"`{text}`"
+
+
+def _values(kind: str, least: float | None, most: float | None) -> str:
+    if least is None:
+        return kind
+    if most is None:
+        return f"{kind}, {least:g} or more"
+    return f"{kind}, {least:g} to {most:.15g}"
+
+
 if __name__ == "__main__":
     METRICS.write_text(asyncio.run(metrics_reference()))
+    SETTINGS_PAGE.write_text(settings_reference())

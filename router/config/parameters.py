@@ -103,124 +103,208 @@ def _of_limits(
 
 
 _ALL = (
-    Parameter("enableTestCommands", _boolean, False, "commands that only tests may use"),
+    Parameter(
+        "enableTestCommands",
+        _boolean,
+        False,
+        "Allows commands that only tests may use, such as configureFailPoint.",
+    ),
     Parameter(
         "userCacheInvalidationIntervalSecs",
         _whole,
         30,
-        "time between two readings of the users' privileges",
+        "Time between two readings of the users' privileges.",
         least=1,
         most=86_400,
     ),
     Parameter(
-        "authFailedDelayMs", _whole, 500, "wait before a refused login is answered", most=5000
+        "authFailedDelayMs", _whole, 500, "Wait before a refused login is answered.", most=5000
     ),
     Parameter(
         "mongosShutdownTimeoutMillisForSignaledShutdown",
         _whole,
         3000,
-        "time for commands in flight to end after SIGTERM",
+        "Time after SIGTERM in which commands in flight may end.",
         most=600_000,
     ),
     _of_limits(
         "cursorTimeoutMillis",
         "cursor_timeout",
-        "life of an idle cursor outside sessions",
+        "Lifetime of an idle cursor outside sessions.",
         unit=_MS,
         least=1,
     ),
     _of_limits(
         "localLogicalSessionTimeoutMinutes",
         "session_timeout",
-        "life of an idle session's cursors",
+        "Lifetime of the cursors of an idle session.",
         unit=_MINUTES,
         least=1,
     ),
-    _of_limits("maxCursors", "max_cursors", "merged cursors open at a time", least=1),
+    _of_limits("maxCursors", "max_cursors", "Change stream cursors open at a time.", least=1),
     _of_limits(
-        "maxCursorsPerClient", "max_cursors_per_client", "merged cursors of one client", least=1
+        "maxCursorsPerClient",
+        "max_cursors_per_client",
+        "Change stream cursors of one client's address.",
+        least=1,
     ),
-    _of_limits("maxStreams", "max_streams", "different streams open at a time", least=1),
+    _of_limits(
+        "maxStreams",
+        "max_streams",
+        "Different streams open at a time; clients with identical requests share one.",
+        least=1,
+    ),
     _of_limits(
         "maxStreamsPerClient",
         "max_streams_per_client",
-        "different streams opened by one client",
+        "Different streams of one client's address.",
         least=1,
     ),
     _of_limits(
         "ShardingTaskExecutorPoolMaxSize",
         "member_connections",
-        "connections to one member",
+        "Connections to one member of a replica set.",
         least=4,
     ),
     _of_limits(
         "ShardingTaskExecutorPoolHostTimeoutMS",
         "idle_connection",
-        "life of an idle connection to a member",
+        "Lifetime of an idle connection to a member.",
         unit=_MS,
     ),
-    _of_limits("idleShardNudge", "nudge", "whether idle members are nudged"),
-    _of_limits("idleShardNudgeMs", "nudge_delay", "wait before an idle member is nudged", unit=_MS),
+    _of_limits(
+        "idleShardNudge",
+        "nudge",
+        "Whether members without writes are nudged, so that streams need not wait for them.",
+    ),
+    _of_limits(
+        "idleShardNudgeMs",
+        "nudge_delay",
+        "How long events wait for an idle member before it is nudged.",
+        unit=_MS,
+    ),
     _of_limits(
         "idleShardNudgesPerSecond",
         "nudges_per_second",
-        "nudges of one member for any length of time; 0: none",
+        "Sustained nudges per second of one member, over all streams; 0 for none.",
         most=1000,
     ),
     _of_limits(
         "idleShardNudgeBurst",
         "nudge_burst",
-        "nudges of one member at once after a time with few",
+        "Nudges that one member may get at once after a period with few.",
         least=1,
         most=100_000,
     ),
     _of_limits(
         "promiseTimeoutMs",
         "promise_timeout",
-        "a member may not show a majority's note for so long; 0: for ever",
+        "How long a member may lag behind a nudge that a majority has, before the stream "
+        "reads another member; 0 for without limit.",
         unit=_MS,
     ),
-    _of_limits("remoteBufferBytes", "remote_buffer_bytes", "buffer of one remote", least=1),
-    _of_limits("streamBufferBytes", "stream_buffer_bytes", "buffer of one stream", least=1),
-    _of_limits("totalBufferBytes", "total_buffer_bytes", "buffer of all streams", least=1),
-    _of_limits("replyTargetBytes", "reply_target_bytes", "size of replies without limit", least=1),
-    _of_limits("repliesBytes", "replies_bytes", "events in all clients' replies", least=1),
-    _of_limits("shareStreams", "share", "whether identical streams share remotes"),
     _of_limits(
-        "shareLogBytes", "share_log_bytes", "events that one stream's clients may lie apart"
+        "remoteBufferBytes",
+        "remote_buffer_bytes",
+        "Events held for one shard of a stream; beyond it, the shard is not read.",
+        least=1,
     ),
     _of_limits(
-        "shareAloneBytes", "share_alone_bytes", "events kept for a lone client that resumes"
+        "streamBufferBytes",
+        "stream_buffer_bytes",
+        "Events held for one stream; beyond it, only the shard that holds the gate is read.",
+        least=1,
     ),
-    _of_limits("shareLingerMs", "share_linger", "remotes outlive a stream's last client", unit=_MS),
+    _of_limits(
+        "totalBufferBytes",
+        "total_buffer_bytes",
+        "Events held for all streams; beyond it, only empty buffers are filled.",
+        least=1,
+    ),
+    _of_limits(
+        "replyTargetBytes",
+        "reply_target_bytes",
+        "Size of a reply to a client that sets no batchSize.",
+        least=1,
+    ),
+    _of_limits(
+        "repliesBytes", "replies_bytes", "Events in the replies to all clients together.", least=1
+    ),
+    _of_limits(
+        "shareStreams", "share", "Whether clients with identical requests share one stream."
+    ),
+    _of_limits(
+        "shareLogBytes", "share_log_bytes", "How far the clients of one shared stream may be apart."
+    ),
+    _of_limits(
+        "shareAloneBytes",
+        "share_alone_bytes",
+        "Events kept for the only client of a stream, so that it can resume.",
+    ),
+    _of_limits(
+        "shareLingerMs",
+        "share_linger",
+        "How long a stream stays open after its last client has left.",
+        unit=_MS,
+    ),
     Parameter(
         "shareFilters",
         _one_of("auto", "always", "never"),
         _DEFAULTS.share_filters,
-        "whether the router evaluates filters on a shared stream",
+        "Whether the router evaluates filters on a shared stream.",
         limit="share_filters",
     ),
     _of_limits(
         "shareFiltersFrom",
         "share_filters_from",
-        "different filters on one scope from which on they share a stream",
+        "Number of different filters on one scope from which on they share a stream.",
         least=2,
     ),
     _of_limits(
-        "shareFilterBytes", "share_filter_bytes", "unread events of a stream's filtered readers"
-    ),
-    _of_limits("batchTargetBytes", "batch_target_bytes", "size of a shard's batch", least=1),
-    _of_limits(
-        "awaitQuietMs", "await_quiet", "a shard's getMore waits for events", unit=_MS, least=50
+        "shareFilterBytes",
+        "share_filter_bytes",
+        "Events that clients of filtered streams have not read, for each shared stream.",
     ),
     _of_limits(
-        "connectTimeoutMs", "connect_timeout", "one attempt to connect", unit=_MS, least=100
+        "batchTargetBytes",
+        "batch_target_bytes",
+        "Target size of a batch from a shard while there is a backlog.",
+        least=1,
     ),
     _of_limits(
-        "openTimeoutMs", "open_timeout", "opening all remotes of a stream", unit=_MS, least=100
+        "awaitQuietMs",
+        "await_quiet",
+        "How long a getMore on a shard waits for events.",
+        unit=_MS,
+        least=50,
     ),
-    _of_limits("replyTimeoutMs", "reply_timeout", "a member's reply", unit=_MS, least=100),
-    _of_limits("failureTimeoutMs", "failure_timeout", "retrying a failed remote", unit=_MS),
+    _of_limits(
+        "connectTimeoutMs",
+        "connect_timeout",
+        "Time limit of one attempt to connect to a member.",
+        unit=_MS,
+        least=100,
+    ),
+    _of_limits(
+        "openTimeoutMs",
+        "open_timeout",
+        "Time limit for opening a stream on all shards.",
+        unit=_MS,
+        least=100,
+    ),
+    _of_limits(
+        "replyTimeoutMs",
+        "reply_timeout",
+        "How late a member's reply may be before the member is checked.",
+        unit=_MS,
+        least=100,
+    ),
+    _of_limits(
+        "failureTimeoutMs",
+        "failure_timeout",
+        "How long a failed shard is retried before clients get a retriable error.",
+        unit=_MS,
+    ),
 )
 
 PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter in _ALL}

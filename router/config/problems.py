@@ -6,6 +6,7 @@ from types import UnionType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 _VALUE_ERROR = "Value error, "
 """The prefix that pydantic adds to the message of a validator's ValueError."""
@@ -53,7 +54,7 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         section = name.rpartition(".")[0]
-        names = sorted(_names(settings))
+        names = sorted(name for name, _field in fields(settings))
         siblings = [each for each in names if each.rpartition(".")[0] == section]
         near = nearest(name, siblings or names, required=len(section))
         if near or not section or not siblings:
@@ -67,7 +68,7 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
     secret = name == "security" or name.endswith("assword")
     given = "" if secret else f", not {problem['input']!r}"
     if problem["type"] == "model_type":
-        inner = [each for each in _names(settings) if each.startswith(f"{name}.")]
+        inner = [each for each, _field in fields(settings) if each.startswith(f"{name}.")]
         return f"{name} must be a section with {', '.join(inner)}{given}"
     wanted = _WANTED.get(problem["type"])
     if wanted is None:
@@ -75,19 +76,19 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
     return f"{name} must be {wanted.format(**problem.get('ctx', {}))}{given}"
 
 
-def _names(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the dotted names of all settings, as in the file."""
+def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting of ``model``: its dotted name, as in the file, and its field."""
     for field_name, field in model.model_fields.items():
         path = (*outer, field.alias or field_name)
         section = _section(field.annotation)
         if section is not None:
-            yield from _names(section, path)
+            yield from fields(section, path)
         else:
-            yield ".".join(path)
+            yield ".".join(path), field
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a section, or None for a single setting."""
+    """Return the model of a section, or None for a single setting, by a field's annotation."""
     candidates = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     for each in candidates:
         if isinstance(each, type) and issubclass(each, BaseModel):

@@ -30,14 +30,23 @@ class Security(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", populate_by_name=True, frozen=True, hide_input_in_errors=True
+        extra="forbid",
+        populate_by_name=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
     key_file: str | None = Field(default=None, alias="keyFile")
+    """The cluster's key file, with which the router logs in; clients then have to log in, too."""
     user: str | None = None
+    """The router's login on the upstream and, without keyFile, on shards and config server."""
     auth_source: str = Field(default="admin", alias="authSource")
+    """The database that holds this user."""
     password_file: str | None = Field(default=None, alias="passwordFile")
+    """A file with this user's password, readable by its owner only."""
     password: SecretStr | None = None
+    """This user's password, if no file holds it."""
 
     @model_validator(mode="after")
     def _user_has_a_password(self) -> Self:

@@ -1,5 +1,6 @@
 """The router's settings, from flags, environment and a YAML file, with mongos's names."""
 
+import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -7,14 +8,10 @@ from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
-from router.config.parameters import parse_parameters
+from router.config.environment import read_environment
+from router.config.parameters import PARAMETERS, parse_parameters
+from router.config.problems import fields
 from router.config.security import HIDDEN, Security
 from router.peers.cursor_ids import MOST_WORKERS
 from router.upstream_mongos import parse_upstream
@@ -26,13 +23,16 @@ _EXAMPLE = "net: {port: 27020}"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", populate_by_name=True, frozen=True, use_attribute_docstrings=True
+    )
 
 
 class Sharding(_Section):
     """``sharding``: the cluster, identified by its config server."""
 
     config_db: str | None = Field(default=None, alias="configDB")
+    """The config server: rsName/host:port[,host:port]. Required."""
 
     @field_validator("config_db")
     @classmethod
@@ -43,17 +43,22 @@ class Sharding(_Section):
 
 
 class Compression(_Section):
-    """``net.compression``: the compressors that clients may use, ``disabled`` for none."""
+    """``net.compression``: compression of client connections."""
 
     compressors: str = ",".join(AVAILABLE)
+    """The compressors that clients may use, best first; disabled for none."""
 
 
 class Admin(_Section):
     """``net.admin``: the HTTP port for operators: metrics, health and status (docs/admin.md)."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
+    """The HTTP port for metrics, health and status; 0 picks a free one."""
     bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    """The addresses of the admin port, separated by commas."""
     token_file: Path | None = Field(default=None, alias="tokenFile")
+    """A file with one line: the token that clients of the admin port must send. Required where
+    other machines reach the port."""
 
     @property
     def hosts(self) -> list[str]:
@@ -96,9 +101,13 @@ class Net(_Section):
     """``net``: the addresses and limits of client connections."""
 
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    """The port for drivers; 0 picks a free one."""
     bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    """The addresses to listen on, separated by commas."""
     bind_ip_all: bool = Field(default=False, alias="bindIpAll")
+    """Whether to listen on all addresses; then bindIp does not count."""
     max_incoming_connections: int = Field(default=65536, alias="maxIncomingConnections", ge=1)
+    """Client connections at a time; further ones are closed."""
     compression: Compression = Compression()
     admin: Admin = Admin()
 
@@ -120,6 +129,7 @@ class Replication(_Section):
     """``replication``: the latency window in which members of a replica set are read from."""
 
     local_ping_threshold_ms: int = Field(default=15, alias="localPingThresholdMs", ge=0)
+    """Milliseconds by which a member's round trip may exceed the nearest member's."""
 
     @property
     def local_threshold(self) -> float:
@@ -131,39 +141,40 @@ class SystemLog(_Section):
     """``systemLog``: the amount of logging on stdout."""
 
     verbosity: int = Field(default=0, ge=0, le=5)
+    """0 logs information, 1 or more also debug lines."""
     quiet: bool = False
+    """Whether to log warnings and errors only."""
 
 
 class Feed(_Section):
     """``feed``: the output socket, which mongos does not have."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
+    """The port of the feed, which sends events as JSON lines; 0 picks a free one."""
     bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    """The address of the feed's port."""
     request_wait_ms: float = Field(default=200.0, alias="requestWaitMs", ge=0, le=60_000)
+    """How long the feed waits for a client's request before it sends the default stream."""
     watch: dict[str, Any] = Field(default_factory=dict)
+    """The default stream: what clients receive that send no request."""
 
 
-class Settings(BaseSettings):
-    """All settings of the operator.
+class Settings(_Section):
+    """All settings of the operator (docs/settings.md).
 
     Flags override environment variables (``MERGEROUTER_NET__PORT``), which override the file.
     """
-
-    model_config = SettingsConfigDict(
-        env_prefix="MERGEROUTER_",
-        env_nested_delimiter="__",
-        extra="forbid",
-        populate_by_name=True,
-        frozen=True,
-    )
 
     sharding: Sharding = Sharding()
     net: Net = Net()
     replication: Replication = Replication()
     system_log: SystemLog = Field(default=SystemLog(), alias="systemLog")
     set_parameter: dict[str, Any] = Field(default_factory=dict, alias="setParameter")
+    """Start parameters by name."""
     upstream: str | None = None
+    """The mongos for everything but change streams: mongodb://host:port[,host:port]."""
     workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
+    """Processes that share the port."""
     feed: Feed = Feed()
     security: Security = Security()
 
@@ -215,21 +226,22 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
         OSError: if the file cannot be read.
     """
     from_file = _read_file(file) if file is not None else {}
+    maps = {"setParameter": PARAMETERS, "feed.watch": ()}
+    names = [name for name, _field in fields(Settings)]
+    from_environment = _nested(read_environment(os.environ, names, maps))
 
-    class WithFile(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            file_settings = InitSettingsSource(settings_cls, init_kwargs=from_file)
-            return init_settings, env_settings, file_settings
+    return Settings(**_merged(_merged(from_file, from_environment), _without_none(flags)))
 
-    return WithFile(**_without_none(flags))
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both together; where both have a value that is no section, ``above`` wins."""
+    result = dict(below)
+    for name, value in above.items():
+        lower = result.get(name)
+        if isinstance(lower, Mapping) and isinstance(value, Mapping):
+            value = _merged(lower, value)
+        result[name] = value
+    return result
 
 
 def _read_file(file: Path) -> dict[str, Any]:

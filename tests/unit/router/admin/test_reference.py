@@ -1,7 +1,11 @@
-"""The reference of the metrics is what the router exposes."""
+"""The references of metrics and settings are what the router has."""
 
-from tests.reference import METRICS, metrics_reference
+from tests.reference import METRICS, SETTINGS_PAGE, metrics_reference, settings_reference
 
 
-async def test_the_reference_is_up_to_date() -> None:
+async def test_the_reference_of_metrics_is_up_to_date() -> None:
     assert METRICS.read_text() == await metrics_reference(), "run python -m tests.reference"
+
+
+def test_the_reference_of_settings_is_up_to_date() -> None:
+    assert SETTINGS_PAGE.read_text() == settings_reference(), "run python -m tests.reference"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from router import cli
 from router.config.command_line import SubCommand
+from router.config.flags import FLAGS
 from router.config.settings import Settings
 
 
@@ -76,6 +77,30 @@ def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
     assert settings.replication.local_threshold == 0.03
     assert settings.net.compressors == ("zlib",)
     assert settings.system_log.verbosity == 2
+    assert settings.given() == {
+        "feed": {"port": 6},
+        "net": {
+            "bindIp": "127.0.0.1,::1",
+            "compression": {"compressors": "zlib"},
+            "maxIncomingConnections": 8,
+            "port": 5,
+        },
+        "replication": {"localPingThresholdMs": 30},
+        "setParameter": {"cursorTimeoutMillis": "1", "maxCursors": "7"},
+        "sharding": {"configDB": "cfg/a:1,b:2"},
+        "systemLog": {"verbosity": 2},
+        "upstream": "mongodb://m:9",
+    }
+
+
+def test_every_flag_of_a_setting_takes_its_help_from_the_schema() -> None:
+    app = typer.Typer(add_completion=False)
+    app.command(cls=SubCommand)(cli.serve)
+    command = typer.main.get_command(app)
+    options = {name for option in command.params for name in option.opts}
+    made = {name for names in FLAGS.values() for name in names}
+    assert options - made == {"--config", "-f", "--setParameter"}
+    assert made <= options
 
 
 def test_a_port_in_use_ends_with_a_message_and_mongos_s_status(
