@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import uvloop
 
+from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import build_msg, encode, reply_body
+from shard_client.wire.frames import build_msg, reply_body
 
 SIZES = ((400, 20_000), (20_000, 10_000), (200_000, 3_000), (1_000_000, 800), (4_000_000, 150))
 REQUEST = bytes(16)

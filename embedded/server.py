@@ -13,20 +13,19 @@ from bson.errors import InvalidDocument
 from embedded.clients import Client
 from embedded.storage.bson_values import Document, without_dbrefs
 from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.documents import encode
 from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     HEADER_SIZE,
     MORE_TO_COME,
     Message,
     OpMsg,
-    OpQuery,
     build_msg,
-    build_op_reply,
     compress_frame,
-    encode,
     frame_length,
     parse_message,
 )
+from shard_client.wire.op_query import OpQuery, build_op_reply
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import bson
 from bson.timestamp import Timestamp
 
 from shard_client.errors import ProtocolError
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 _ordinal = Struct("<Q")
 _ELSEWHERE = 1 << 64

@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import ResumeToken
 from router.change_stream.stages import CHANGE_STREAM
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 TokenDocument = Mapping[str, Any] | bytes
 """A resume token's document, decoded or raw."""

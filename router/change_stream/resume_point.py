@@ -14,7 +14,7 @@ from router.change_stream.resume_token import (
 )
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 
 class ResumePoint:

@@ -10,7 +10,7 @@ from router.commands.answer import AnyAnswer
 from router.commands.api_version import check_api
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.frames import encode
+from shard_client.wire.documents import encode
 
 if TYPE_CHECKING:
     from router.access.login import Login

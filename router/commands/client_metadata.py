@@ -8,7 +8,7 @@ from typing import Any
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.frames import encode
+from shard_client.wire.documents import encode
 
 _MOST_BYTES = 512
 _MOST_NAME_BYTES = 128

@@ -23,7 +23,7 @@ from router.commands.fields import text
 from router.commands.node import Node
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
-from shard_client.wire.frames import encode
+from shard_client.wire.documents import encode
 
 _LABELS = "errorLabels"
 _WRITE_ERROR = "writeConcernError"

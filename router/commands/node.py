@@ -12,7 +12,7 @@ from router.commands.client_time import ClientTime, check_client_time
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from shard_client.wire.compression import AVAILABLE
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 if TYPE_CHECKING:
     from router.access.control import AccessControl

@@ -16,7 +16,7 @@ from router.cursors.registry import CursorRegistry
 from router.feed.watch import Watch, parse_watch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 _NO_SUCH_COLLECTION: Final = frozenset(
     {ErrorCode.NamespaceNotFound, ErrorCode.CollectionUUIDMismatch}

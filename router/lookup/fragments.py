@@ -17,7 +17,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_data
 from shard_client.wire.bson_slices import DOCUMENT, find, iter_elements, string_value
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
 """The maximum size of an event that is not split, and of a fragment."""

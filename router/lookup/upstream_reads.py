@@ -15,7 +15,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import ARRAY, DOCUMENT, INT64, find, iter_elements
 from shard_client.wire.connection import Connection
-from shard_client.wire.frames import decode, encode
+from shard_client.wire.documents import decode, encode
 
 _MS = 1000
 _GRACE = 5.0

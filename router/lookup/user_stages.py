@@ -14,7 +14,7 @@ from router.memory import Holding
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import DOCUMENT, find
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 _TARGETS: Final = 2
 """Completed events of one request, as a multiple of the target for the documents of one."""

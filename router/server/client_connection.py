@@ -32,8 +32,9 @@ from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
+from shard_client.wire.documents import decode, encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import BODY_OFFSET, MORE_TO_COME, build_msg, decode, encode
+from shard_client.wire.frames import BODY_OFFSET, MORE_TO_COME, build_msg
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from shard_client.errors import ProtocolError
 from shard_client.wire.bson_slices import ARRAY, DOCUMENT, MAX_DEPTH, iter_elements
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 PIECE_SIZE = 32 * 1024
 """Bytes decoded without a pause: about 10 ms for the costliest values."""
@@ -21,7 +21,7 @@ _int32 = Struct("<i")
 
 
 async def decode_gradually(document: bytes) -> dict[str, Any]:
-    """Decode one document as ``frames.decode`` does, in pieces of about PIECE_SIZE bytes.
+    """Decode one document as ``documents.decode`` does, in pieces of about PIECE_SIZE bytes.
 
     A single string or binary value is one piece, however long. A large document in the form of a
     DBRef is decoded as a plain document. Raises ProtocolError.

@@ -9,17 +9,17 @@ from router.commands.node import Counters
 from router.server.off_loop import off_loop
 from router.server.request import Request
 from shard_client.wire.compression import NEVER_COMPRESSED
+from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     MORE_TO_COME,
     build_msg,
-    build_op_reply,
     build_reply_parts,
     compress_frame,
-    encode,
     parse_op_msg,
     with_ids,
 )
+from shard_client.wire.op_query import build_op_reply
 
 _ids = count(1)
 _AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010

@@ -10,6 +10,7 @@ from router.server.off_loop import off_loop
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.bson_slices import iter_elements
+from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
     BODY_OFFSET,
     EXHAUST_ALLOWED,
@@ -17,13 +18,11 @@ from shard_client.wire.frames import (
     MORE_TO_COME,
     OP_COMPRESSED,
     OP_MSG,
-    OP_QUERY,
-    OpQuery,
-    decode,
     decompress_frame,
     find_body,
     parse_message,
 )
+from shard_client.wire.op_query import OP_QUERY, OpQuery
 
 MOST_OWN = 1024 * 1024
 """Most bytes of a command that the router answers itself and that holds no pipeline."""

@@ -22,7 +22,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.replica_set.replica_set import ReplicaSet
 from shard_client.wire.connection import Connection
-from shard_client.wire.frames import decode, encode
+from shard_client.wire.documents import decode, encode
 
 log = structlog.get_logger()
 

@@ -27,7 +27,7 @@ from shard_client.wire.bson_slices import (
     iter_elements,
     string_value,
 )
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 
 Event = tuple[bytes, bytes]
 """A sort key (the resume token's ``_data`` as bytes) and the event's raw BSON."""

@@ -14,12 +14,11 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, leaves_open, slice_cursor_reply
+from shard_client.remote_cursor.member_link import MemberLink
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
-from shard_client.remote_cursor.retry_policy import blames_member, from_network, is_resumable
-from shard_client.remote_cursor.watchdog import Watchdog
-from shard_client.wire.connection import Address, Connection, format_address
+from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -65,7 +64,7 @@ class RemoteCursor:
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
-        self._dialer = dialer
+        self._link = MemberLink(dialer, settings)
         self._opening = opening
         self._on_batch = on_batch
         self._on_failure = on_failure
@@ -74,7 +73,6 @@ class RemoteCursor:
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
-        self._watchdog = Watchdog(self._ask_member, settings.reply_timeout)
         self._sent = sent
         self._progress = (
             None
@@ -93,7 +91,6 @@ class RemoteCursor:
             )
         )
         self._task: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
         # The last getMore: its parameters and its bytes.
@@ -101,7 +98,6 @@ class RemoteCursor:
         self._get_more = b""
         self._pbrt: bytes | None = None
         self._failing_since: float | None = None
-        self._last_address: str | None = None
         self._last_error: CommandError | None = None
         self._warned = False
         self._paused = False
@@ -118,7 +114,7 @@ class RemoteCursor:
     @property
     def address(self) -> str | None:
         """The member read from, now or most recently, as "host:port"."""
-        return self._last_address
+        return self._link.last_address
 
     @property
     def state(self) -> str:
@@ -165,7 +161,7 @@ class RemoteCursor:
 
     def can_probe(self, seconds: float) -> bool:
         """Return whether a getMore may wait ``seconds`` more and no probe is in progress."""
-        due = self._watchdog.reply_due_at
+        due = self._link.reply_due_at
         waits = due is not None and due - self._loop.time() > seconds
         return waits and self._progress is not None and not self._progress.querying
 
@@ -181,10 +177,8 @@ class RemoteCursor:
 
     def leave_member(self) -> None:
         """Drop a member that makes no progress and continue on another one."""
-        connection = self._connection
-        if connection is not None and self._cursor is not None and not self._stopping:
-            self._dialer.suspect(connection.address)
-            connection.abort()
+        if self._cursor is not None and not self._stopping:
+            self._link.abandon()
 
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
@@ -198,7 +192,7 @@ class RemoteCursor:
                 both.create_task(self._progress.stop(deadline))
             if self._task is not None:
                 await self._end(self._task)
-            await self._watchdog.stop()
+            await self._link.stop_guarding()
             await self._kill(deadline)
 
     async def _end(self, task: asyncio.Task[None]) -> None:
@@ -222,32 +216,30 @@ class RemoteCursor:
             except CommandError as failure:
                 error = failure
             except NetworkError as failure:
-                error = from_network(failure, self._last_address or self.name)
+                error = from_network(failure, self._link.last_address or self.name)
             except ProtocolError as failure:
                 error = CommandError(ErrorCode.ProtocolError, str(failure))
             if self._stopping:
                 return
             if not is_resumable(error):
                 self._last_error = error
-                self._on_failure(error, self._last_address)
+                self._on_failure(error, self._link.last_address)
                 return
             if not self._may_reopen(error):
-                self._on_failure(_retriable(error), self._last_address)
+                self._on_failure(_retriable(error), self._link.last_address)
                 return
             await self._park(asyncio.sleep(self._backoff.next_pause()))
 
     def _may_reopen(self, error: CommandError) -> bool:
         """Record a resumable failure; return whether there is time left to reopen."""
-        connection = self._connection
         self._last_error = error
-        if connection is not None and blames_member(error):
-            self._dialer.suspect(connection.address)
         self._left_behind, self._cursor = self._cursor or self._left_behind, None
-        if connection is not None and (connection.closed or blames_member(error)):
-            self._put_down()
+        self._link.leave_after(error)
         now = self._loop.time()
         if self._failing_since is None:
-            self._failing_since = now
+            # A member that hangs has been failing since its answer was due.
+            unanswered = self._link.unanswered_since
+            self._failing_since = now if unanswered is None else unanswered
         lasted = now - self._failing_since
         # A long outage is logged as a warning once.
         report = log.debug if self._warned else log.warning
@@ -256,20 +248,15 @@ class RemoteCursor:
         return lasted < self._settings.failure_timeout
 
     async def _open(self) -> None:
-        connection = self._connection
-        if connection is None:
-            connection = await self._park(self._dialer.connect(self._settings.connect_timeout))
-            self._connection = connection
-        self._last_address = format_address(connection.address)
+        connection = await self._park(self._link.connect())
         if self._left_behind is not None:
             if self._left_behind.address == connection.address:
                 await self._left_behind.kill_over(connection, self._settings.close_timeout)
             if not connection.closed:  # else the next attempt kills it
                 self._left_behind = None
-        self._watchdog.guard(connection)
         self._sent.openings += 1
-        self._ask(connection, self._encoded(*self._opening(self._pbrt)), 0.0)
-        batch = slice_cursor_reply(await self._answer(connection))
+        self._link.send(self._encoded(*self._opening(self._pbrt)), takes=0.0)
+        batch = slice_cursor_reply(await self._link.receive())
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         self._deliver(batch)
@@ -286,19 +273,20 @@ class RemoteCursor:
             if not asked:
                 if self._paused:
                     paused_at = self._loop.time()
-                    self._put_down()
+                    self._link.release()
                     await self._park(self._until_resumed())
                     if self._failing_since is not None:
                         # A paused cursor cannot recover, so the pause does not count.
                         self._failing_since += self._loop.time() - paused_at
                     continue
-                self._ask_for_more(self._cursor, await self._picked_up(self._cursor))
-            assert self._connection is not None
-            reply = await self._answer(self._connection)
+                if not self._link.connected:
+                    await self._park(self._link.connect_to(self._cursor.address))
+                self._ask_for_more(self._cursor)
+            reply = await self._link.receive()
             asked = len(reply) >= LARGE_REPLY and not self._paused and not self._stopping
             asked = asked and leaves_open(reply)
             if asked:
-                self._ask_for_more(self._cursor, self._connection)
+                self._ask_for_more(self._cursor)
             batch = slice_cursor_reply(reply)
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
@@ -306,29 +294,13 @@ class RemoteCursor:
                 self._is_mended(self._loop.time() - self._failing_since)
             self._deliver(batch)
 
-    def _put_down(self) -> None:
-        """Release the connection for other users."""
-        connection, self._connection = self._connection, None
-        self._watchdog.leave()
-        if connection is not None:
-            self._dialer.release(connection)
-
-    async def _picked_up(self, cursor: OpenCursor) -> Connection:
-        """Return a connection to the cursor's member, the current one unless it was released."""
-        if self._connection is None:
-            timeout = self._settings.connect_timeout
-            connection = await self._park(self._dialer.connect_to(cursor.address, timeout))
-            self._connection = connection
-            self._watchdog.guard(connection)
-        return self._connection
-
-    def _ask_for_more(self, cursor: OpenCursor, connection: Connection) -> None:
+    def _ask_for_more(self, cursor: OpenCursor) -> None:
         wanted = (cursor, self._batch_size.current, self._await_ms)
         if wanted != self._wanted:
             self._wanted = wanted
             self._get_more = cursor.get_more(self._batch_size.current, self._await_ms)
         self._sent.get_mores += 1
-        self._ask(connection, self._get_more, self._await_ms / 1000)
+        self._link.send(self._get_more, takes=self._await_ms / 1000)
 
     def _is_mended(self, lasted: float) -> None:
         log.info("remote cursor goes on", remote=self.name, lasted=lasted)
@@ -337,24 +309,6 @@ class RemoteCursor:
         self._warned = False
         self._failing_since = None
         self._backoff.reset()
-
-    def _ask(self, connection: Connection, body: bytes, takes: float) -> None:
-        """Send a request that may take ``takes`` seconds to answer; call ``_answer`` next."""
-        connection.send_raw(body)
-        self._watchdog.reply_due_at = self._loop.time() + takes
-
-    async def _answer(self, connection: Connection) -> bytes:
-        """Return the reply; only the watchdog limits the wait."""
-        try:
-            return await connection.receive_raw(timeout=None)
-        except NetworkError:
-            due = self._watchdog.reply_due_at
-            if self._failing_since is None and due is not None:
-                # A member that hangs has been failing since its answer was due.
-                self._failing_since = min(due, self._loop.time())
-            raise
-        finally:
-            self._watchdog.reply_due_at = None
 
     def _deliver(self, batch: CursorBatch) -> None:
         self._clock.advance(batch.cluster_time)
@@ -367,8 +321,8 @@ class RemoteCursor:
             self._progress.close_if_unused()
         if batch.pbrt:
             self._pbrt = batch.pbrt
-        if not batch.events and self._connection is not None:
-            self._connection.rest()
+        if not batch.events:
+            self._link.rest()
         if not self._stopping:
             self._on_batch(batch)
 
@@ -403,32 +357,19 @@ class RemoteCursor:
         log.error("remote cursor broke", remote=self.name, exc_info=error)
         if not self._stopping:
             failure = CommandError(ErrorCode.InternalError, f"{type(error).__name__}: {error}")
-            self._on_failure(failure, self._last_address)
+            self._on_failure(failure, self._link.last_address)
 
     async def _kill(self, deadline: float) -> None:
-        connection = self._connection
         try:
             for cursor in filter(None, (self._left_behind, self._cursor)):
                 left = max(0.001, deadline - self._loop.time())
-                if (
-                    connection is not None
-                    and connection.address == cursor.address
-                    and not (connection.closed or connection.busy)
-                ):
-                    await cursor.kill_over(connection, left)
-                    continue
-                async with self._dialer.borrow(cursor.address, left) as other:
-                    await cursor.kill_over(other, max(0.001, deadline - self._loop.time()))
+                async with self._link.borrow(cursor.address, left) as connection:
+                    await cursor.kill_over(connection, max(0.001, deadline - self._loop.time()))
         except (CommandError, NetworkError) as error:
             log.info("cursor left on its shard", remote=self.name, error=str(error))
         finally:
             self._cursor = self._left_behind = None
-            self._put_down()
-
-    async def _ask_member(self, address: Address, timeout: float) -> None:
-        """Send the member a hello; raises CommandError, NetworkError."""
-        async with self._dialer.borrow(address, timeout, greet=True):
-            pass
+            self._link.release()
 
 
 def _retriable(error: CommandError) -> CommandError:

@@ -90,6 +90,20 @@ def string_value(buffer: bytes, element: Element) -> bytes:
     return buffer[element.start + 4 : element.end - 1]
 
 
+def read_cstring(buffer: bytes, start: int, limit: int) -> tuple[str, int]:
+    """Return the zero-terminated text at ``start`` and the offset after its zero byte.
+
+    Raises ProtocolError if there is no zero byte before ``limit``, or the text is not UTF-8.
+    """
+    end = buffer.find(0, start, limit)
+    if end < 0:
+        raise ProtocolError("a name does not end")
+    try:
+        return buffer[start:end].decode(), end + 1
+    except UnicodeDecodeError as error:
+        raise ProtocolError("a name is not UTF-8") from error
+
+
 def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
     """Check every length in the document at ``start``, at all depths up to MAX_DEPTH.
 

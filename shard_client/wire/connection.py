@@ -15,13 +15,12 @@ from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.bson_slices import iter_elements
 from shard_client.wire.compression import NEVER_COMPRESSED, compressor_id, negotiate
+from shard_client.wire.documents import decode, encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     build_msg,
     compress_frame,
-    decode,
     decompress_frame,
-    encode,
     is_compressed,
     more_to_come,
     reply_body,

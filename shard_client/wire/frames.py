@@ -9,15 +9,22 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
 
-import bson
 import google_crc32c
-from bson.codec_options import CodecOptions, DatetimeConversion
 
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import document_end
+from shard_client.wire.bson_slices import document_end, read_cstring
 from shard_client.wire.compression import compress, decompress
+from shard_client.wire.documents import decode
+from shard_client.wire.op_query import (
+    OP_QUERY,
+    OP_REPLY,
+    OpQuery,
+    OpReply,
+    parse_op_query,
+    parse_op_reply,
+)
 
-OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
+OP_COMPRESSED, OP_MSG = 2012, 2013
 
 HEADER_SIZE = 16
 MAX_MESSAGE_SIZE = 48_000_000
@@ -29,17 +36,11 @@ CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
 _UNKNOWN_REQUIRED_FLAGS = 0xFFFF & ~(CHECKSUM_PRESENT | MORE_TO_COME)
 _CHECKSUM_SIZE = 4
 
-CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
-    datetime_conversion=DatetimeConversion.DATETIME_AUTO
-)
-"""Decoding options for commands and replies: plain ordered dicts, the full date range of BSON."""
-
 _header = Struct("<iiii")
 _int32 = Struct("<i")
 _uint32 = Struct("<I")
 _op_msg = Struct("<iiiiIB")
 _op_compressed = Struct("<iiiiiiB")
-_op_reply = Struct("<iiiiiqii")
 _BODY, _SEQUENCE = 0, 1
 _MOST_SECTIONS = 100
 
@@ -70,32 +71,6 @@ class OpMsg:
 
 
 @dataclass(frozen=True, slots=True)
-class OpQuery:
-    """An OP_QUERY, which old drivers send for their first hello."""
-
-    flags: int
-    namespace: str
-    skip: int
-    batch_size: int
-    query: bytes
-    fields: bytes | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return the decoded query; raises ProtocolError if it is not valid BSON."""
-        return decode(self.query)
-
-
-@dataclass(frozen=True, slots=True)
-class OpReply:
-    """An OP_REPLY, the answer to an OP_QUERY."""
-
-    flags: int
-    cursor_id: int
-    starting_from: int
-    documents: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """One parsed frame; ``op_code`` is the payload's, ``compressor`` a number, None if plain."""
 
@@ -104,20 +79,6 @@ class Message:
     op_code: int
     payload: OpMsg | OpQuery | OpReply
     compressor: int | None = None
-
-
-def decode(document: bytes) -> dict[str, Any]:
-    """Decode one BSON document; raises ProtocolError if it is not valid."""
-    try:
-        return bson.decode(document, CODEC)
-    # The decoder raises more than InvalidBSON: ValueError for dates and regexes, TypeError, …
-    except Exception as error:
-        raise ProtocolError(f"not valid BSON: {error}") from error
-
-
-def encode(document: Mapping[str, Any]) -> bytes:
-    """Encode one document with its fields in order; raises bson.errors.InvalidDocument."""
-    return bson.encode(document, codec_options=CODEC)
 
 
 def frame_length(buffer: bytes | bytearray | memoryview, offset: int = 0) -> int:
@@ -147,9 +108,9 @@ def parse_message(frame: bytes | memoryview) -> Message:
     if op_code == OP_MSG:
         payload = parse_op_msg(frame)
     elif op_code == OP_QUERY:
-        payload = _parse_op_query(frame)
+        payload = parse_op_query(frame)
     elif op_code == OP_REPLY:
-        payload = _parse_op_reply(frame)
+        payload = parse_op_reply(frame)
     else:
         raise ProtocolError(f"unknown opcode {op_code}")
     return Message(request_id, response_to, op_code, payload, compressor)
@@ -281,24 +242,6 @@ def _build_parts(
     return frame
 
 
-def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:
-    """Return an OP_REPLY frame that answers an OP_QUERY with one raw document.
-
-    ``flags`` bit 1 is queryFailure, bit 3 awaitCapable, which servers always set.
-    """
-    length = _op_reply.size + len(document)
-    head = _op_reply.pack(length, request_id, response_to, OP_REPLY, flags, 0, 0, 1)
-    return head + document
-
-
-def build_op_query(namespace: str, query: bytes, *, request_id: int) -> bytes:
-    """Return an OP_QUERY frame for one document, like the first hello of old drivers."""
-    content = b"".join(
-        (_int32.pack(0), namespace.encode(), b"\0", Struct("<ii").pack(0, -1), query)
-    )
-    return _header.pack(HEADER_SIZE + len(content), request_id, 0, OP_QUERY) + content
-
-
 def with_ids(frame: bytes, *, request_id: int, response_to: int) -> bytes:
     """Return the frame with new ids in its header; a checksum is recomputed."""
     length, _, _, op_code = _header.unpack_from(frame)
@@ -376,55 +319,10 @@ def _sequence_end(frame: bytes, start: int, limit: int) -> int:
 
 def _parse_sequence(frame: bytes, start: int, end: int) -> tuple[str, list[bytes]]:
     """Return name and documents of the section of kind 1 from ``start`` to ``end``."""
-    name, position = _cstring(frame, start + 4, end)
+    name, position = read_cstring(frame, start + 4, end)
     documents = []
     while position < end:
         document = document_end(frame, position, end)
         documents.append(frame[position:document])
         position = document
     return name, documents
-
-
-def _parse_op_query(frame: bytes) -> OpQuery:
-    end = len(frame)
-    if end < HEADER_SIZE + 4:
-        raise ProtocolError("an OP_QUERY is cut off")
-    (flags,) = _int32.unpack_from(frame, HEADER_SIZE)
-    namespace, position = _cstring(frame, HEADER_SIZE + 4, end)
-    if end - position < 8:
-        raise ProtocolError("an OP_QUERY is cut off")
-    (skip,) = _int32.unpack_from(frame, position)
-    (batch_size,) = _int32.unpack_from(frame, position + 4)
-    query_end = document_end(frame, position + 8, end)
-    query, fields = frame[position + 8 : query_end], None
-    if query_end < end:
-        if document_end(frame, query_end, end) != end:
-            raise ProtocolError("an OP_QUERY is longer than its documents")
-        fields = frame[query_end:]
-    return OpQuery(flags, namespace, skip, batch_size, query, fields)
-
-
-def _parse_op_reply(frame: bytes) -> OpReply:
-    if len(frame) < _op_reply.size:
-        raise ProtocolError("an OP_REPLY is cut off")
-    _, _, _, _, flags, cursor_id, starting_from, count = _op_reply.unpack_from(frame)
-    documents = []
-    position = _op_reply.size
-    while position < len(frame):
-        end = document_end(frame, position, len(frame))
-        documents.append(frame[position:end])
-        position = end
-    if len(documents) != count:
-        raise ProtocolError(f"an OP_REPLY claims {count} documents and has {len(documents)}")
-    return OpReply(flags, cursor_id, starting_from, documents)
-
-
-def _cstring(frame: bytes, start: int, limit: int) -> tuple[str, int]:
-    """Return the zero-terminated text at ``start`` and the offset after it."""
-    end = frame.find(0, start, limit)
-    if end < 0:
-        raise ProtocolError("a name does not end")
-    try:
-        return frame[start:end].decode(), end + 1
-    except UnicodeDecodeError as error:
-        raise ProtocolError("a name is not UTF-8") from error

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     MORE_TO_COME,
@@ -12,7 +13,6 @@ from shard_client.wire.frames import (
     OpMsg,
     build_msg,
     compress_frame,
-    encode,
     parse_message,
 )
 

@@ -5,7 +5,7 @@ import pytest
 from router.change_stream.recognition import is_change_stream
 from router.change_stream.request import AfterToken, parse_request
 from shard_client.errors import CommandError
-from shard_client.wire.frames import encode
+from shard_client.wire.documents import encode
 from tests.recordings.recorded import cases
 
 # These errors depend on the shards; the requests are well formed.

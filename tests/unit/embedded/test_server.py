@@ -15,12 +15,11 @@ from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     OpMsg,
-    OpReply,
     build_msg,
-    build_op_query,
     compress_frame,
     parse_message,
 )
+from shard_client.wire.op_query import OpReply, build_op_query
 from tests.harness.until import PATIENCE
 
 

@@ -12,7 +12,7 @@ from router.change_stream.recognition import is_change_stream
 from router.change_stream.request import StreamRequest, parse_request
 from router.streams.pool import identity
 from shard_client.errors import CommandError
-from shard_client.wire.frames import encode
+from shard_client.wire.documents import encode
 
 SCALARS = st.sampled_from(
     [None, True, 0, 1, -1, 1.5, math.nan, "", "c", "$x", "a\0b", b"", Int64(2**62), ObjectId(),

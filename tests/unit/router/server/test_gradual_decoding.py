@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.server import gradual_decoding
 from router.server.gradual_decoding import PIECE_SIZE, decode_gradually
 from shard_client.errors import ProtocolError
-from shard_client.wire.frames import decode
+from shard_client.wire.documents import decode
 from tests.unit.shard_client.bson_values import documents
 
 SMALL = 16

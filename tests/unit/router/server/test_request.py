@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from router.server.request import read_request
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, build_op_query
+from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg
 from shard_client.wire.frames import compress_frame as compressed
+from shard_client.wire.op_query import build_op_query
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
 ZLIB = 2

@@ -10,12 +10,12 @@ import uvloop
 
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Connection, format_address, parse_address
+from shard_client.wire.documents import encode
 from shard_client.wire.frames import (
     CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     build_msg,
-    encode,
     parse_message,
 )
 from tests.doubles.wire_server import echo, reply_to, serving, silent

@@ -14,14 +14,8 @@ from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     OP_MSG,
-    OP_QUERY,
-    OP_REPLY,
     OpMsg,
-    OpQuery,
-    OpReply,
     build_msg,
-    build_op_query,
-    build_op_reply,
     build_reply_parts,
     compress_frame,
     frame_length,
@@ -29,6 +23,14 @@ from shard_client.wire.frames import (
     parse_message,
     reply_body,
     with_ids,
+)
+from shard_client.wire.op_query import (
+    OP_QUERY,
+    OP_REPLY,
+    OpQuery,
+    OpReply,
+    build_op_query,
+    build_op_reply,
 )
 from tests.unit.shard_client.bson_values import documents, names
 
