@@ -12,6 +12,7 @@ _SHARING = {
     "test_facade_drivers",
     "test_facade_lifecycle",
     "test_tools",
+    "test_two_routers",
     "test_workers",
 }
 

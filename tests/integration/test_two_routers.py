@@ -1,0 +1,201 @@
+"""Two routers in one connection string serve a driver's pool as two mongoses do."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.change_stream import ChangeStream
+from pymongo.topology_description import TOPOLOGY_TYPE
+
+from tests.harness.clusters import Client, TestCluster
+from tests.harness.ports import free_port
+from tests.harness.routers import RouterProcess, start_router
+
+LAST = -1
+REGIONS = "az"
+DRAIN = {"mongosShutdownTimeoutMillisForSignaledShutdown": 500}
+
+
+class Pair:
+    """Two routers on fixed ports, by port."""
+
+    def __init__(self, cluster: TestCluster) -> None:
+        self._cluster = cluster
+        self.routers: dict[int, RouterProcess] = {}
+        for port in (free_port(), free_port()):
+            self.start(port)
+
+    @property
+    def uri(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.routers)
+        # Before pymongo resumes, it tries for that long to kill the cursor on the ended server.
+        return f"mongodb://{hosts}/?heartbeatFrequencyMS=500&serverSelectionTimeoutMS=3000"
+
+    def start(self, port: int) -> None:
+        cluster = self._cluster
+        self.routers[port] = start_router(
+            cluster.configdb, cluster.mongos_uri, port=port, set_parameter=DRAIN
+        )
+
+    def end(self, port: int, how: signal.Signals) -> None:
+        process = self.routers[port].process
+        os.kill(process.pid, how)
+        process.wait(30)
+
+    def status(self, port: int) -> dict[str, Any]:
+        client: Client
+        with pymongo.MongoClient(f"mongodb://127.0.0.1:{port}/", directConnection=True) as client:
+            return client.admin.command("serverStatus")
+
+    def with_a_stream(self) -> int:
+        """Return the port of the router that has cursors of clients."""
+        (port,) = (
+            port
+            for port, router in self.routers.items()
+            if router.running and self.status(port)["metrics"]["cursor"]["open"]["total"]
+        )
+        return port
+
+    def stop(self) -> None:
+        for router in self.routers.values():
+            router.stop()
+
+
+@pytest.fixture(scope="module")
+def sharded(cluster: TestCluster) -> TestCluster:
+    client: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as client:
+        client.admin.command("enableSharding", "pair", primaryShard="shard0")
+        client.admin.command("shardCollection", "pair.c", key={"region": 1})
+        client.admin.command("split", "pair.c", middle={"region": "m"})
+        client.admin.command("moveChunk", "pair.c", find={"region": "m"}, to="shard1")
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def pair(sharded: TestCluster) -> Iterator[Pair]:
+    both = Pair(sharded)
+    try:
+        yield both
+    finally:
+        both.stop()
+
+
+@pytest.fixture
+def client(pair: Pair) -> Iterator[Client]:
+    connected: Client
+    with pymongo.MongoClient(pair.uri) as connected:
+        wait_until(lambda: len(connected.nodes) == 2)
+        yield connected
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def insert(collection: Any, numbers: range) -> None:
+    for number in numbers:
+        collection.insert_one({"_id": number, "region": REGIONS[number % 2]})
+
+
+def test_a_driver_takes_both_for_mongoses_of_one_cluster(pair: Pair, client: Client) -> None:
+    assert client.topology_description.topology_type == TOPOLOGY_TYPE.Sharded
+    before = {port: pair.status(port)["opcounters"]["query"] for port in pair.routers}
+    client.pair.pooled.delete_many({})
+    client.pair.pooled.insert_many([{"_id": number} for number in range(100)])
+
+    def read(_number: int) -> int:
+        return sum(1 for _document in client.pair.pooled.find(batch_size=7))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(read, range(40))) == {100}
+    for port, count in before.items():
+        assert pair.status(port)["opcounters"]["query"] > count
+    with client.start_session() as session, session.start_transaction():
+        for number in range(100, 104):
+            client.pair.pooled.insert_one({"_id": number}, session=session)
+    assert client.pair.pooled.count_documents({}) == 104
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stream_goes_on_at_the_other_router(
+    pair: Pair, client: Client, how: signal.Signals
+) -> None:
+    client.pair.c.delete_many({})
+    with client.pair.watch(max_await_time_ms=500) as stream:
+        port = pair.with_a_stream()
+        insert(client.pair.c, range(20))
+        assert [event["fullDocument"]["_id"] for event in events(stream, 10)] == [*range(10)]
+        pair.end(port, how)
+        try:
+            insert(client.pair.c, range(20, 40))
+            seen = [event["fullDocument"]["_id"] for event in events(stream, 30)]
+            assert pair.with_a_stream() != port
+        finally:
+            pair.start(port)
+    assert seen == [*range(10, 40)]
+
+
+def events(stream: ChangeStream[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+    for _number in range(count):
+        yield dict(stream.next())
+
+
+def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
+    client.pair.c.delete_many({})
+    watches: list[Callable[[], ChangeStream[dict[str, Any]]]] = [
+        client.watch,
+        client.pair.watch,
+        client.pair.c.watch,
+        lambda: client.pair.c.watch([{"$match": {"operationType": "insert"}}]),
+    ]
+    opened = threading.Barrier(len(watches) + 1)
+    stop = threading.Event()
+
+    def watch(opening: Callable[[], ChangeStream[dict[str, Any]]]) -> list[dict[str, Any]]:
+        seen = []
+        with opening() as stream:
+            opened.wait(30)
+            for event in stream:
+                if event["ns"] == {"db": "pair", "coll": "c"}:
+                    seen.append(dict(event))
+                    if event["documentKey"]["_id"] == LAST:
+                        break
+        return seen
+
+    def write() -> int:
+        number = 0
+        while not stop.wait(0.005):
+            insert(client.pair.c, range(number, number + 1))
+            number += 1
+        client.pair.c.insert_one({"_id": LAST, "region": "a"})
+        return number
+
+    with ThreadPoolExecutor(len(watches) + 1) as threads:
+        watching = [threads.submit(watch, opening) for opening in watches]
+        opened.wait(30)
+        writing: Future[int] = threads.submit(write)
+        try:
+            for port in list(pair.routers):
+                pair.end(port, signal.SIGTERM)
+                pair.start(port)
+        finally:
+            stop.set()
+        written = writing.result(30)
+        whole, *others = [future.result(60) for future in watching]
+    assert written > 20
+    ids = [event["documentKey"]["_id"] for event in whole]
+    assert sorted(ids) == [LAST, *range(written)]
+    tokens = [event["_id"]["_data"] for event in whole]
+    assert tokens == sorted(tokens)
+    for each in others:
+        assert [event["_id"] for event in each] == [event["_id"] for event in whole]
