@@ -67,12 +67,16 @@ def main() -> None:
     for point in points.values():
         if wanted not in (None, point.name, *_FOR_ALL):
             continue  # Import only the sub-command that runs.
-        app.command(point.name, cls=SubCommand)(load_command(point))
+        command = load_command(point)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(point.name, cls=SubCommand)(command)
     app()
 
 
 def load_command(point: EntryPoint) -> Callable[..., Any]:
-    """Return the function of a sub-command.
+    """Return the function of a sub-command, or the group of several.
 
     If a package of its extras is not installed, return a function that prints how to install it.
     """

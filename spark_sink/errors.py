@@ -8,6 +8,7 @@ the rest of a long message far below. So every message here is cut to MESSAGE_LI
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,5 +55,6 @@ def told_briefly() -> Iterator[None]:
 
 
 def _one_line(detail: object) -> str:
-    """The detail without line breaks, and without the reply that pymongo appends."""
-    return " ".join(str(detail).partition(", full error:")[0].split())
+    """The detail without line breaks, and without what pymongo appends for its developers."""
+    text = str(detail).partition(", full error:")[0].partition(", Timeout: ")[0]
+    return " ".join(re.sub(r" ?\(configured timeouts:[^)]*\)", "", text).split())

@@ -40,6 +40,23 @@ def local_session(
     return spark
 
 
+def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """The session of a job, with the source registered.
+
+    Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
+    local_session, with a thread for each core. settings: further Spark configuration.
+    Raises JavaNotFoundError.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+        return local_session(app_name, cores=os.cpu_count() or 2, settings=settings)
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
 def register(spark: SparkSession) -> None:
     """Make `spark.readStream.format("mergerouter")` known to a session. May be called again."""
     spark.dataSource.register(MergerouterDataSource)

@@ -4,7 +4,7 @@ Pure: this module computes the demo's claim "nothing lost, nothing doubled, in o
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -51,6 +51,7 @@ class Seen:
     """The changes that one reader of the merged stream received, in its order."""
 
     changes: list[Change] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
     last_token: str = ""
     out_of_order: int = 0
 
@@ -59,7 +60,13 @@ class Seen:
         if token <= self.last_token:
             self.out_of_order += 1
         self.last_token = token
+        self.tokens.append(token)
         self.changes.append(change)
+
+    def after(self, mark: str) -> Written:
+        """Return the changes whose tokens sort above ``mark``, as what a later reader must get."""
+        pairs = zip(self.tokens, self.changes, strict=True)
+        return Written([change for token, change in pairs if token > mark])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,28 @@ def judge(reader: str, written: Written, seen: Seen) -> Verdict:
         duplicated=sum(count - 1 for count in delivered.values() if count > 1),
         unexpected=sum(1 for change in delivered if change not in expected),
         out_of_order=seen.out_of_order + _reordered(written, seen),
+    )
+
+
+def judge_table(
+    reader: str, documents: Mapping[int, int], rows: Sequence[tuple[int, int]]
+) -> Verdict:
+    """Compare the rows of a table with the documents of its collection.
+
+    Args:
+        reader: its name in the verdict.
+        documents: the version of each document, by id.
+        rows: the id and the version of each row.
+    """
+    table = dict(rows)
+    return Verdict(
+        reader=reader,
+        written=len(documents),
+        delivered=len(rows),
+        lost=len(documents.keys() - table.keys()),
+        duplicated=len(rows) - len(table),
+        unexpected=sum(documents.get(key) != version for key, version in table.items()),
+        out_of_order=0,
     )
 
 

@@ -15,9 +15,9 @@ from pymongo import AsyncMongoClient
 from rich.console import Console
 from rich.live import Live
 
-from embedded.demo.ledger import Seen, Verdict, Written, judge
+from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
 from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
-from embedded.demo.parquet import CommittedFiles
+from embedded.demo.parquet import JobTables
 from embedded.demo.processes import Program, ProgramError
 from embedded.demo.view import Picture, verdict_table
 from embedded.demo.watcher import watch
@@ -59,7 +59,7 @@ class Show:
         self._console = Console()
         self._written = Written()
         self._seen = Seen()
-        self._committed = CommittedFiles(options.folder / "parquet")
+        self._committed = JobTables(options.folder / "job")
         self._spark: Program | None = None
 
     async def run(self) -> list[Verdict]:
@@ -78,7 +78,7 @@ class Show:
             await shard_collection(client, sorted(cluster["shards"]))
             start = await self._now(client)
             if self._options.spark:
-                self._spark = stack.enter_context(self._start_spark(uri, start))
+                self._spark = stack.enter_context(self._start_spark(uri))
             with Live(picture.render(), console=self._console, refresh_per_second=4) as live:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(watch, client, start, self._seen)
@@ -88,7 +88,7 @@ class Show:
                 await self._refresh(picture, client)
                 live.update(picture.render())
             self._console.print()
-            verdicts = self._verdicts()
+            verdicts = await self._verdicts(client)
             self._console.print(verdict_table(verdicts))
             if self._options.keep:
                 await self._leave_running(picture)
@@ -107,13 +107,11 @@ class Show:
         stack.enter_context(serve)
         return cluster, serve.wait_ready(START_SECONDS)
 
-    def _start_spark(self, uri: str, start: Timestamp) -> Program:
+    def _start_spark(self, uri: str) -> Program:
         folder = self._options.folder
-        arguments = ["-m", "spark_sink.jobs.to_parquet", "--uri", uri]
-        arguments += ["--database", DATABASE, "--collection", COLLECTION]
-        arguments += ["--start-at", f"{start.time},{start.inc}", "--trigger", "1 second"]
-        arguments += ["--out", str(folder / "parquet"), "--checkpoint", str(folder / "checkpoint")]
-        return Program("the Spark query", arguments, folder / "spark.log")
+        arguments = ["-m", "spark_sink.cli", "run", f"{DATABASE}.{COLLECTION}", "--uri", uri]
+        arguments += ["--out", str(folder / "job"), "--trigger", "1 second", "--buckets", "2"]
+        return Program("the Spark job", arguments, folder / "spark.log")
 
     async def _course(self, tasks: TaskGroup, client: Client, picture: Picture) -> None:
         stop = False
@@ -132,6 +130,10 @@ class Show:
         await anyio.sleep(self._options.seconds / 4)
         if self._options.picture is not None:
             _save(picture, self._options.picture)
+        if self._options.spark:
+            picture.note = "Spark reads a snapshot, and then the events after it"
+            with anyio.move_on_after(START_SECONDS):
+                await self._until(lambda: self._committed.mark != "")
         await anyio.sleep(self._options.seconds / 4)
         stop = True
         await finished.wait()
@@ -139,7 +141,11 @@ class Show:
         with anyio.move_on_after(CATCH_UP_SECONDS):
             await self._until(lambda: len(self._seen.changes) >= len(self._written.changes))
             if self._options.spark:
-                await self._until(lambda: picture.committed.total >= len(self._written.changes))
+                await self._until(lambda: picture.committed.total >= len(self._expected().changes))
+
+    def _expected(self) -> Written:
+        """Return what Spark must deliver as changes: what follows the snapshot that it reads."""
+        return self._seen.after(self._committed.mark)
 
     async def _add_shard(self, client: Client) -> None:
         started = await client.admin.command({"startShard": LATE_SHARD})
@@ -150,7 +156,7 @@ class Show:
         while not done():
             if self._spark is not None and not self._spark.running:
                 raise ProgramError(
-                    "the Spark query ended early; its last output:\n" + self._spark.last_output()
+                    "the Spark job ended early; its last output:\n" + self._spark.last_output()
                 )
             await anyio.sleep(REFRESH_SECONDS)
 
@@ -175,12 +181,19 @@ class Show:
             return "not started (--no-spark)"
         if not self._spark.running:
             return "ended; see spark.log"
-        return "" if self._committed.rows else "Spark is starting"
+        if not self._committed.mark:
+            return "Spark is starting"
+        return f"after a snapshot of {self._committed.documents:,} documents"
 
-    def _verdicts(self) -> list[Verdict]:
+    async def _verdicts(self, client: Client) -> list[Verdict]:
         verdicts = [judge("driver, watch()", self._written, self._seen)]
         if self._options.spark:
-            verdicts.append(judge("Spark, Parquet", self._written, self._committed.seen()))
+            changes = self._committed.seen()
+            verdicts.append(judge("Spark, changes", self._expected(), changes))
+            orders = client[DATABASE][COLLECTION].find({}, {"version": 1})
+            documents = {order["_id"]: order["version"] async for order in orders}
+            rows = await anyio.to_thread.run_sync(self._committed.current)
+            verdicts.append(judge_table("Spark, current", documents, rows))
         return verdicts
 
     async def _leave_running(self, picture: Picture) -> None:

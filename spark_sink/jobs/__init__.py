@@ -1,1 +1,1 @@
-"""Ready-made Spark jobs, run with `python -m`."""
+"""The job that `mergerouter job` starts, and what looks after it."""

@@ -63,7 +63,7 @@ def cause_of(error: BaseException) -> str:
     A failure of another kind keeps the beginning of Spark's message.
     """
     text = str(error)
-    for name in ("StreamError: ", "OptionError: "):
+    for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
         _, found, message = text.partition(f"spark_sink.errors.{name}")
         if found:
             return message.splitlines()[0][:MESSAGE_LIMIT]

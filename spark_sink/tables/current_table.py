@@ -6,7 +6,7 @@ makes the new version the current one, at once for all readers. Layout: spark_si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import bson
@@ -19,12 +19,18 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_sink.errors import OptionError
 from spark_sink.positions import high_water_mark
 from spark_sink.tables.definitions import DEFINITIONS, Definition, definition_of
-from spark_sink.tables.fold import PREPARED, TABLE, Fold, Prepare
+from spark_sink.tables.fold import FOLDED, PREPARED, TABLE, Fold, Prepare
 from spark_sink.tables.versions import Version, VersionLog
 
 _CHANGES = ("insert", "update", "replace", "delete", "read")
 _DEFAULT_BUCKETS = 16
 _PLACE = ("database", "collection", "key")
+_ASIDE = "-1"
+"""The bucket of events that cannot be applied."""
+
+Quarantine = Callable[[DataFrame], None]
+"""Keeps the events that could not be applied: namespace, database, collection, key, token,
+clusterTime, problem, event."""
 
 
 def apply_changes(
@@ -95,14 +101,20 @@ class CurrentTable:
         names = [name for files in self._version.files.values() for name in files]
         return self._of(names)
 
-    def apply(self, events: DataFrame) -> None:
-        """Apply rows of the source, and make the result the current version. Raises StreamError."""
+    def apply(self, events: DataFrame, quarantine: Quarantine | None = None) -> None:
+        """Apply rows of the source, and make the result the current version.
+
+        quarantine: is called with the events that cannot be applied, before the version becomes the
+        current one; a document with such an event leaves the table until a later event has all of
+        it. Without it such an event raises StreamError, and the version stays.
+        """
         narrow = events.select("database", "collection", "operationType", "token", "event")
         narrow = narrow.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             definitions, version = self._announced(narrow)
             changes = narrow.where(F.col("operationType").isin(*_CHANGES))
-            prepared = self.prepared(changes, definitions)
+            tolerant = quarantine is not None
+            prepared = self.prepared(changes, definitions, tolerant=tolerant)
             touched = self._buckets_of(prepared, everything=bool(definitions))
             if not touched:
                 if version != self._version:
@@ -111,18 +123,30 @@ class CurrentTable:
             names = [name for bucket in touched for name in version.files.get(bucket, ())]
             rows = self.prepared_rows(self._of(names), definitions)
             folder = self._log.new_folder()
-            self.folded(prepared.union(rows), version.complete_from, len(touched)).withColumn(
-                "bucket", self._bucket()
-            ).write.partitionBy("bucket").parquet(self._log.path(folder))
+            fold = Fold(version.complete_from, tolerant)
+            folded = self.folded(prepared.union(rows), fold, len(touched))
+            bucket = F.when(F.col("problem").isNull(), self._bucket()).otherwise(int(_ASIDE))
+            folded.withColumn("bucket", bucket).write.partitionBy("bucket").parquet(
+                self._log.path(folder)
+            )
             kept = {name: files for name, files in version.files.items() if name not in touched}
             files = {**kept, **self._log.files_in(folder)}
+            aside = files.pop(_ASIDE, ())
+            if aside and quarantine is not None:
+                quarantine(self._problems(aside))
             self._commit(replace(version, number=version.number + 1, files=files, data=folder))
         finally:
             narrow.unpersist()
 
-    def prepared(self, changes: DataFrame, definitions: Sequence[Definition] = ()) -> DataFrame:
+    def prepared(
+        self,
+        changes: DataFrame,
+        definitions: Sequence[Definition] = (),
+        *,
+        tolerant: bool = False,
+    ) -> DataFrame:
         """Rows of the source, with their keys."""
-        prepare = Prepare(self._version.keys, definitions)
+        prepare = Prepare(self._version.keys, definitions, tolerant)
         columns = changes.select("database", "collection", "token", "event")
         return columns.mapInArrow(prepare.events, PREPARED)
 
@@ -132,14 +156,14 @@ class CurrentTable:
         columns = rows.select(*_PLACE, "token", "documentKey", "document")
         return columns.mapInArrow(prepare.table_rows, PREPARED)
 
-    def folded(self, prepared: DataFrame, complete_from: str, parts: int) -> DataFrame:
-        """The rows of a table that prepared rows come to."""
+    def folded(self, prepared: DataFrame, fold: Fold, parts: int) -> DataFrame:
+        """The rows of a table that prepared rows come to, as FOLDED."""
         return (
             prepared.withColumn("bucket", self._bucket())
             .repartition(max(1, parts), "bucket")
             .sortWithinPartitions("bucket", *_PLACE, "token", "kind")
             .drop("bucket")
-            .mapInArrow(Fold(complete_from), TABLE)
+            .mapInArrow(fold, FOLDED)
         )
 
     def _announced(self, events: DataFrame) -> tuple[list[Definition], Version]:
@@ -170,6 +194,11 @@ class CurrentTable:
 
     def _bucket(self) -> Column:
         return F.pmod(F.xxhash64(*_PLACE), F.lit(self._version.buckets)).cast("int")
+
+    def _problems(self, names: Sequence[str]) -> DataFrame:
+        rows = self._spark.read.schema(FOLDED).parquet(*(self._log.path(name) for name in names))
+        columns = ["namespace", *_PLACE, "token", "clusterTime", "problem"]
+        return rows.select(*columns, F.col("document").alias("event"))
 
     def _of(self, names: Sequence[str]) -> DataFrame:
         paths = [self._log.path(name) for name in names]

@@ -15,6 +15,7 @@ from typing import Any
 import bson
 import pyarrow as pa
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -48,6 +49,15 @@ TABLE = StructType(
 """A row of a current table: a document as extended JSON (`fullDocument`) and as BSON (`document`),
 its key in canonical extended JSON, and the token and time of the last event that is in it."""
 
+FOLDED = StructType(
+    [
+        *(StructField(each.name, each.dataType) for each in TABLE.fields),
+        StructField("problem", StringType()),
+    ]
+)
+"""A row of TABLE, or an event that cannot be applied: `problem` says why, `document` is the event's
+BSON, and `fullDocument` is null."""
+
 PREPARED = StructType(
     [
         StructField("database", StringType(), nullable=False),
@@ -59,7 +69,7 @@ PREPARED = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-_ROW, _EVENT = 0, 1
+_ROW, _EVENT, _UNUSABLE = 0, 1, 2
 
 _CODEC: CodecOptions[Any] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
@@ -72,11 +82,13 @@ _BYTES_PER_BATCH = 8 * 1024 * 1024
 class Prepare:
     """Makes rows of PREPARED out of rows of a table, or of a source's rows.
 
-    keys: the fields of the document key that identify a document; definitions: sorted.
+    keys: the fields of the document key that identify a document; definitions: sorted; tolerant:
+    an event without a key becomes a row of its own, which Fold reports, instead of an error.
     """
 
     keys: Sequence[str]
     definitions: Sequence[Definition]
+    tolerant: bool = False
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """From database, collection, key, token, documentKey, document."""
@@ -88,35 +100,44 @@ class Prepare:
             )
 
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From database, collection, token, event."""
+        """From database, collection, token, event. Raises StreamError if it is not tolerant."""
         for batch in batches:
             yield _batch(
-                (*place, *self._key(event), _EVENT, event)
+                (*place, *self._key(token, event), event)
                 for database, collection, token, event in _rows(batch)
-                if (place := place_of(token, database, collection, self.definitions))
+                if (place := place_of(token, database or "", collection or "", self.definitions))
             )
 
-    def _key(self, event: bytes) -> tuple[str, str, str]:
+    def _key(self, token: str, event: bytes) -> tuple[str, str, str | None, int]:
         fields = fields_of(event)
-        document_key = fields.get(b"documentKey")
-        if document_key is None:
-            raise StreamError(
-                "an event has no documentKey: a current table needs whole events. Leave stages "
-                "that remove fields out of option 'pipeline'"
-            )
-        if b"splitEvent" in fields:
-            raise StreamError(
-                "a current table needs whole events: leave $changeStreamSplitLargeEvent out of "
-                "option 'pipeline'"
-            )
+        problem = _problem_of(fields)
+        if problem is not None:
+            if self.tolerant:
+                return "", token, None, _UNUSABLE
+            raise StreamError(problem)
+        document_key = fields[b"documentKey"]
         values = fields_of(document_key.value)
         parts = []
         for name in self.keys:
             value = values.get(name.encode())
             parts.append("null" if value is None else canonical_json(value) or "null")
         key = parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
-        token = fields_of(fields[b"_id"].value)[b"_data"].text() or ""
-        return key, token.upper(), canonical_json(document_key) or ""
+        return key, token, canonical_json(document_key) or "", _EVENT
+
+
+def _problem_of(fields: dict[bytes, Slice]) -> str | None:
+    """Why an event cannot be applied to any document; None if it can."""
+    if b"documentKey" not in fields:
+        return (
+            "an event has no documentKey: a current table needs whole events. Leave stages "
+            "that remove fields out of option 'pipeline'"
+        )
+    if b"splitEvent" in fields:
+        return (
+            "a current table needs whole events: leave $changeStreamSplitLargeEvent out of "
+            "option 'pipeline'"
+        )
+    return None
 
 
 @dataclass
@@ -130,12 +151,14 @@ class _State:
     document_key: str | None = None
     document: bytes | None = None
     unknown: bool = False
+    event: bytes = b""
+    damage: str | None = None
 
     def take_row(self, token: str, document_key: str | None, document: bytes) -> None:
         """A row of the table, which comes before the events above it."""
         if token > self.token:
             self.token, self.document_key, self.document = token, document_key, document
-            self.unknown = False
+            self.unknown, self.damage = False, None
 
     def take_event(self, token: str, document_key: str | None, event: bytes) -> None:
         """The next event in the order of the stream."""
@@ -148,32 +171,44 @@ class _State:
             # shard and inserted on another, and the insert may have the smaller token.
             moved = token[:18] == self.token[:18] and document_key != self.document_key
             if not moved:
-                self.document, self.unknown = None, False
+                self.document, self.unknown, self.damage = None, False, None
             else:
                 return
         else:
             self.document = self._changed(fields)
             self.document_key = document_key
-        self.token = token
+        self.token, self.event = token, event
 
     def _changed(self, fields: dict[bytes, Slice]) -> bytes | None:
         full = fields.get(b"fullDocument")
         if full is not None and full.kind == DOCUMENT:
-            self.unknown = False
+            self.unknown, self.damage = False, None
             return full.value
         description = fields.get(b"updateDescription")
         if self.document is None or description is None:
             self.unknown = True
             return None
-        document = bson.decode(self.document, _CODEC)
-        return bson.encode(apply_update(document, bson.decode(description.value, _CODEC)))
+        try:
+            document = bson.decode(self.document, _CODEC)
+            return bson.encode(apply_update(document, bson.decode(description.value, _CODEC)))
+        except (ValueError, TypeError, BSONError) as error:
+            self.damage = str(error)
+            return None
 
     def row(self, complete_from: str) -> tuple[Any, ...] | None:
-        """The row of the table; None where there is no document.
+        """The row of the table, as of FOLDED; None where there is no document.
 
         complete_from: an update below it may concern a document that a snapshot found deleted.
-        Raises StreamError if an update above it concerns a document that is not known.
+        Raises StreamError if an update above it concerns a document that is not known, or if an
+        update cannot be applied.
         """
+        if self.damage is not None:
+            raise StreamError(
+                f"an update of {self.database}.{self.collection} does not fit the document that "
+                "the table has: read post-images with fullDocument=required, or read the "
+                f"collection again with snapshotMode=always (key {self.key})",
+                self.damage,
+            )
         if self.unknown and self.token >= complete_from:
             raise StreamError(
                 f"an update of {self.database}.{self.collection} changes a document that the table "
@@ -182,43 +217,69 @@ class _State:
             )
         if self.document is None:
             return None
-        time = time_in(self.token)
+        return self._row(self.document, relaxed_json(Slice(DOCUMENT, self.document)))
+
+    def problem_row(self, problem: str) -> tuple[Any, ...]:
+        """The latest event as a row of FOLDED that says why it cannot be applied."""
+        return self._row(self.event, None, problem)
+
+    def _row(
+        self, document: bytes, text: str | None, problem: str | None = None
+    ) -> tuple[Any, ...]:
         return (
             f"{self.database}.{self.collection}",
             self.database,
             self.collection,
             self.key,
             self.document_key,
-            relaxed_json(Slice(DOCUMENT, self.document)),
-            self.document,
+            text,
+            document,
             self.token,
-            time.time * 1_000_000,
+            time_in(self.token).time * 1_000_000,
+            problem,
         )
+
+
+class _Unusable(_State):
+    """An event that belongs to no document."""
+
+    def row(self, complete_from: str) -> tuple[Any, ...] | None:
+        raise StreamError(_problem_of(fields_of(self.event)) or "")
 
 
 @dataclass
 class Fold:
-    """Makes rows of TABLE out of rows of PREPARED, sorted by key and token.
+    """Makes rows of FOLDED out of rows of PREPARED, sorted by key and token.
 
-    complete_from: the token from which the table has every document that is changed.
+    complete_from: the token from which the table has every document that is changed; tolerant:
+    an event that cannot be applied becomes a row with its problem instead of an error.
     """
 
     complete_from: str = ""
+    tolerant: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The next rows of the table. Raises StreamError."""
+        """The next rows of the table. Raises StreamError if it is not tolerant."""
         rows: list[tuple[Any, ...]] = []
         size = 0
         for state in _states(batches):
-            row = state.row(self.complete_from)
+            row = self._row(state)
             if row is None:
                 continue
             rows.append(row)
             size += len(row[6])
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
-                yield _batch_of(rows, _TABLE_ARROW)
+                yield _batch_of(rows, _FOLDED_ARROW)
                 rows, size = [], 0
-        yield _batch_of(rows, _TABLE_ARROW)
+        yield _batch_of(rows, _FOLDED_ARROW)
+
+    def _row(self, state: _State) -> tuple[Any, ...] | None:
+        try:
+            return state.row(self.complete_from)
+        except StreamError as error:
+            if not self.tolerant:
+                raise
+            return state.problem_row(str(error))
 
 
 def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[_State]:
@@ -226,6 +287,9 @@ def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[_State]:
     for batch in batches:
         for database, collection, key, token, document_key, kind, payload in _rows(batch):
             place = (database, collection, key)
+            if kind == _UNUSABLE:
+                yield _Unusable(*place, token=token, event=payload)
+                continue
             if state is None or (state.database, state.collection, state.key) != place:
                 if state is not None:
                     yield state
@@ -237,7 +301,7 @@ def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[_State]:
 
 
 _PREPARED_ARROW = to_arrow_schema(PREPARED, timezone="UTC")
-_TABLE_ARROW = to_arrow_schema(TABLE, timezone="UTC")
+_FOLDED_ARROW = to_arrow_schema(FOLDED, timezone="UTC")
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -24,6 +24,7 @@ from spark_sink.router_client import RouterClient
 from spark_sink.snapshot.plan import after
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.definitions import DEFINITIONS, definition_of
+from spark_sink.tables.fold import Fold
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
@@ -58,9 +59,9 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     rows = newest.prepared_rows(newest.read(), definitions)
     read = newest.prepared(documents, definitions)
     # Updates of documents that are deleted afterwards need no base on either side.
-    tolerant = "~"
-    left = newest.folded(rows.union(events), tolerant, newest.version.buckets)
-    right = newest.folded(read.union(events), tolerant, newest.version.buckets)
+    fold = Fold(complete_from="~")
+    left = newest.folded(rows.union(events), fold, newest.version.buckets)
+    right = newest.folded(read.union(events), fold, newest.version.buckets)
     place = ["namespace", "key"]
     pairs = left.select(*place, F.col("document").alias("table")).join(
         right.select(*place, F.col("document").alias("collection")), place, "full_outer"

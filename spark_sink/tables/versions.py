@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import StreamError
+from spark_sink.tables.hadoop_files import HadoopFiles
 
 # Versions that stay, so that readers of an older one can finish.
 _KEPT = 3
@@ -44,16 +44,11 @@ class VersionLog:
     """The versions of the table in a folder, which may be a path or a URI of Hadoop's."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        self._jvm: Any = spark._jvm
-        self._gateway: Any = spark.sparkContext._gateway
-        self._configuration: Any = spark._jsc.hadoopConfiguration()
-        self._root = self._path(root)
-        self._files: Any = self._root.getFileSystem(self._configuration)
-        self._root = self._files.makeQualified(self._root)
+        self._files = HadoopFiles(spark, root)
 
     def path(self, relative: str) -> str:
         """The address of a file of the table."""
-        return str(self._path(f"{self._root.toString()}/{relative}").toString())
+        return self._files.path(relative)
 
     def newest(self) -> Version:
         """The newest version; number 0 where there is no table. Raises StreamError."""
@@ -67,29 +62,18 @@ class VersionLog:
     def files_in(self, folder: str) -> dict[str, list[str]]:
         """The Parquet files that were written to a folder, by bucket, relative to the table."""
         found: dict[str, list[str]] = {}
-        for status in self._listed(f"{folder}/bucket=*/*.parquet"):
-            bucket = str(status.getPath().getParent().getName())
-            name = f"{folder}/{bucket}/{status.getPath().getName()}"
+        for name in self._files.listed(f"{folder}/bucket=*/*.parquet"):
+            bucket = name.split("/")[-2]
             found.setdefault(bucket.removeprefix("bucket="), []).append(name)
         return found
 
     def commit(self, version: Version) -> None:
         """Make the version the newest. Raises StreamError if another writer was faster."""
-        final = self._file_of(version.number)
-        draft = self._path(f"{self._root.toString()}/versions/.draft-{uuid.uuid4().hex}")
-        stream = self._files.create(draft, True)
-        stream.write(bytearray(json.dumps(asdict(version)).encode()))
-        stream.close()
-        context = self._jvm.org.apache.hadoop.fs.FileContext
-        options = getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename")
         try:
-            context.getFileContext(self._files.getUri(), self._configuration).rename(
-                draft, final, self._gateway.new_array(options, 0)
-            )
+            self._files.create(_file_of(version.number), json.dumps(asdict(version)))
         except Py4JJavaError as error:
-            self._files.delete(draft, False)
             raise StreamError(
-                f"version {version.number} of the table at {self._root.toString()} has been "
+                f"version {version.number} of the table at {self._files.root} has been "
                 "written by another query: let only one query write to a table",
                 error.java_exception,
             ) from None
@@ -99,32 +83,24 @@ class VersionLog:
         """Remove old versions, and data that no version that stays refers to."""
         numbers = self._numbers()
         for number in numbers[:-_KEPT]:
-            self._files.delete(self._file_of(number), False)
+            self._files.delete(_file_of(number))
         used = set()
         for number in numbers[-_KEPT:]:
             for files in self._read(number).files.values():
                 used |= {name.split("/")[1] for name in files}
-        for status in self._listed("data/*"):
-            if status.getPath().getName() not in used:
-                self._files.delete(status.getPath(), True)
+        for name in self._files.listed("data/*"):
+            if name.split("/")[1] not in used:
+                self._files.delete(name)
 
     def _read(self, number: int) -> Version:
-        stream = self._files.open(self._file_of(number))
-        text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        stream.close()
-        document = json.loads(text)
+        document = json.loads(self._files.read(_file_of(number)))
         document["keys"] = tuple(document["keys"])
         return Version(**document)
 
     def _numbers(self) -> list[int]:
-        names = [str(status.getPath().getName()) for status in self._listed("versions/*.json")]
+        names = [name.split("/")[1] for name in self._files.listed("versions/*.json")]
         return sorted(int(name.removesuffix(".json")) for name in names)
 
-    def _listed(self, pattern: str) -> list[Any]:
-        return list(self._files.globStatus(self._path(f"{self._root.toString()}/{pattern}")) or ())
 
-    def _file_of(self, number: int) -> Any:
-        return self._path(f"{self._root.toString()}/versions/{number:012}.json")
-
-    def _path(self, text: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(text)
+def _file_of(number: int) -> str:
+    return f"versions/{number:012}.json"

@@ -1,22 +1,18 @@
-"""The source's errors as users see them, and the orderly end of a job."""
+"""The source's errors as users see them."""
 
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pyarrow.dataset
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.conftest import Shop
-from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
+from tests.spark.test_exactly_once import WAIT
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -99,25 +95,3 @@ def shop_second(shop: Shop, *, seconds: int) -> int:
     with shop.orders.watch(start_at_operation_time=shop.created) as watch:
         last = [watch.next()["clusterTime"].time for _ in range(shop.written)][-1]
     return last + seconds
-
-
-@pytest.mark.timeout(900)
-def test_sigterm_ends_the_job_with_a_committed_batch(tmp_path: Path, shop: Shop) -> None:
-    query = Query(shop, tmp_path)
-    start = f"{shop.created.time},{shop.created.inc}"
-    command = [sys.executable, "-m", "spark_sink.jobs.to_parquet", "--uri", shop.uri]
-    command += ["--database", shop.database, "--start-at", start, "--trigger", "0 seconds"]
-    command += ["--out", str(tmp_path / "table"), "--checkpoint", str(tmp_path / "checkpoint")]
-    shop.insert(200)
-    with (tmp_path / "log").open("wb") as log:
-        query.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
-    try:
-        query.wait_for(lambda: query.batches("commits") != [])
-        query.process.send_signal(signal.SIGTERM)
-        assert query.process.wait(WAIT) == 0, (tmp_path / "log").read_text()
-    finally:
-        query.process.kill()
-    assert query.batches("commits") == query.batches("offsets")
-    assert "Traceback" not in (tmp_path / "log").read_text()
-    table = pyarrow.dataset.dataset(tmp_path / "table", format="parquet").to_table(["token"])
-    assert table.num_rows == 200

@@ -1,0 +1,259 @@
+"""`mergerouter job`: follow collections into tables, and look after such a job.
+
+The same commands run on a cluster of Spark's: `spark-submit … spark_sink/cli.py run …`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_sink.errors import OptionError, SourceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_sink.jobs.job_folder import JobFolder
+
+job = typer.Typer(
+    name="job",
+    help="Snapshot and follow collections into tables of Parquet files, with Spark.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_USAGE = 2
+_DIFFERENT = 1
+_DEFAULT_URI = "mongodb://127.0.0.1:27020"
+
+
+class Table(StrEnum):
+    """A table that a job keeps."""
+
+    bronze = "bronze"
+    current = "current"
+
+
+Uri = Annotated[
+    str,
+    typer.Option(
+        "--uri",
+        envvar="MERGEROUTER_URI",
+        show_envvar=True,
+        help="The router's connection string; with a password, rather pass the variable.",
+    ),
+]
+Out = Annotated[str, typer.Option("--out", help="The job's folder: a path, or a URI of Spark's.")]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Argument(help="Collections (shop.orders) or databases (shop); none: the whole cluster."),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="NAME=VALUE, an option of the source (docs/spark.md)."),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--conf", help="NAME=VALUE, a setting of Spark.")
+]
+Tables = Annotated[
+    list[Table] | None, typer.Option("--table", help="Keep only this table; may be repeated.")
+]
+Buckets = Annotated[
+    int, typer.Option("--buckets", min=1, help="Parts of a new current table; see docs/spark.md.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@job.command()
+def run(
+    out: Out,
+    namespaces: Namespaces = None,
+    uri: Uri = _DEFAULT_URI,
+    option: Options = None,
+    table: Tables = None,
+    buckets: Buckets = 16,
+    trigger: Annotated[
+        str, typer.Option("--trigger", help="The pause between two batches.")
+    ] = "10 seconds",
+    conf: Settings = None,
+) -> None:
+    """Read what the collections hold, and follow their changes until SIGTERM or SIGINT."""
+    options = {"snapshotMode": "initial", **_pairs(option, "--option")}
+    _run(out, namespaces, uri, options, table, buckets, trigger, conf)
+
+
+@job.command()
+def snapshot(
+    out: Out,
+    namespaces: Namespaces = None,
+    uri: Uri = _DEFAULT_URI,
+    option: Options = None,
+    table: Tables = None,
+    buckets: Buckets = 16,
+    conf: Settings = None,
+) -> None:
+    """Read what the collections hold, and end."""
+    options = {**_pairs(option, "--option"), "snapshotMode": "initial_only"}
+    _run(out, namespaces, uri, options, table, buckets, None, conf)
+
+
+@job.command()
+def status(
+    out: Out,
+    uri: Annotated[str | None, typer.Option("--uri", help="The router, to show the lag.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a job has come."""
+    from spark_sink.jobs.status import lines_of, status_of
+
+    with _failures():
+        found = status_of(out, uri)
+        typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
+
+
+@job.command()
+def offsets(out: Out) -> None:
+    """Print the offsets of the checkpoint, one JSON document for each batch."""
+    with _failures():
+        for batch in _job_in(out).batches():
+            time = None if batch.committed is None else batch.committed.isoformat()
+            line = {"batch": batch.number, "committed": time, "offset": batch.offset}
+            typer.echo(json.dumps(line))
+
+
+@job.command()
+def verify(
+    out: Out,
+    uri: Uri = _DEFAULT_URI,
+    table: Tables = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Compare the bronze table from this cluster time on."),
+    ] = None,
+    as_json: AsJson = False,
+    conf: Settings = None,
+) -> None:
+    """Compare the tables with the stream and the collections; end with 1 if they differ."""
+    from spark_sink.jobs.verification import verify_job
+
+    wanted = [str(each) for each in table] if table else None
+    with _failures():
+        folder = _job_in(out)
+        _require_router({"uri": uri})
+        with _session("verify", conf) as spark:
+            found = verify_job(spark, folder, uri, wanted, since)
+    if as_json:
+        typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
+    else:
+        for name, each in found.items():
+            typer.echo(f"{name}: {each}")
+    raise typer.Exit(_DIFFERENT if any(each.count for each in found.values()) else 0)
+
+
+@job.command()
+def compact(out: Out, conf: Settings = None) -> None:
+    """Replace the many small files of the bronze table by few large ones."""
+    from spark_sink.jobs.tables_job import bronze_files
+
+    with _failures():
+        folder = _job_in(out)
+        last = folder.last_committed()
+        if last is None:
+            typer.echo("no batch has been committed yet")
+            return
+        with _session("compact", conf) as spark:
+            before, after = bronze_files(spark, folder).compact(last.number)
+        typer.echo(f"bronze: {before} files have become {after}")
+
+
+def _run(
+    out: str,
+    namespaces: list[str] | None,
+    uri: str,
+    options: dict[str, str],
+    tables: list[Table] | None,
+    buckets: int,
+    trigger: str | None,
+    settings: list[str] | None,
+) -> None:
+    from spark_sink.jobs.job_folder import JobFolder, JobRecord
+    from spark_sink.jobs.running import EndRequest, run_to_end
+    from spark_sink.jobs.tables_job import TablesJob, namespace_options
+
+    end = EndRequest()
+    end.listen()
+    with _failures():
+        kept = tuple(str(each) for each in tables or list(Table))
+        chosen = {**namespace_options(namespaces or ()), **options}
+        _require_router({**chosen, "uri": uri})
+        folder = JobFolder(out)
+        folder.write_record(JobRecord(tuple(namespaces or ()), chosen, kept))
+        with _session("run", settings) as spark:
+            tables_job = TablesJob(folder, {**chosen, "uri": uri}, kept, buckets)
+            code = run_to_end(tables_job.start(spark, trigger), end)
+    raise typer.Exit(code)
+
+
+def _job_in(out: str) -> JobFolder:
+    """The folder of an existing job. Raises OptionError."""
+    from spark_sink.jobs.job_folder import JobFolder
+
+    folder = JobFolder(out)
+    folder.record()
+    return folder
+
+
+@contextmanager
+def _session(name: str, settings: list[str] | None) -> Iterator[SparkSession]:
+    from spark_sink.session import job_session
+
+    spark = job_session(f"mergerouter job {name}", _pairs(settings, "--conf"))
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _require_router(options: dict[str, str]) -> None:
+    """Check options and router before Spark takes seconds to start. Raises SourceError."""
+    from spark_sink.options import parse_options
+    from spark_sink.router_client import RouterClient
+
+    client = RouterClient(parse_options(options))
+    try:
+        client.require_reachable()
+    finally:
+        client.close()
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Print the cause of a failure in one line, and end with its exit status."""
+    from pyspark.errors import PySparkException
+
+    from spark_sink.jobs.running import cause_of
+
+    try:
+        yield
+    except (SourceError, PySparkException) as error:
+        typer.echo(f"error: {cause_of(error)}", err=True)
+        raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
+
+
+def _pairs(texts: list[str] | None, name: str) -> dict[str, str]:
+    pairs = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{text!r} has no value: write NAME=VALUE", param_hint=name)
+        pairs[key] = value
+    return pairs
+
+
+if __name__ == "__main__":
+    job()

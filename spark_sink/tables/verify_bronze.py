@@ -1,0 +1,85 @@
+"""Compares a table of a stream's rows with the stream itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import bson
+from bson.timestamp import Timestamp
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sink.options import parse_options
+from spark_sink.positions import AtTime, Token, key_of, time_in
+from spark_sink.scope import Offsets
+from spark_sink.snapshot.plan import after
+
+DIFFERENCES = "namespace string, token string, operationType string, difference string"
+_OTHER_STARTS = (
+    "snapshotmode",
+    "snapshot.mode",
+    "startatoperationtime",
+    "resumeafter",
+    "startafter",
+)
+
+
+def verify_bronze(
+    rows: DataFrame,
+    options: Mapping[str, str],
+    through: Mapping[str, Any],
+    since: Timestamp | None = None,
+) -> DataFrame:
+    """What differs between rows of the source and the stream; no rows: they are equal.
+
+    rows: those of committed batches; options: of the source; through: the offset at which the last
+    of these batches ends; since: where the comparison begins, None for the first event that the
+    rows should have, which the shards' oplogs must still have.
+
+    Columns: namespace, token, operationType, and difference: "missing" or "doubled" in the rows,
+    or "extra", which the stream does not have.
+    Raises StreamError, and HistoryLostError if the oplogs do not reach back so far.
+    """
+    given = {name: text for name, text in options.items() if name.lower() not in _OTHER_STARTS}
+    end = Offsets(parse_options(given).scope).read(through)
+    first = _first_token(rows) if since is None else key_of(AtTime(since))
+    if first is None:
+        return rows.sparkSession.createDataFrame([], DIFFERENCES)
+    start = time_in(first)
+    given |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
+    match end:
+        case Token():
+            given["endAt"] = end.data
+        case AtTime(time):
+            given["endAtOperationTime"] = f"{time.time},{time.inc}"
+    stream = rows.sparkSession.read.format("mergerouter").options(**given).load()
+    columns = ("token", "namespace", "operationType")
+    kept = rows.where((F.col("operationType") != "snapshotEnd") & ~F.col("snapshot"))
+    kept = kept.where(F.col("token") >= first).groupBy(*columns).agg(F.count("*").alias("times"))
+    sent = stream.where(F.col("token") >= first).select(*columns, F.lit(1).alias("sent"))
+    difference = (
+        F.when(F.col("times").isNull(), "missing")
+        .when(F.col("sent").isNull(), "extra")
+        .when(F.col("times") > 1, "doubled")
+    )
+    pairs = kept.alias("kept").join(sent.alias("sent"), "token", "full_outer")
+    found = pairs.withColumn("difference", difference).where(F.col("difference").isNotNull())
+    both = [
+        F.coalesce(F.col(f"kept.{name}"), F.col(f"sent.{name}")).alias(name)
+        for name in ("namespace", "operationType")
+    ]
+    return found.select(both[0], "token", both[1], "difference").orderBy("token")
+
+
+def _first_token(rows: DataFrame) -> str | None:
+    """Where the events of the rows begin: behind the first snapshot's mark, or with the first."""
+    ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token")
+    snapshots = ends.select("event").take(1)
+    events = rows.where(~F.col("snapshot") & (F.col("operationType") != "snapshotEnd"))
+    first: str | None = events.agg(F.min("token")).collect()[0][0]
+    if not snapshots:
+        return first
+    mark: Timestamp = bson.decode(bytes(snapshots[0].event))["clusterTime"]
+    behind = key_of(after(mark))
+    return behind if first is None else min(first, behind)

@@ -1,0 +1,243 @@
+"""The job: collections into tables, from its start to its orderly end, and what looks after it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from spark_sink.cli import job
+from spark_sink.errors import OptionError
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.tables_job import TablesJob, bronze_files, namespace_options
+from spark_sink.jobs.verification import verify_job
+from spark_sink.tables.batch_files import BatchFiles
+from spark_sink.tables.current_table import CurrentTable
+from tests.harness.ports import free_port
+from tests.spark.conftest import Shop
+from tests.spark.quick_session import QUICK
+from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+def rows_of(folder: Path, table: str = "bronze") -> list[dict[str, Any]]:
+    """The rows that any reader of Parquet finds."""
+    files = [str(file) for file in (folder / table).glob("[!_]*/**/*.parquet")]
+    columns = ["token", "operationType", "documentKey"] if table == "bronze" else None
+    return pyarrow.dataset.dataset(files, format="parquet").to_table(columns).to_pylist()
+
+
+def run_once(spark: SparkSession, shop: Shop, folder: Path, **options: str) -> None:
+    """Run the job in this process, up to the present."""
+    names = (shop.database,)
+    chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
+    where = JobFolder(str(folder))
+    where.write_record(JobRecord(names, chosen))
+    started = TablesJob(where, {**chosen, "uri": shop.uri}, buckets=2).start(spark, None)
+    started.awaitTermination()
+
+
+def differences(spark: SparkSession, shop: Shop, folder: Path) -> dict[str, set[str]]:
+    found = verify_job(spark, JobFolder(str(folder)), shop.uri, shown=1000)
+    assert all(each.remark == "" for each in found.values())
+    return {name: {row["difference"] for row in each.first} for name, each in found.items()}
+
+
+@pytest.mark.timeout(900)
+def test_a_job_snapshots_follows_and_ends_on_sigterm(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    shop.insert(40)
+    folder = tmp_path / "job"
+    query = Query(shop, folder)
+    folder.mkdir()
+    command = [sys.executable, "-m", "spark_sink.cli", "run", shop.database]
+    command += ["--uri", shop.uri, "--out", str(folder), "--trigger", "0 seconds"]
+    command += ["--buckets", "2", *(f"--conf={name}={text}" for name, text in QUICK.items())]
+    with (folder / "log").open("wb") as log:
+        query.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+    try:
+        query.wait_for(lambda: len(query.batches("commits")) > 1)
+        shop.insert(20)
+        shop.orders.update_one({"_id": 1, "customer": 1}, {"$set": {"text": "changed"}})
+        shop.orders.delete_one({"_id": 2, "customer": 2})
+        shop.client[shop.database].items.insert_one({"_id": 1})
+
+        def arrived() -> bool:
+            return len(query.batches("commits")) > 2 and len(rows_of(folder)) >= 40 + 1 + 23
+
+        query.wait_for(arrived)
+        query.process.send_signal(signal.SIGTERM)
+        assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
+    finally:
+        query.process.kill()
+    assert query.batches("commits") == query.batches("offsets")
+    assert "Traceback" not in (folder / "log").read_text()
+    kinds = [row["operationType"] for row in rows_of(folder)]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "read": 40, "snapshotEnd": 1, "insert": 21, "update": 1, "delete": 1,
+    }  # fmt: skip
+    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
+    assert CurrentTable.existing(spark, str(folder / "current")).read().count() == 60
+
+    # Where it stands, without Spark.
+    runner = CliRunner()
+    found = runner.invoke(job, ["status", "--out", str(folder), "--uri", shop.uri, "--json"])
+    status = json.loads(found.output)
+    assert status["batch"] == query.batches("commits")[-1]
+    assert (status["running"], status["namespaces"]) == ([], [shop.database])
+    assert status["lagSeconds"] < 900
+    lines = runner.invoke(job, ["offsets", "--out", str(folder)]).output.splitlines()
+    assert [json.loads(line)["batch"] for line in lines] == query.batches("offsets")
+
+    # It goes on where it was; and small files become few.
+    shop.insert(10)
+    run_once(spark, shop, folder)
+    last = JobFolder(str(folder)).last_committed()
+    assert last is not None
+    tokens = sorted(row["token"] for row in rows_of(folder))
+    before, after = bronze_files(spark, JobFolder(str(folder))).compact(last.number)
+    assert before > after
+    assert sorted(row["token"] for row in rows_of(folder)) == tokens
+    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
+
+    # What has been lost and what has been doubled is found.
+    files = sorted((folder / "bronze").glob("namespace=*.items/**/*.parquet"))
+    others = sorted((folder / "bronze").glob("namespace=*.orders/**/*.parquet"))
+    shutil.copy(others[0], others[0].with_name("part-again.parquet"))
+    for file in files:
+        file.unlink()
+    assert differences(spark, shop, folder)["bronze"] == {"missing", "doubled"}
+
+
+def test_a_batch_that_is_repeated_is_in_the_tables_once(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    shop.insert(30)
+    run_once(spark, shop, tmp_path)
+    shop.insert(10)
+    shop.orders.update_many({}, {"$inc": {"n": 1}})
+    run_once(spark, shop, tmp_path)
+    tokens = sorted(row["token"] for row in rows_of(tmp_path))
+    # As if killed after the tables were written, and before Spark has committed the batch.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(file.name) for file in commits.glob("[0-9]*"))
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    run_once(spark, shop, tmp_path)
+    assert (commits / str(last)).exists()
+    assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+
+
+def test_an_event_that_does_not_fit_goes_into_quarantine(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    shop.insert(3)
+    start = shop.now()
+    shop.orders.update_many({}, {"$set": {"n": 1}})  # of documents that the table does not have
+    shop.insert(1)
+    options = {"snapshotMode": "no_data", "startAtOperationTime": f"{start.time},{start.inc + 1}"}
+    run_once(spark, shop, tmp_path, **options)
+    found = rows_of(tmp_path, "quarantine")
+    assert sorted(json.loads(row["key"])["$numberInt"] for row in found) == ["0", "1", "2"]
+    assert all("does not have" in row["problem"] for row in found)
+    table = CurrentTable.existing(spark, str(tmp_path / "current"))
+    assert [json.loads(row.fullDocument)["_id"] for row in table.read().collect()] == [3]
+
+    # A later event with the whole document brings it back.
+    shop.orders.replace_one({"_id": 0, "customer": 0}, {"_id": 0, "customer": 0, "n": 2})
+    run_once(spark, shop, tmp_path, **options)
+    table = CurrentTable.existing(spark, str(tmp_path / "current"))
+    numbers = {json.loads(row.fullDocument)["_id"] for row in table.read().collect()}
+    assert numbers == {0, 3}
+    assert len(rows_of(tmp_path, "quarantine")) == 3
+
+
+def test_an_interrupted_compaction_is_finished_by_the_next_one(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    def written(numbers: range) -> BatchFiles:
+        files = BatchFiles(spark, str(tmp_path / "table"), ("kind",))
+        for number in numbers:
+            rows = spark.createDataFrame([(number, "a"), (-number, "b")], "n int, kind string")
+            files.write(rows, number)
+        return files
+
+    files = written(range(1, 4))
+    expected = sorted((row.n, row.kind) for row in files.read().collect())
+    # As if killed while the files of kind a were being exchanged: the old ones are gone already.
+    merged = tmp_path / "table" / "_compact" / "merged"
+    sources = [f"kind=a/batch={number}" for number in range(1, 4)]
+    spark.read.parquet(*(str(tmp_path / "table" / each) for each in sources)).coalesce(
+        1
+    ).write.parquet(str(merged))
+    note = {"from": sources, "to": sources[-1], "data": "_compact/merged"}
+    merged.with_name("merged.json").write_text(json.dumps(note))
+    for each in sources:
+        shutil.rmtree(tmp_path / "table" / each)
+    assert files.compact(3) == (4, 2)
+    assert sorted((row.n, row.kind) for row in files.read().collect()) == expected
+    assert not list((tmp_path / "table" / "_compact").iterdir())
+
+
+def test_a_router_that_is_down_is_reported_within_seconds(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    uri = f"mongodb://app:secret@127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "spark_sink.cli", "run", "shop.orders", "--uri", uri]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "job")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot be reached: start it, or correct option 'uri'" in done.stderr
+    assert done.stderr.startswith("error: the router at 127.0.0.1:")
+    assert len(done.stderr) <= 508
+    assert "secret" not in done.stderr
+    assert time.monotonic() - begun < 30  # Spark, which takes longer here, has not been started
+    assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--out", "x", "--option", "fulldocument"], "write NAME=VALUE"),
+        (["run", "shop", "shop.orders", "--out", "x"], "cannot be mixed"),
+        (["run", "shop.ord.*", "--out", "x"], "looks like a pattern"),
+        (["run", "shop", "--out", "x", "--option", "fullDocumnt=x"], "did you mean"),
+        (["status", "--out", "nowhere"], "there is no job in"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(job, arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_namespaces_become_options() -> None:
+    assert namespace_options([]) == {}
+    assert namespace_options(["shop"]) == {"database": "shop"}
+    assert namespace_options(["shop.a", "shop.b.c"]) == {"database": "shop", "collection": "a,b.c"}
+    assert namespace_options(["shop.a", "crm.b"]) == {
+        "collection.include.list": "shop.a,crm.b",
+        "filters.match.mode": "literal",
+    }
+    with pytest.raises(OptionError):
+        namespace_options(["shop", "crm.b"])
