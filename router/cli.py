@@ -17,6 +17,7 @@ import structlog
 import typer
 import uvloop
 
+from router.client_limits import raise_descriptor_limit
 from router.config.command_line import SubCommand, parse_assignments, read_settings
 from router.config.flags import flag
 from router.config.log_lines import configure_logging
@@ -186,6 +187,7 @@ def serve(
         raise typer.BadParameter(_NO_CONFIG_SERVER, param_hint="--configdb")
     configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
     try:
+        raise_descriptor_limit()
         keep_freed_memory()
         collect_less_often()
         uvloop.run(run_until_signalled(settings))

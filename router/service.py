@@ -160,6 +160,7 @@ async def assemble(
     limits = replace(stream_limits(parameters), local_threshold=threshold)
     if worker is not None:
         limits = settings_of_worker(limits, worker.count)
+    limits_of_clients = settings.client_limits
     logins = settings.security.logins()
     async with AsyncExitStack() as owned:
         cluster = cluster_of(settings, limits, replica_set=replica_set, now=now)
@@ -168,7 +169,7 @@ async def assemble(
         access = None
         if settings.security.authorization:
             refresh = parameters["userCacheInvalidationIntervalSecs"]
-            access = AccessControl(cluster, refresh=refresh)
+            access = AccessControl(cluster, limits_of_clients, refresh=refresh)
             owned.push_async_callback(access.close)
         cursors = CursorRegistry(
             cluster,
@@ -192,7 +193,7 @@ async def assemble(
             topology=worker.topology if worker is not None else TopologyVersion(),
             peers=worker.peers if worker is not None else None,
             fail_points=FailPoints() if parameters["enableTestCommands"] else None,
-            max_connections=settings.net.max_incoming_connections,
+            client_limits=limits_of_clients,
             compressors=settings.net.compressors,
             access=access,
         )

@@ -1,10 +1,12 @@
 """Authorization as the process has it: the users, the signed times, and new clients' logins."""
 
 from router.access.login import Login
+from router.access.logins_in_progress import LoginsInProgress
 from router.access.privileges import CLUSTER
 from router.access.signing import SignedTimes
 from router.access.users import REFRESH_SECONDS, User, Users
 from router.catalog.cluster import Cluster
+from router.client_limits import ClientLimits
 
 _ADVANCE = "advanceClusterTime"
 
@@ -16,17 +18,32 @@ class AccessControl:
 
     Args:
         cluster: the cluster, which holds the users and the keys of cluster times.
+        limits: the limits of clients.
         refresh: seconds between two readings of the users' privileges.
     """
 
-    def __init__(self, cluster: Cluster, *, refresh: float = REFRESH_SECONDS) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: ClientLimits | None = None,
+        *,
+        refresh: float = REFRESH_SECONDS,
+    ) -> None:
         self._cluster = cluster
+        self._limits = limits or ClientLimits()
+        self.logins_in_progress = LoginsInProgress(self._limits.logins_in_progress)
         self.users = Users(cluster, refresh=refresh)
         self.times = SignedTimes(cluster)
 
     def login(self, peer: str) -> Login:
-        """Return the state of a new client's login; ``peer`` is its address."""
-        return Login(self.users, self._cluster, peer)
+        """Return the state of a new client's login; ``peer`` is its address and port."""
+        return Login(
+            self.users,
+            self._cluster,
+            peer,
+            in_progress=self.logins_in_progress,
+            failed_delay=self._limits.failed_login_delay,
+        )
 
     @staticmethod
     def may_advance_clock(user: User) -> bool:

@@ -5,11 +5,13 @@ an upstream, the server is the client's own upstream connection, which is then l
 client; without one, it is the config server's primary.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import structlog
 
+from router.access.logins_in_progress import LoginsInProgress
 from router.access.users import User, UserName, Users
 from router.catalog.cluster import CONFIG, Cluster
 from router.upstream_mongos import ServerLink
@@ -55,13 +57,28 @@ class Login:
     Args:
         users: the cluster's users.
         cluster: the cluster, whose config server logins are relayed to without an upstream.
-        peer: the client's address, for the log.
+        peer: the client's address and port, for the log.
+        in_progress: bounds the logins in progress.
+        failed_delay: seconds before a refused login is answered.
     """
 
-    def __init__(self, users: Users, cluster: Cluster, peer: str) -> None:
+    def __init__(
+        self,
+        users: Users,
+        cluster: Cluster,
+        peer: str,
+        *,
+        in_progress: LoginsInProgress,
+        failed_delay: float = 0.0,
+    ) -> None:
         self._users = users
         self._config_server = ConfigServer(cluster)
         self._peer = peer
+        self._address = peer.rpartition(":")[0] or peer
+        self._in_progress = in_progress
+        self._failed_delay = failed_delay
+        self.begun_at: float | None = None
+        """The event loop's time at which a login began that is in progress; None if none is."""
         self._user: User | None = None
         self._conversation: ServerLink | None = None
         self._mechanism = ""
@@ -85,6 +102,14 @@ class Login:
             CommandError: a field is malformed.
             NetworkError: the connection broke.
         """
+        await self._begin()
+        try:
+            return await self._hello(link, fields)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _hello(self, link: ServerLink | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         relaying = self._link(link)
         reply = await relaying.command("admin", {"hello": 1, **fields})
         answer: dict[str, Any] = {}
@@ -98,7 +123,7 @@ class Login:
             answer["speculativeAuthenticate"] = dict(speculative)
             if speculative.get("done"):
                 await self._done(relaying)
-        elif link is None:
+        else:
             self.close()
         return answer
 
@@ -116,6 +141,16 @@ class Login:
             CommandError: the server refuses the step.
             NetworkError: the connection broke.
         """
+        await self._begin()
+        try:
+            return await self._converse(link, database, command)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _converse(
+        self, link: ServerLink | None, database: str, command: Mapping[str, Any]
+    ) -> dict[str, Any]:
         relaying = self._link(link)
         if "saslStart" in command:
             self._mechanism = str(command.get("mechanism"))
@@ -125,8 +160,8 @@ class Login:
             reply = await relaying.command(database, command)
         except CommandError as error:
             self._failed(error, database)
-            if link is None:
-                self.close()
+            if error.code == ErrorCode.AuthenticationFailed:
+                await asyncio.sleep(self._failed_delay)  # while it counts as in progress
             raise
         if reply.get("done") or "authenticate" in command:
             await self._done(relaying)
@@ -146,10 +181,19 @@ class Login:
         self.close()
 
     def close(self) -> None:
-        """Cut the connection to the config server on which a conversation was."""
+        """End a login in progress; cut its connection to the config server, if it has one."""
         if self._conversation is not None:
             self._conversation.abort()
             self._conversation = None
+        if self.begun_at is not None:
+            self.begun_at = None
+            self._in_progress.end(self._address)
+
+    async def _begin(self) -> None:
+        """Count this login as in progress; wait while there are too many."""
+        if self.begun_at is None:
+            await self._in_progress.begin(self._address)
+            self.begun_at = asyncio.get_running_loop().time()
 
     def _link(self, link: ServerLink | None) -> ServerLink:
         if link is not None:

@@ -3,7 +3,6 @@
 Without authorization these commands pass through to the upstream, as any other.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ _FIELDS = {
     "saslContinue": frozenset({"conversationId", "payload"}),
 }
 _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
-_MS = 0.001
 
 
 async def sasl_step(call: Call) -> AnyAnswer:
@@ -32,12 +30,7 @@ async def sasl_step(call: Call) -> AnyAnswer:
     known = _FIELDS[call.name]
     check_known(call.command, call.name, known)
     command = {name: call.command[name] for name in call.command if name in known | {call.name}}
-    try:
-        return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
-    except CommandError as error:
-        if error.code == ErrorCode.AuthenticationFailed:
-            await asyncio.sleep(call.node.parameters.get("authFailedDelayMs", 0) * _MS)
-        raise
+    return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
 
 
 async def authenticate(call: Call) -> AnyAnswer:

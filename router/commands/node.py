@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from bson.timestamp import Timestamp
 
+from router.client_limits import ClientLimits
 from router.commands.client_time import ClientTime, check_client_time
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
@@ -67,6 +68,7 @@ class Node:
         parameters: the start parameters by name.
         host: this machine's name.
         now: the wall clock.
+        client_limits: the limits of client connections.
         peers: the other workers of this router, if there are any.
         checks: checks of the cluster's replica sets; None without an admin port.
         lag: the event loop's lag; None without an admin port.
@@ -89,7 +91,7 @@ class Node:
     topology: TopologyVersion = field(default_factory=TopologyVersion)
     counters: Counters = field(default_factory=Counters)
     fail_points: "FailPoints | None" = None
-    max_connections: int = 65536
+    client_limits: ClientLimits = field(default_factory=ClientLimits)
     compressors: tuple[str, ...] = AVAILABLE
     peers: "Peers | None" = None
     checks: "ReplicaSetChecks | None" = None

@@ -128,7 +128,7 @@ def _connections(node: Node) -> dict[str, Any]:
     counters = node.counters
     return {
         "current": counters.connections,
-        "available": node.max_connections - counters.connections,
+        "available": node.client_limits.connections - counters.connections,
         "totalCreated": Int64(counters.connections_created),
         "awaitingTopologyChanges": counters.awaiting_hellos,
     }

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from router.client_limits import ClientLimits
 from router.config.problems import nearest
 from router.stream_settings import StreamSettings
 
 _DEFAULTS = StreamSettings()
+_CLIENT_DEFAULTS = ClientLimits()
 _MS = 0.001
 _MINUTES = 60.0
 _LONGEST = 365 * 24 * 60 * _MINUTES
@@ -53,7 +56,8 @@ def _number(value: Any) -> float:
 class Parameter:
     """One start parameter.
 
-    ``limit`` is the field of StreamSettings that it sets. ``unit`` is the parameter's unit,
+    ``limit`` is the field of StreamSettings that it sets, or of ClientLimits with ``of_clients``.
+    ``unit`` is the parameter's unit,
     expressed in the field's unit (seconds or bytes). ``least`` and ``most`` bound the parameter's
     own value.
     """
@@ -65,6 +69,7 @@ class Parameter:
     least: float = 0
     most: float = _UNBOUNDED
     limit: str | None = None
+    of_clients: bool = False
     unit: float = 1
 
     def parse(self, given: Any) -> Any:
@@ -89,8 +94,9 @@ def _of_limits(
     unit: float = 1,
     least: float = 0,
     most: float | None = None,
+    of_clients: bool = False,
 ) -> Parameter:
-    default = getattr(_DEFAULTS, limit)
+    default = getattr(_CLIENT_DEFAULTS if of_clients else _DEFAULTS, limit)
     read: Callable[[Any], Any] = _whole
     if isinstance(default, bool):
         read = _boolean
@@ -99,7 +105,20 @@ def _of_limits(
         read = _number
     if most is None:
         most = _LONGEST / unit if unit in {_MS, _MINUTES} else _UNBOUNDED
-    return Parameter(name, read, default, purpose, least=least, most=most, limit=limit, unit=unit)
+    return Parameter(
+        name,
+        read,
+        default,
+        purpose,
+        least=least,
+        most=most,
+        limit=limit,
+        unit=unit,
+        of_clients=of_clients,
+    )
+
+
+_of_clients = partial(_of_limits, of_clients=True)
 
 
 _ALL = (
@@ -117,8 +136,45 @@ _ALL = (
         least=1,
         most=86_400,
     ),
-    Parameter(
-        "authFailedDelayMs", _whole, 500, "Wait before a refused login is answered.", most=5000
+    _of_clients(
+        "authFailedDelayMs",
+        "failed_login_delay",
+        "Wait before a refused login is answered.",
+        unit=_MS,
+        most=5000,
+    ),
+    _of_clients(
+        "preAuthMaximumMessageSizeBytes",
+        "message_size_before_login",
+        "Size of a message before the login.",
+        least=1024,
+    ),
+    _of_clients(
+        "preAuthIdleTimeoutMs",
+        "idle_before_login",
+        "Time between two messages of a client that has not logged in.",
+        unit=_MS,
+        least=100,
+    ),
+    _of_clients(
+        "loginTimeoutMs",
+        "login_time",
+        "Time for a client's first message, and for a login that has begun.",
+        unit=_MS,
+        least=100,
+    ),
+    _of_clients(
+        "messageTimeoutMs",
+        "message_time",
+        "Time for a message that has begun, or for each further mebibyte of it.",
+        unit=_MS,
+        least=100,
+    ),
+    _of_clients("maxLoginsInProgress", "logins_in_progress", "Logins in progress.", least=1),
+    _of_clients(
+        "maxConnectionsPerClient",
+        "connections_per_client",
+        "Connections of one client's address; 0: four fifths of all.",
     ),
     Parameter(
         "mongosShutdownTimeoutMillisForSignaledShutdown",
@@ -328,10 +384,19 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def stream_limits(values: Mapping[str, Any]) -> StreamSettings:
     """Return the stream settings that the parsed parameters set."""
+    return StreamSettings(**_chosen(values, of_clients=False))
+
+
+def client_limits(values: Mapping[str, Any]) -> ClientLimits:
+    """Return the limits of clients that the parsed parameters set; the others at their defaults."""
+    return ClientLimits(**_chosen(values, of_clients=True))
+
+
+def _chosen(values: Mapping[str, Any], *, of_clients: bool) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name, parameter in PARAMETERS.items():
-        if parameter.limit is not None:
+        if parameter.limit is not None and parameter.of_clients == of_clients:
             value = values[name]
             scaled = isinstance(value, float)
             chosen[parameter.limit] = value * parameter.unit if scaled else value
-    return StreamSettings(**chosen)
+    return chosen

@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Mapping
-from ipaddress import ip_address
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.environment import read_environment
-from router.config.parameters import PARAMETERS, parse_parameters
+from router.config.parameters import PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
 from router.config.security import HIDDEN, Security
 from router.peers.cursor_ids import MOST_WORKERS
@@ -108,6 +110,10 @@ class Net(_Section):
     """Whether to listen on all addresses; then bindIp does not count."""
     max_incoming_connections: int = Field(default=65536, alias="maxIncomingConnections", ge=1)
     """Client connections at a time; further ones are closed."""
+    max_incoming_connections_override: list[str] = Field(
+        default_factory=list, alias="maxIncomingConnectionsOverride"
+    )
+    """Addresses and networks from which connections are not limited."""
     compression: Compression = Compression()
     admin: Admin = Admin()
 
@@ -117,6 +123,24 @@ class Net(_Section):
         if self.bind_ip_all:
             return ["0.0.0.0"]  # noqa: S104
         return [host.strip() for host in self.bind_ip.split(",") if host.strip()]
+
+    @field_validator("max_incoming_connections_override")
+    @classmethod
+    def _are_networks(cls, value: list[str]) -> list[str]:
+        for each in value:
+            try:
+                ip_network(each, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"{each!r} is not an address or a network, such as 10.0.0.0/8"
+                ) from None
+        return value
+
+    @property
+    def exempt_networks(self) -> tuple[Network, ...]:
+        """The networks in ``maxIncomingConnectionsOverride``."""
+        named = self.max_incoming_connections_override
+        return tuple(ip_network(each, strict=False) for each in named)
 
     @property
     def compressors(self) -> tuple[str, ...]:
@@ -202,6 +226,16 @@ class Settings(_Section):
     def parameters(self) -> dict[str, Any]:
         """All start parameters by name."""
         return parse_parameters(self.set_parameter)
+
+    @property
+    def client_limits(self) -> ClientLimits:
+        """The limits of clients, as far as the process's limit of open files allows them."""
+        each = 1 if self.upstream is None else 2
+        return replace(
+            client_limits(self.parameters),
+            connections=supported_connections(self.net.max_incoming_connections, each),
+            exempt=self.net.exempt_networks,
+        )
 
     def given(self) -> dict[str, Any]:
         """Return the explicit settings, nested and named as in the file, for getCmdLineOpts.

@@ -26,6 +26,7 @@ from router.commands.node import Counters, Node
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
 from router.commands.unsent import labelled_unsent
+from router.server.client_deadlines import ClientDeadlines, Progress
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
 from shard_client.cluster_clock import is_signed
@@ -34,7 +35,7 @@ from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import decode, encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import BODY_OFFSET, MORE_TO_COME, build_msg
+from shard_client.wire.frames import BODY_OFFSET, MAX_MESSAGE_SIZE, MORE_TO_COME, build_msg
 
 log = structlog.get_logger()
 
@@ -72,6 +73,12 @@ class ClientConnection:
         self._node = node
         self._counters = counters
         self._replies = ReplyWriter(stream, counters)
+        self._messages = 0
+        self._limits = node.client_limits
+        self._deadlines = ClientDeadlines(self._limits, asyncio.get_running_loop().time())
+        self._has_logged_in = client.login is None
+        if not self._has_logged_in:
+            stream.max_frame = self._limits.message_size_before_login
         self._scope: anyio.CancelScope | None = None
 
     async def serve(self) -> None:
@@ -79,8 +86,11 @@ class ClientConnection:
         try:
             while (frame := await self._stream.receive(bytes)) is not None:
                 self.idle.clear()
+                self._messages += 1
                 self._counters.bytes_in += len(frame)
-                await self._take(await read_request(frame))
+                await self._take(await read_request(frame, self._stream.max_frame))
+                if not self._has_logged_in:
+                    self._note_login()
                 self.idle.set()
         except ProtocolError as error:
             log.warning(
@@ -103,6 +113,36 @@ class ClientConnection:
             self.client.cut_links()
             if self._stream.transport is not None:
                 self._stream.transport.close()
+
+    def check_deadlines(self, now: float) -> None:
+        """Cut the connection if its client has missed a deadline (docs/security.md#limits).
+
+        Args:
+            now: the event loop's time.
+        """
+        login = self.client.login
+        progress = Progress(
+            messages=self._messages,
+            unfinished=self._stream.unfinished,
+            busy=not self.idle.is_set(),
+            login_since=None if login is None else login.begun_at,
+            may_idle=self._has_logged_in,
+        )
+        missed = self._deadlines.missed(progress, now)
+        if missed is not None and not self._stream.closed:
+            log.info(
+                "Client takes too long; closing its connection",
+                component="NETWORK",
+                client=self.client.peer,
+                reason=missed,
+            )
+            self._stream.abort()
+
+    def _note_login(self) -> None:
+        """Lift the limits that apply before the login once a user has logged in."""
+        if self.client.login is None or self.client.login.user is not None:
+            self._has_logged_in = True
+            self._stream.max_frame = MAX_MESSAGE_SIZE
 
     def interrupt(self) -> None:
         """Cancel the command in flight; the client gets InterruptedAtShutdown."""

@@ -9,6 +9,7 @@ from typing import Self
 
 import structlog
 
+from router.client_limits import ConnectionCounts
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
@@ -20,6 +21,8 @@ log = structlog.get_logger()
 
 _BACKLOG = 1024
 _INTERRUPTED_TIMEOUT = 0.5
+_CHECKS_A_DEADLINE = 8
+_SHORTEST_CHECK, _LONGEST_CHECK = 0.02, 1.0
 
 
 class _ClientStream(FrameStream):
@@ -50,6 +53,13 @@ class Listener:
         self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
         self._ids = count(1)
         self._stopped = False
+        limits = node.client_limits
+        self._counts = ConnectionCounts(
+            limits.connections, limits.connections_per_client, limits.exempt
+        )
+        self._check: asyncio.TimerHandle | None = None
+        shortest = limits.shortest_time / _CHECKS_A_DEADLINE
+        self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -63,6 +73,8 @@ class Listener:
         trace: TracebackType | None,
     ) -> None:
         self.stop_listening()
+        if self._check is not None:
+            self._check.cancel()
         for task in self._connections.values():
             task.cancel()
         # The tasks end in any case; an exception of the block propagates unchanged.
@@ -93,7 +105,11 @@ class Listener:
         self._servers.append(server)
 
     async def adopt(
-        self, connection: socket.socket, connection_id: int, arrived: Callable[[], None]
+        self,
+        connection: socket.socket,
+        connection_id: int,
+        arrived: Callable[[], None],
+        ended: Callable[[], None],
     ) -> None:
         """Serve a client whose connection another process has accepted.
 
@@ -101,6 +117,7 @@ class Listener:
             connection: the client's socket.
             connection_id: the connection's number, unique in the whole router.
             arrived: called just before this process counts the connection.
+            ended: called when the connection has ended.
 
         Raises:
             OSError: the client has disconnected meanwhile.
@@ -108,6 +125,7 @@ class Listener:
 
         def accept(stream: FrameStream) -> None:
             arrived()
+            stream.when_closed(ended)
             self._accept(stream, connection_id)
 
         await asyncio.get_running_loop().connect_accepted_socket(
@@ -150,14 +168,14 @@ class Listener:
         if self._stopped:  # accepted in the same iteration of the loop as the stop
             stream.abort()
             return
-        counters = self._counters
-        if counters.connections >= self._node.max_connections:
-            log.warning("Too many connections", component="NETWORK", most=counters.connections)
+        peername = stream.transport.get_extra_info("peername")
+        address = peername[0] if peername and not self._for_workers else None
+        if not self._for_workers and not self._counts.admits(address):
+            self._counts.log_refusal(address, asyncio.get_running_loop().time())
             stream.abort()
             return
         if not self._for_workers:
             probe_peer(stream.transport)
-        peername = stream.transport.get_extra_info("peername")
         peer = peername or ("unknown", 0)
         name = "another worker" if self._for_workers else f"{peer[0]}:{peer[1]}"
         client = Client(
@@ -168,15 +186,33 @@ class Listener:
         )
         if self._node.access is not None and not self._for_workers:
             client.login = self._node.access.login(name)
-        connection = ClientConnection(stream, self._node, client, counters)
-        counters.connections += 1
-        counters.connections_created += 1
+        connection = ClientConnection(stream, self._node, client, self._counters)
+        self._counters.connections += 1
+        self._counters.connections_created += 1
+        self._counts.begun(address)
         log.debug("Connection accepted", component="NETWORK", client=client.peer)
         stream.task = self._tasks.create_task(connection.serve())
         self._connections[connection] = stream.task
-        stream.task.add_done_callback(lambda _task: self._forget(connection))
+        stream.task.add_done_callback(lambda _task: self._forget(connection, address))
+        if not self._for_workers and self._check is None:
+            self._schedule_check()
 
-    def _forget(self, connection: ClientConnection) -> None:
+    def _forget(self, connection: ClientConnection, address: str | None) -> None:
         self._connections.pop(connection, None)
         self._counters.connections -= 1
+        self._counts.ended(address)
         log.debug("Connection ended", component="NETWORK", client=connection.client.peer)
+
+    def _schedule_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._check = loop.call_later(self._check_interval, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        """Cut the connections of clients that take too long; go on while there are clients."""
+        self._check = None
+        if not self._connections:
+            return
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections):
+            connection.check_deadlines(now)
+        self._schedule_check()

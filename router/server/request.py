@@ -14,6 +14,7 @@ from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
     BODY_OFFSET,
     EXHAUST_ALLOWED,
+    MAX_MESSAGE_SIZE,
     MAX_REPLY_DOCUMENT_SIZE,
     MORE_TO_COME,
     OP_COMPRESSED,
@@ -123,16 +124,23 @@ class Request:
         return database
 
 
-async def read_request(frame: bytes) -> Request:
+async def read_request(frame: bytes, most: int = MAX_MESSAGE_SIZE) -> Request:
     """Parse a client's frame; a large compressed frame is decompressed off the loop.
 
+    Args:
+        frame: the frame as received.
+        most: maximum size of the frame after its decompression.
+
     Raises:
-        ProtocolError: the frame is malformed, or has an opcode that servers no longer accept.
+        ProtocolError: the frame is malformed or too long, or has an opcode that servers no longer
+            accept.
     """
     compressor = None
     if int.from_bytes(frame[12:16], "little") == OP_COMPRESSED:
         compressor = frame[24] if len(frame) > 24 else None
         size = _uncompressed_size.unpack_from(frame, 20)[0] if len(frame) > 24 else 0
+        if size > most:
+            raise ProtocolError(f"a message of {size} bytes is too long here")
         frame = await off_loop(max(size, len(frame)), decompress_frame, frame)
     if len(frame) < _header.size:
         raise ProtocolError("a message is cut off")

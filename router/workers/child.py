@@ -26,7 +26,8 @@ class Child:
 
     ``identity`` receives the cluster identities that the worker reports, ``upstream`` its choices
     of upstream. ``ready`` is set once the worker accepts connections, ``drained`` when it has ended
-    its drain, ``gone`` when its channel has closed.
+    its drain, ``gone`` when its channel has closed. ``ended`` collects the numbers of the
+    connections that have ended.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Child:
         self.identity: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.upstream: asyncio.Queue[dict[str, int]] = asyncio.Queue()
         self.given = 0
+        self.ended: list[int] = []
         self.load = Load()
         self._channel = channel
         self._handoff_socket = handoff_socket
@@ -89,8 +91,9 @@ class Child:
                     self.upstream.put_nowait(choice)
                 case {"drained": _}:
                     self.drained.set()
-                case {"load": load}:
+                case {"load": load, "ended": ended}:
                     self.load = Load(**load)
+                    self.ended.extend(ended)
                     self._silent_since = None
                     if self._answer is not None:
                         self._answer.set_result(None)

@@ -8,6 +8,7 @@ from itertools import count
 
 import structlog
 
+from router.client_limits import ConnectionCounts
 from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
 from router.workers.placement import Load, choose_worker
@@ -27,13 +28,14 @@ class ConnectionDispatcher:
     """Listens for all workers and hands each connection to the least loaded worker.
 
     Args:
-        max_connections: maximum number of concurrent driver connections over all workers.
+        counts: counts the driver connections of all workers and holds their limits.
     """
 
-    def __init__(self, max_connections: int) -> None:
-        self._max_connections = max_connections
+    def __init__(self, counts: ConnectionCounts) -> None:
+        self._counts = counts
         self._listening: list[tuple[bytes, socket.socket]] = []
         self._children: dict[int, Child] = {}
+        self._given: dict[int, dict[int, str | None]] = {}
         self._some = asyncio.Event()
         self._ids = count(1)
         self._last = 0
@@ -75,11 +77,14 @@ class ConnectionDispatcher:
     def add(self, child: Child) -> None:
         """Include this worker in the distribution."""
         self._children[child.number] = child
+        self._given[child.number] = {}
         self._some.set()
 
     def remove(self, number: int) -> None:
         """Remove this worker from the distribution, if it is included."""
         self._children.pop(number, None)
+        for address in self._given.pop(number, {}).values():
+            self._counts.ended(address)
         if not self._children:
             self._some.clear()
 
@@ -122,17 +127,27 @@ class ConnectionDispatcher:
         """Query the workers' loads, then place the connections of the batch."""
         await self._some.wait()
         await asyncio.gather(*(child.ask_load(_LOAD_TIMEOUT) for child in self._children.values()))
+        for child in self._children.values():
+            self._note_ended(child)
         for handed in batch:
             with handed.connection:
                 self._place(handed)
+
+    def _note_ended(self, child: Child) -> None:
+        given = self._given[child.number]
+        for connection_id in child.ended:
+            if connection_id in given:
+                self._counts.ended(given.pop(connection_id))
+        child.ended.clear()
 
     def _place(self, handed: HandedConnection) -> None:
         children = self._children
         taking = {number: child.load for number, child in children.items() if not child.hangs}
         loads = taking or {number: child.load for number, child in children.items()}
         undecided = self._undecided()
-        if handed.port == DRIVER and self._connections() >= self._max_connections:
-            log.warning("Too many connections", component="NETWORK", most=self._max_connections)
+        address = handed.address
+        if handed.port == DRIVER and not self._counts.admits(address):
+            self._counts.log_refusal(address, asyncio.get_running_loop().time())
             return
         while loads:
             number = choose_worker(loads, undecided, self._last)
@@ -147,6 +162,9 @@ class ConnectionDispatcher:
                 )
                 del loads[number]
             else:
+                if handed.port == DRIVER:
+                    self._counts.begun(address)
+                    self._given[number][handed.connection_id] = address
                 self._last = number
                 now, decided = asyncio.get_running_loop().time(), _decided(loads[number])
                 self._dealt.append((now, number, decided))
@@ -164,12 +182,6 @@ class ConnectionDispatcher:
             under_way = child.given - child.load.taken
             undecided[number] = max(len(before) - since, under_way, 0)
         return undecided
-
-    def _connections(self) -> int:
-        return sum(
-            child.load.connections + child.given - child.load.taken
-            for child in self._children.values()
-        )
 
 
 def _decided(load: Load) -> int:

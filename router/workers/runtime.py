@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import time
+from collections import deque
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +26,8 @@ from router.workers.start import WorkerStart
 log = structlog.get_logger()
 
 _SHORTEST_MEASURE = 0.5
+_REPORTED = 10_000
+"""Most ended connections in one message."""
 
 
 class WorkerRuntime:
@@ -45,6 +48,7 @@ class WorkerRuntime:
         self._handoff_socket = handoff_socket
         self._handed = 0
         self._arriving: set[int] = set()
+        self._ended: deque[int] = deque()
         self._busy = _Busy()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -114,7 +118,8 @@ class WorkerRuntime:
             message = await self._channel.receive()
             match message:
                 case {"load": _}:
-                    self._channel.send(load=self._load(node))
+                    ended = [self._ended.popleft() for _ in range(min(len(self._ended), _REPORTED))]
+                    self._channel.send(load=self._load(node), ended=ended)
                 case {"identity": identity, "counter": counter}:
                     node.identity = ServerIdentity(**identity, known=True)
                     node.topology.move_to(counter)
@@ -146,9 +151,12 @@ class WorkerRuntime:
         def arrived() -> None:
             self._arriving.discard(handed.connection_id)
 
+        def ended() -> None:
+            self._ended.append(handed.connection_id)
+
         try:
             if handed.port == DRIVER:
-                await listener.adopt(handed.connection, handed.connection_id, arrived)
+                await listener.adopt(handed.connection, handed.connection_id, arrived, ended)
             elif feed is not None:
                 await feed.adopt(handed.connection)
         except OSError as error:  # the client has disconnected
@@ -157,6 +165,7 @@ class WorkerRuntime:
                 component="NETWORK",
                 error=str(error),
             )
+            ended()
         finally:
             arrived()
 

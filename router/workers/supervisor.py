@@ -14,6 +14,7 @@ from bson.objectid import ObjectId
 
 from router.admin.server import AdminServer
 from router.admin.sources import WorkersStatus
+from router.client_limits import ConnectionCounts
 from router.config.settings import Settings
 from router.peers.cursor_ids import new_mark
 from router.workers.channel import DRIVER, FEED
@@ -66,7 +67,11 @@ class Supervisor:
         self._ports: dict[str, int] = {}
         self._alive: set[Child] = set()
         self._ready: dict[int, Child] = {}
-        self._dealer = ConnectionDispatcher(settings.net.max_incoming_connections)
+        limits = settings.client_limits
+        most = min(limits.connections * settings.workers, settings.net.max_incoming_connections)
+        self._dealer = ConnectionDispatcher(
+            ConnectionCounts(most, limits.connections_per_client, limits.exempt)
+        )
         self._identity: dict[str, Any] | None = None
         self._counter = 0
         self._upstream: dict[str, int] | None = None

@@ -41,7 +41,8 @@ class FrameStream(asyncio.BufferedProtocol):
         self.lost_error: Exception | None = None
         self._connected = connected
         self._keep = keep
-        self._max_frame = max_frame
+        self.max_frame = max_frame
+        """Most bytes of a frame; it can be changed between two frames."""
         self._view = memoryview(bytearray(_FIRST_CAPACITY))
         self._start = 0  # _view[_start:_end] holds the bytes received and not yet taken
         self._end = 0
@@ -76,6 +77,14 @@ class FrameStream(asyncio.BufferedProtocol):
                 await self._reader
             finally:
                 self._reader = None
+
+    @property
+    def unfinished(self) -> int:
+        """Number of bytes received of a frame that is not yet whole; 0 if none has begun."""
+        try:
+            return 0 if self._whole_frame() is not None else self._end - self._start
+        except ProtocolError:  # receive raises it
+            return 0
 
     def write(self, data: bytes) -> None:
         """Queue ``data`` for sending; ``drain`` waits. Raises NetworkError if closed."""
@@ -172,7 +181,7 @@ class FrameStream(asyncio.BufferedProtocol):
         if available < HEADER_SIZE:
             return None
         length = frame_length(self._view, self._start)
-        if length > self._max_frame:
+        if length > self.max_frame:
             raise ProtocolError(f"a message of {length} bytes is too long here")
         return length if available >= length else None
 

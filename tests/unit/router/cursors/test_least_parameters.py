@@ -10,7 +10,9 @@ from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, s
 OF_STREAMS = [
     name
     for name, parameter in PARAMETERS.items()
-    if parameter.limit is not None and not isinstance(parameter.default, str)
+    if parameter.limit is not None
+    and not parameter.of_clients
+    and not isinstance(parameter.default, str)
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from bson import Int64
 
+from router.client_limits import ClientLimits
 from tests.doubles.fake_cursors import event
 from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
@@ -238,7 +239,10 @@ async def test_an_internal_error_affects_only_its_client() -> None:
 
 
 async def test_connections_over_the_limit_are_closed() -> None:
-    async with facade(max_connections=1) as router, await router.client() as client:
+    async with (
+        facade(client_limits=ClientLimits(connections=1)) as router,
+        await router.client() as client,
+    ):
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
         async with await router.client() as late:
             assert await late.closed()

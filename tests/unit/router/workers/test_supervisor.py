@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
 from router.workers import child, supervisor
 from router.workers.channel import DRIVER
@@ -71,7 +72,7 @@ async def test_a_signal_before_all_are_ready_ends_the_started_workers(
 
 
 async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
-    dealer = ConnectionDispatcher(10)
+    dealer = ConnectionDispatcher(ConnectionCounts(10))
     port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
     for host in ("127.0.0.1", "127.0.0.2"):
         with pytest.raises(ConnectionRefusedError):
@@ -80,7 +81,7 @@ async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
     for host in ("127.0.0.1", "127.0.0.2"):
         _reader, writer = await asyncio.open_connection(host, port)
         writer.close()
-    taken = ConnectionDispatcher(10)
+    taken = ConnectionDispatcher(ConnectionCounts(10))
     with pytest.raises(OSError, match="in use"):
         await taken.open(DRIVER, ["127.0.0.1"], port)
     taken.close()

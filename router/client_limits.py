@@ -1,0 +1,166 @@
+"""The limits of client connections: their number, their times, and the size of messages."""
+
+import resource
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger()
+
+Network = IPv4Network | IPv6Network
+
+_DESCRIPTORS_FOR_CLIENTS: Final = 0.8
+_SHARE_OF_ONE: Final = 0.8
+_BITS_OF_A_HOST: Final = 64
+_LOG_INTERVAL: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Limits of client connections. Times in seconds, sizes in bytes (docs/security.md#limits)."""
+
+    connections: int = 65536
+    """Maximum number of connections (net.maxIncomingConnections)."""
+    connections_per_client: int = 0
+    """The same for one client's address; 0: four fifths of all (maxConnectionsPerClient)."""
+    exempt: tuple[Network, ...] = ()
+    """Addresses that neither of the two applies to (net.maxIncomingConnectionsOverride)."""
+    message_time: float = 30.0
+    """Time for a message that has begun (messageTimeoutMs)."""
+    login_time: float = 10.0
+    """Time for a client's first message, and for a login that has begun (loginTimeoutMs)."""
+    idle_before_login: float = 600.0
+    """Time between two messages of a client that has not logged in (preAuthIdleTimeoutMs)."""
+    message_size_before_login: int = 16 * 1024
+    """Maximum size of a message before the login (preAuthMaximumMessageSizeBytes)."""
+    logins_in_progress: int = 100
+    """Maximum number of logins in progress (maxLoginsInProgress)."""
+    failed_login_delay: float = 0.5
+    """Time before a refused login is answered (authFailedDelayMs)."""
+
+    @property
+    def shortest_time(self) -> float:
+        """The shortest time that a client is given for anything."""
+        return min(self.message_time, self.login_time, self.idle_before_login)
+
+
+def supported_connections(wanted: int, descriptors_each: int = 1) -> int:
+    """Return how many client connections the limit of open files allows, at most ``wanted``.
+
+    As in mongos, a fifth of the descriptors is left for other purposes.
+
+    Args:
+        wanted: the configured limit.
+        descriptors_each: the number of descriptors that one client takes.
+    """
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, int(limit * _DESCRIPTORS_FOR_CLIENTS) // descriptors_each))
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the process's limit of open files to the one that it may set itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@dataclass(slots=True)
+class ConnectionCounts:
+    """Counts connections, in all and by client, and refuses those beyond the limits.
+
+    A client is an address or, with IPv6, a network of 64 bits, since a host can take any address of
+    its network. None stands for a client without an address.
+
+    Args:
+        most: maximum number of connections.
+        most_per_client: the same for one client; 0 for four fifths of all.
+        exempt: the networks that the limits do not apply to.
+    """
+
+    most: int
+    most_per_client: int = 0
+    exempt: Sequence[Network] = ()
+    open: int = 0
+    refused: int = 0
+    by_client: Counter[str] = field(default_factory=Counter)
+    _logged: int = 0
+    _logged_at: float = float("-inf")
+
+    @property
+    def limit_per_client(self) -> int:
+        """The maximum number of connections of one client."""
+        return self.most_per_client or max(1, int(self.most * _SHARE_OF_ONE))
+
+    def admits(self, address: str | None) -> bool:
+        """Return whether one more connection from ``address`` is within the limits."""
+        if self.exempt and address is not None and self._is_exempt(address):
+            return True
+        within = self.open < self.most
+        if within and address is not None:
+            within = self.by_client[client_of(address)] < self.limit_per_client
+        if not within:
+            self.refused += 1
+        return within
+
+    def log_refusal(self, address: str | None, now: float) -> None:
+        """Log that a connection from ``address`` was refused, at most once a second.
+
+        Args:
+            address: the address that has connected.
+            now: the event loop's time.
+        """
+        if now - self._logged_at < _LOG_INTERVAL:
+            return
+        log.warning(
+            "Connection refused because there are too many open connections",
+            component="NETWORK",
+            id=22942,
+            remote=address,
+            connectionCount=self.open,
+            ofThisClient=0 if address is None else self.by_client[client_of(address)],
+            refused=self.refused - self._logged,
+        )
+        self._logged, self._logged_at = self.refused, now
+
+    def begun(self, address: str | None) -> None:
+        """Count one more connection from ``address``."""
+        self.open += 1
+        if address is not None:
+            self.by_client[client_of(address)] += 1
+
+    def ended(self, address: str | None, number: int = 1) -> None:
+        """Count ``number`` connections from ``address`` no longer."""
+        self.open -= number
+        if address is not None:
+            client = client_of(address)
+            self.by_client[client] -= number
+            if self.by_client[client] <= 0:
+                del self.by_client[client]
+
+    def _is_exempt(self, address: str) -> bool:
+        try:
+            parsed = ip_address(address)
+        except ValueError:
+            return False
+        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+        return any(parsed in network for network in self.exempt)
+
+
+def client_of(address: str) -> str:
+    """Return the client that an address belongs to."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address)
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    network = int(parsed) >> _BITS_OF_A_HOST << _BITS_OF_A_HOST
+    return f"{IPv6Address(network)}/{_BITS_OF_A_HOST}"
