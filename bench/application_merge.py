@@ -19,10 +19,10 @@ def main() -> None:
     parser.add_argument("--start", required=True, help="startAtOperationTime SECONDS:INCREMENT")
     args = parser.parse_args()
     start = Timestamp(*map(int, args.start.split(":")))
-    streams = [
-        MongoClient("127.0.0.1", port, directConnection=True).watch(start_at_operation_time=start)
-        for port in args.ports
+    clients = [
+        MongoClient[dict[str, Any]]("127.0.0.1", port, directConnection=True) for port in args.ports
     ]
+    streams = [client.watch(start_at_operation_time=start) for client in clients]
     begun, cpu = time.perf_counter(), time.process_time()
     events = merge(streams, args.events)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu

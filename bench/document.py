@@ -30,10 +30,9 @@ def document(names: list[str]) -> None:
         if name not in marked or not found.exists():
             raise SystemExit(f"no place or no figures for {name!r}")
         tables = found.read_text().partition("\n\n")[2].strip()
-        between = rf"(<!-- figures: {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(
-            between, lambda m, new=tables: f"{m[1]}\n{new}\n\n{m[2]}", page, flags=re.DOTALL
-        )
+        before, begin, rest = page.partition(f"<!-- figures: {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        page = f"{before}{begin}\n{tables}\n\n{end}{after}"
     PAGE.write_text(page)
 
 

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import bson
@@ -43,7 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     with ThreadPoolExecutor(len(args.ports)) as threads:
         begun = time.perf_counter()
-        streams = list(threads.map(lambda each: _Stream(*each, args), enumerate(args.ports)))
+        streams = list(threads.map(partial(_Stream, args), range(len(args.ports)), args.ports))
         opened = time.perf_counter()
         used = cpu_seconds(args.cpu_of) if args.cpu_of else 0.0
         events = sum(threads.map(_Stream.drain, streams))
@@ -56,7 +57,7 @@ def main() -> None:
 class _Stream:
     """A change stream that receives all replies into one buffer, the cheapest way to receive."""
 
-    def __init__(self, number: int, port: int, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, number: int, port: int) -> None:
         self._share = args.events // len(args.ports)
         self._memory = memoryview(bytearray(_LARGEST_REPLY))
         self._connect(port)
@@ -70,7 +71,12 @@ class _Stream:
         if args.distinct:
             pipeline.append({"$match": {"fullDocument.n": {"$gte": -number}}})
         target = collection or 1
-        opening = {"aggregate": target, "pipeline": pipeline, "cursor": {}, "$db": database}
+        opening: dict[str, Any] = {
+            "aggregate": target,
+            "pipeline": pipeline,
+            "cursor": {},
+            "$db": database,
+        }
         reply = bson.decode(self._call(opening))
         if not reply["ok"]:
             raise SystemExit(f"the stream did not open: {reply}")

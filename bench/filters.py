@@ -209,8 +209,7 @@ def _used(members: Members, pids: dict[str, int]) -> dict[str, float]:
 
 
 def _write(cluster: TestCluster, tenants: int) -> None:
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(cluster.mongos_uri) as client:
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         documents = client[DATABASE][COLLECTION]
         for first in range(0, WRITES, BATCH):
             documents.insert_many(
@@ -231,10 +230,9 @@ def _paced(cluster: TestCluster, options: Options) -> dict[str, Any]:
     seconds = 3 if options.quick else PACED_SECONDS
     acknowledged: dict[str, float] = {}
     arguments = (f"--upstream={cluster.mongos_uri}", "--setParameter", "shareFilters=always")
-    client: MongoClient[dict[str, Any]]
     with (
         router(cluster.configdb, *arguments) as (port, pid),
-        MongoClient(cluster.mongos_uri, w="majority") as client,
+        MongoClient[dict[str, Any]](cluster.mongos_uri, w="majority") as client,
         _watching(
             port, PACED_STREAMS, "--all-arrivals", "--expect", str(round(seconds / pause) * batch)
         ) as process,

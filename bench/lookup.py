@@ -86,8 +86,7 @@ def _drain(port: str, events: int, start: str, processes: dict[str, list[int]]) 
 def _update_all(cluster: TestCluster, events: int) -> str:
     """Insert the documents, update each once, and return the cluster time of the first update."""
     shards = len(cluster.shards)
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(cluster.mongos_uri) as client:
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         documents = client[DATABASE][COLLECTION]
         for first in range(0, events, _AT_A_TIME):
             numbers = range(first, min(events, first + _AT_A_TIME))
@@ -104,8 +103,7 @@ def _update_all(cluster: TestCluster, events: int) -> str:
 def _swap(cluster: TestCluster) -> None:
     """Move each shard's documents to the next shard."""
     names = list(cluster.shards)
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(cluster.mongos_uri) as client:
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         for number, name in enumerate(names[1:] + names[:1]):
             client.admin.command(
                 "moveChunk", f"{DATABASE}.{COLLECTION}", find={"s": number}, to=name

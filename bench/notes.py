@@ -7,6 +7,7 @@ from typing import Any
 
 from pymongo import MongoClient
 
+from bench.processes import cpu_seconds
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, Watcher, spread, uneven, write_paced
 from tests.harness.clusters import TestCluster, start_cluster
@@ -97,10 +98,9 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     options.say(f"{rate} events/s {parameters or ''}")
     mongos = f"mongodb://{cluster.mongos}/"
-    client: MongoClient[dict[str, Any]]
     with (
         start_router(cluster.configdb, upstream=mongos, set_parameter=parameters) as router,
-        MongoClient(mongos) as client,
+        MongoClient[dict[str, Any]](mongos) as client,
     ):
         watcher = Watcher(router.uri)
         watcher.start()
@@ -123,8 +123,7 @@ def _measured(
 
 
 def _state(cluster: TestCluster, router: str) -> dict[str, Any]:
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(router) as client:
+    with MongoClient[dict[str, Any]](router) as client:
         members = client.admin.command("serverStatus")["mergerouter"]["members"]
     state = {"at": time.perf_counter(), "members": members}
     if cluster.real:
@@ -134,19 +133,12 @@ def _state(cluster: TestCluster, router: str) -> dict[str, Any]:
             size = {"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}
             found = list(idle.local["oplog.rs"].aggregate([*written, size]))
             state["oplog"] = found[0]["bytes"] if found else 0
-            state["cpu"] = _cpu(idle.admin.command("serverStatus")["pid"])
+            state["cpu"] = cpu_seconds(idle.admin.command("serverStatus")["pid"])
     return state
 
 
-def _cpu(pid: int) -> float:
-    """Return the CPU seconds of a process, including its finished threads."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
 def _costs(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    seconds = after["at"] - before["at"]
+    seconds: float = after["at"] - before["at"]
 
     def a_second(member: str, count: str) -> float:
         then: int = before["members"].get(member, {}).get(count, 0)

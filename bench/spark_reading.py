@@ -64,7 +64,8 @@ def measure(
     planner = BatchPlanner(cluster, limits, inbox)
     watch = partial(client.watch_events, batch_size=0, max_await=0.5)
     start: Position = AtTime(Timestamp(FIRST_SECOND, 1))
-    planning, sizes = [], []
+    planning: list[float] = []
+    sizes: list[int] = []
     planner_cpu = task_cpu = 0.0
     begun = time.perf_counter()
     while sum(sizes) < args.events:

@@ -24,8 +24,7 @@ Documents = Collection[dict[str, Any]]
 def spread(cluster: TestCluster) -> None:
     """Shard the collection by ``s``: documents with ``s`` 0, 1, … are on shard 0, 1, …"""
     namespace = f"{DATABASE}.{COLLECTION}"
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(cluster.mongos_uri) as client:
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         admin, shards = client.admin, list(cluster.shards)
         admin.command("balancerStop")
         admin.command("enableSharding", DATABASE, primaryShard=shards[0])
@@ -81,8 +80,10 @@ class Watcher:
         return self.arrived[number]
 
     def _read(self) -> None:
-        client: MongoClient[dict[str, Any]]
-        with MongoClient(self.uri) as client, client[DATABASE][COLLECTION].watch() as stream:
+        with (
+            MongoClient[dict[str, Any]](self.uri) as client,
+            client[DATABASE][COLLECTION].watch() as stream,
+        ):
             self._open.set()
             while not self._stop.is_set():
                 event = stream.try_next()
@@ -127,9 +128,8 @@ def note_round_trips(uri: str, count: int) -> list[float]:
     This is the cost of a nudge without the router (docs/protocol.md#sharded-cluster).
     """
     command = {"appendOplogNote": 1, "data": {"msg": json.dumps("bench")}}
-    client: MongoClient[dict[str, Any]]
     took = []
-    with MongoClient(uri) as client:
+    with MongoClient[dict[str, Any]](uri) as client:
         for _ in range(count):
             begun = time.perf_counter()
             client.admin.command({**command, "writeConcern": {"w": "majority"}})

@@ -15,9 +15,9 @@ def main(uri: str = "mongodb://127.0.0.1:27020", state: str = "resume-token.json
     """Print each change of shop.orders, and then store its resume token."""
     place = Path(state)
     token = json_util.loads(place.read_text()) if place.exists() else None
-    client: pymongo.MongoClient[dict[str, Any]]
+    client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri)
     with (
-        pymongo.MongoClient(uri) as client,
+        client,
         client.shop.orders.watch(resume_after=token, full_document="updateLookup") as changes,
     ):
         print("watching", flush=True)

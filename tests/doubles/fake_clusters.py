@@ -47,7 +47,9 @@ class VersionedServers:
     async def shards(self) -> ShardList:
         if self.failures:
             raise self.failures.pop()
-        hosts = {name: f"{name}/a:1" for name in ("s0", "s1") if name in self.servers}
+        hosts: dict[str, str] = {
+            name: f"{name}/a:1" for name in ("s0", "s1") if name in self.servers
+        }
         return ShardList(hosts, Timestamp(1, 1), Timestamp(1, 1))
 
     async def connect(

@@ -28,16 +28,16 @@ class FedTransport(asyncio.Transport):
             taken += len(piece)
         return taken
 
-    def write(self, data):
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
 
-    def pause_reading(self):
+    def pause_reading(self) -> None:
         assert not self.paused
         self.paused = True
 
-    def resume_reading(self):
+    def resume_reading(self) -> None:
         assert self.paused
         self.paused = False
 
-    def abort(self):
+    def abort(self) -> None:
         self.aborted = True

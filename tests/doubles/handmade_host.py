@@ -1,14 +1,15 @@
 """A member whose oplog is written by hand."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
 from embedded.change_streams import ChangeStreamCursor, open_change_stream
-from embedded.oplog import NULL_OP_TIME, Oplog
+from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document
+from embedded.storage.catalog import Catalog
 
 UUID_A = Binary(bytes(range(16)), 4)
 UUID_B = Binary(bytes(range(16, 32)), 4)
@@ -23,17 +24,11 @@ class HandmadeHost:
     def __init__(self, token_version: int = 1, max_entries: int = 10_000) -> None:
         self.token_version = token_version
         self.oplog = Oplog(max_entries)
-        self.catalog = self
+        self.catalog = Catalog(lambda: UUID_A)
         self.documents: dict[Any, Document] = {}
         self.images: dict[tuple[Timestamp, int], Document] = {}
         self._tick = 0
         self.noop()
-
-    def view(self, ns: str) -> Document | None:
-        return None
-
-    def get(self, ns: str) -> None:
-        return None
 
     def find_one(self, ns: str, uuid: Any, document_key: Document) -> Document | None:
         return self.documents.get(document_key["_id"])
@@ -44,8 +39,8 @@ class HandmadeHost:
     def write(self, op: str, ns: str, o: Document, **fields: Any) -> Timestamp:
         self._tick += 1
         ts = Timestamp(1000, self._tick)
-        entry = {"op": op, "ns": ns, "o": o, "ts": ts, "t": 1, "v": 2, "wall": WALL}
-        self.oplog.append({**entry, **fields})
+        entry = {"op": op, "ns": ns, "o": o, "ts": ts, "t": 1, "v": 2, "wall": WALL, **fields}
+        self.oplog.append(cast("OplogEntry", entry))
         return ts
 
     def noop(self, **fields: Any) -> Timestamp:
@@ -87,7 +82,7 @@ class HandmadeHost:
         if since is not None and not {"resumeAfter", "startAfter"} & options.keys():
             options = {"startAtOperationTime": since, **options}
         pipeline = [{"$changeStream": options}, *stages]
-        command = {"aggregate": on[1], "pipeline": pipeline, "cursor": {}}
+        command: Document = {"aggregate": on[1], "pipeline": pipeline, "cursor": {}}
         return open_change_stream(self, on[0], command)
 
 

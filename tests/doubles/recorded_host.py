@@ -5,14 +5,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import bson
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from bson.timestamp import Timestamp
 
 from embedded.change_streams.resume_token import ResumeToken
-from embedded.oplog import NULL_OP_TIME, Oplog
+from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document
 
 DATA = Path(__file__).parents[1] / "recordings" / "data" / "workload.bson.gz"
@@ -134,8 +134,8 @@ def recorded_oplog(shard: str) -> Oplog:
     start = conversations()["cluster", shard][0].command["pipeline"][0]["$changeStream"]
     first: Timestamp = start["startAtOperationTime"]
     oplog = Oplog()
-    noop = {"op": "n", "ns": "", "o": {"msg": "periodic noop"}, "t": 1, "v": 2}
-    oplog.append({**noop, "ts": Timestamp(first.time - 1, 1)})
+    before = Timestamp(first.time - 1, 1)
+    oplog.append({"op": "n", "ns": "", "o": {"msg": "periodic noop"}, "t": 1, "v": 2, "ts": before})
     at: dict[Timestamp, list[Document]] = defaultdict(list)
     for raw in events("cluster-expanded", shard):
         event = bson.decode(raw)
@@ -149,7 +149,7 @@ def recorded_oplog(shard: str) -> Oplog:
         else:
             [event] = group
             entry |= _operation(event)
-        oplog.append(entry)
+        oplog.append(cast("OplogEntry", entry))
     return oplog
 
 

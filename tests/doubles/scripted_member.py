@@ -15,7 +15,7 @@ from bson import Int64, Timestamp
 
 from shard_client.errors import ProtocolError
 from shard_client.wire.frames import OP_MSG, build_msg, frame_length, parse_message
-from shard_client.wire.op_query import build_op_reply
+from shard_client.wire.op_query import OpReply, build_op_reply
 
 UUID_HEX = "5A1004" + "11" * 16
 _START = Timestamp(100, 1)
@@ -165,15 +165,15 @@ class ScriptedMember:
                 head = await reader.readexactly(4)
                 frame = head + await reader.readexactly(frame_length(head) - 4)
                 message = parse_message(frame)
+                assert not isinstance(message.payload, OpReply)
                 command = message.payload.document()
                 if next(iter(command)) in self.hang:
                     self.commands[next(iter(command))] += 1
                     await reader.read()
                     return
                 reply = bson.encode(await self._answer(command))
-                ids = {"request_id": 1, "response_to": message.request_id}
                 build = build_msg if message.op_code == OP_MSG else build_op_reply
-                await self._send(writer, build(reply, **ids))
+                await self._send(writer, build(reply, request_id=1, response_to=message.request_id))
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
             pass
         finally:

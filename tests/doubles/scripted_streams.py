@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import bson
 from bson.timestamp import Timestamp
@@ -182,5 +183,5 @@ def hwm(time: int, inc: int = 0, version: int = 1) -> bytes:
     return high_water_mark(Timestamp(time, inc), version).raw
 
 
-def decoded(raw: bytes) -> dict:
+def decoded(raw: bytes) -> dict[str, Any]:
     return bson.decode(raw)
