@@ -5,6 +5,7 @@ from tests.differential.reading import Reading
 
 _NOT_FOUND = "cannot resume stream; the resume token was not found."
 _OPTIMIZED = 7182803
+_ON_A_VIEW = 166
 _CHANGED = "was modified by the pipeline"
 _EVENT_OF_VERSION_1 = "2B022C0100"
 """What follows the cluster time in the version 1 token of an event, in hexadecimal."""
@@ -18,6 +19,7 @@ def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
         or _splits_from_a_version_1_token(plan, mongos)
         or _fails_at_the_event_it_resumes_after(plan, mongos)
         or _reads_what_others_write(plan, mongos, router)
+        or _is_invalid_on_a_time_series(mongos, router)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
 
@@ -65,3 +67,9 @@ def _reads_what_others_write(plan: Plan, mongos: Reading, router: Reading) -> bo
     if not plan.stage.get("allChangesForCluster") or filtered:
         return False
     return bool(mongos.failures) != bool(router.failures)
+
+
+def _is_invalid_on_a_time_series(mongos: Reading, router: Reading) -> bool:
+    """Return whether both refuse a stream of a time-series collection, mongos for its stages."""
+    theirs, ours = ([failure.code for failure in each.failures] for each in (mongos, router))
+    return bool(theirs) and not mongos.promises and ours == [_ON_A_VIEW]

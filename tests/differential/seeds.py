@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from operator import itemgetter
 from random import Random
 from typing import Any
@@ -262,15 +263,21 @@ class _Pair:
             await self._read_each_shard(end)
 
     async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
-        """Read each shard's stream alone through mongos to find the error that ends it."""
-        for shard in self._servers.members:
-            if shard == "config":
-                continue
-            plan = self.plan.from_time()
-            plan = replace(plan, command={**plan.command, "$_passthroughToShard": {"shard": shard}})
+        """Read each shard's stream alone through mongos to find the errors that may end it.
+
+        Each is read with and without its stages: the router's shards do not run the stages that
+        follow a lookup, and so may fail at another event.
+        """
+        whole = self.plan.from_time()
+        bare = replace(
+            whole, command={**whole.command, "pipeline": [{"$changeStream": whole.stage}]}
+        )
+        shards = [shard for shard in self._servers.members if shard != "config"]
+        for plan, shard in product((whole, bare), shards):
+            alone = {**plan.command, "$_passthroughToShard": {"shard": shard}}
             with suppress(DeadlineError):
-                part = await Reader(self._servers.mongos, plan, _READ_SECONDS).read(end)
-                self.of_shards += part.failures
+                reader = Reader(self._servers.mongos, replace(plan, command=alone), _READ_SECONDS)
+                self.of_shards += (await reader.read(end)).failures
 
     async def _read_in_legs(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read the stream alternately through the router and through mongos."""
