@@ -43,8 +43,8 @@ def differences(
     """Return the differences between the router's and mongos's readings up to ``end``.
 
     Properties that depend on timing are not compared: the batches' ends, promises between them,
-    the events before another shard's error, which of several shards' errors comes first, and the
-    order of events with equal tokens.
+    the events before another shard's error, which of several shards' errors comes first, the order
+    of events with equal tokens, and whether a collection's documents are found after its rename.
 
     Args:
         plan: the plan of both readings.
@@ -128,6 +128,9 @@ def _events(plan: Plan, mongos: Reading, router: Reading, end: Timestamp) -> Ite
         shared = min(len(theirs), len(ours))
         theirs, ours = theirs[:shared], ours[:shared]
     theirs, ours = _settled(theirs), _settled(ours)
+    if plan.stage.get("fullDocument") == "updateLookup":
+        renamed = _renamed(theirs)
+        theirs, ours = _without_lookups(theirs, renamed), _without_lookups(ours, renamed)
     if _adds_to_looked_up(plan):
         theirs, ours = _in_any_order(theirs), _in_any_order(ours)
     if theirs == ours:
@@ -151,6 +154,33 @@ def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Sort events of several shards that have the same token into a fixed order."""
     groups = groupby(events, key=lambda pair: pair[0])
     return [pair for _, group in groups for pair in sorted(group)]
+
+
+def _renamed(events: list[tuple[str, bytes]]) -> set[bytes]:
+    """Return the namespaces that collections have left, as BSON."""
+    return {
+        bson.encode(event["ns"])
+        for event in (bson.decode(raw) for _, raw in events)
+        if event.get("operationType") == "rename" and isinstance(event.get("ns"), dict)
+    }
+
+
+def _without_lookups(
+    events: list[tuple[str, bytes]], namespaces: Set[bytes]
+) -> list[tuple[str, bytes]]:
+    """Return the events, updates in ``namespaces`` without their ``fullDocument``."""
+    if not namespaces:
+        return events
+    result = []
+    for token, raw in events:
+        event = bson.decode(raw)
+        namespace = event.get("ns")
+        is_update = event.get("operationType") == "update" and isinstance(namespace, dict)
+        if is_update and bson.encode(namespace) in namespaces:
+            event.pop("fullDocument", None)
+            raw = bson.encode(event)
+        result.append((token, raw))
+    return result
 
 
 def _adds_to_looked_up(plan: Plan) -> bool:
