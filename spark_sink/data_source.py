@@ -1,4 +1,4 @@
-"""`spark.readStream.format("mergerouter")` and `spark.read…`: a Python data source of Spark.
+"""`spark.readStream.format("mergerouter")`, `spark.read…`, and the same with `write`.
 
 Spark's driver asks for the end of each micro-batch (`latestOffset`), writes it to the checkpoint,
 and has tasks read what lies between two offsets (docs/design.md#feed-and-spark).
@@ -17,6 +17,8 @@ from spark_sink.errors import OptionError, told_briefly
 from spark_sink.options import StreamOptions, parse_options
 from spark_sink.partitions import rows_for
 from spark_sink.router_client import RouterClient
+from spark_sink.sink.write_options import parse_write_options
+from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter, RowWriter
 from spark_sink.stream_reader import MergerouterStreamReader
 
 FORMAT = "mergerouter"
@@ -63,6 +65,25 @@ class MergerouterDataSource(DataSource):
                     "has no end, and reads documents by option 'snapshotMode'"
                 )
             return MergerouterStreamReader(options, self._loaded)
+
+    def writer(self, schema: StructType, overwrite: bool) -> MergerouterBatchWriter:
+        """The writer for one batch. Raises OptionError."""
+        with told_briefly():
+            if overwrite:
+                raise OptionError(
+                    "the sink changes documents by their keys and overwrites no collection: use "
+                    "mode('append')"
+                )
+            return MergerouterBatchWriter(RowWriter(schema, parse_write_options(self.options)))
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> MergerouterStreamWriter:
+        """The writer for one query. Raises OptionError."""
+        with told_briefly():
+            if overwrite:
+                raise OptionError("the sink has no output mode complete: use append or update")
+            return MergerouterStreamWriter(RowWriter(schema, parse_write_options(self.options)))
 
     def _options(self, schema: StructType) -> StreamOptions:
         options = parse_options(self.options)

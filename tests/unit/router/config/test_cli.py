@@ -128,6 +128,18 @@ def test_a_command_without_its_extra_names_the_extra(
     assert "pip install 'mergerouter[embedded]'" in result.output
 
 
+def test_a_group_of_commands_is_one_entry_point(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = EntryPoint("job", "spark_sink.cli:job [spark]", "mergerouter.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [point])
+    monkeypatch.setattr("sys.argv", ["mergerouter", "job", "run", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert "--trigger" in capsys.readouterr().out
+
+
 def test_extras_name_their_packages() -> None:
     assert "pyspark" in cli.packages_of(["spark"])
     assert "pyspark" not in cli.packages_of(["dev"])

@@ -1,0 +1,1 @@
+"""`writeStream.format("mergerouter")`: rows as documents of MongoDB, written through the router."""

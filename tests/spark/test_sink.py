@@ -1,0 +1,264 @@
+"""Rows written back to MongoDB: each change once, however often a batch is repeated."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.decimal128 import Decimal128
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs.running import cause_of
+from spark_sink.sink.changes import Change, Portion, change_of_event
+from spark_sink.sink.write_options import WriteOptions, parse_write_options
+from tests.spark.conftest import Shop
+from tests.spark.history import event_token
+from tests.spark.test_current_tables import change_at_random
+from tests.spark.test_exactly_once import Query
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+NAMESPACE = ("shop", "orders")
+
+
+def copied(shop: Shop, *, keeps_tokens: bool = False) -> dict[Any, dict[str, Any]]:
+    """The documents of the copy, without their tokens."""
+    documents = shop.client[shop.database].copy.find()
+    found = {each["_id"]: each for each in documents}
+    if not keeps_tokens:
+        for document in found.values():
+            del document["_token"]
+    return found
+
+
+def orders(shop: Shop) -> dict[Any, dict[str, Any]]:
+    return {each["_id"]: each for each in shop.orders.find()}
+
+
+def run(spark: SparkSession, shop: Shop, checkpoint: Path, **options: str) -> None:
+    """Copy the orders up to the present."""
+    source = {"snapshotMode": "initial", "maxEventsPerTrigger": "60"}
+    source |= {name: text for name, text in options.items() if name in ("fullDocument",)}
+    sink = {name: text for name, text in options.items() if name not in source}
+    events = spark.readStream.format("mergerouter").options(
+        uri=shop.uri, database=shop.database, collection="orders", **source
+    )
+    writer = events.load().writeStream.format("mergerouter")
+    writer = writer.options(uri=shop.uri, collection="copy", **sink)
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_copy_equals_its_collection_and_repeated_batches_change_nothing(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(60)
+    run(spark, shop, tmp_path / "checkpoint")
+    assert copied(shop) == orders(shop)
+    change_at_random(shop, 3, 150)
+    run(spark, shop, tmp_path / "checkpoint")
+    assert copied(shop) == orders(shop)
+
+    # As if killed before the last batches were committed, and then once more.
+    before = copied(shop, keeps_tokens=True)
+    commits = tmp_path / "checkpoint" / "commits"
+    for _ in range(2):
+        last = max(int(file.name) for file in commits.glob("[0-9]*"))
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+        run(spark, shop, tmp_path / "checkpoint")
+        assert (commits / str(last)).exists()
+        assert copied(shop, keeps_tokens=True) == before
+
+
+def test_all_of_the_stream_again_leaves_the_documents_as_they_are(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    """Tasks that run twice write what they have written before: the tokens guard it."""
+    shop.insert(20)
+    for number in range(3):
+        shop.orders.update_many({}, {"$set": {"n": number}, "$push": {"list": number}})
+    run(spark, shop, tmp_path / "first")
+    before = copied(shop, keeps_tokens=True)
+    changes = spark.read.format("mergerouter").options(
+        uri=shop.uri,
+        database=shop.database,
+        collection="orders",
+        mode="changes",
+        startAtOperationTime=f"{shop.created.time},{shop.created.inc}",
+    )
+    for _ in range(2):
+        changes.load().write.format("mergerouter").mode("append").options(
+            uri=shop.uri, collection="copy"
+        ).save()
+        assert copied(shop, keeps_tokens=True) == before
+
+
+def test_an_update_of_a_document_that_is_not_there_fails(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(3)
+    run(spark, shop, tmp_path / "checkpoint")
+    shop.client[shop.database].copy.delete_one({"_id": 1})
+    shop.orders.update_many({}, {"$set": {"n": 1}})
+    with pytest.raises(StreamingQueryException) as caught:
+        run(spark, shop, tmp_path / "checkpoint")
+    message = cause_of(caught.value)
+    assert message.startswith(f"{shop.database}.copy does not have a document that is changed")
+    assert "Traceback" not in str(caught.value)
+    run(spark, shop, tmp_path / "checkpoint", missing="ignore")
+    assert set(copied(shop)) == {0, 2}
+    assert all(each["n"] == 1 for each in copied(shop).values())
+
+
+def frame(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(
+        list(rows), "_id int, token long, op string, day date, price decimal(9,2), tags array<int>"
+    )
+
+
+def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, shop: Shop) -> None:
+    def write(*rows: tuple[Any, ...]) -> None:
+        frame(spark, *rows).write.format("mergerouter").mode("append").options(
+            uri=shop.uri, database=shop.database, collection="copy"
+        ).save()
+
+    day, price = date(2026, 1, 31), Decimal("12.50")
+    write((1, 5, None, day, price, [1]), (2, 5, None, day, price, []), (3, 5, None, day, price, []))
+    write((1, 4, None, day, price, [9]), (2, 6, "d", None, None, None), (3, 4, "d", *[None] * 3))
+    found = copied(shop)
+    assert set(found) == {1, 3}  # what is older than a document changes nothing
+    assert found[1]["tags"] == [1]
+    assert found[1]["price"] == Decimal128("12.50")
+    assert found[1]["day"].isoformat() == "2026-01-31T00:00:00"
+    with pytest.raises(PySparkException) as caught:
+        frame(spark).select("_id").write.format("mergerouter").mode("append").options(
+            uri=shop.uri, database=shop.database, collection="copy"
+        ).save()
+    assert "the sink needs the column token" in str(caught.value)
+
+
+@pytest.mark.timeout(900)
+def test_a_query_that_is_killed_while_it_writes_leaves_an_equal_copy(
+    tmp_path: Path, shop: Shop
+) -> None:
+    chance = random.Random(5)
+    shop.insert(1000)
+    query = Query(shop, tmp_path)
+    copy = shop.client[shop.database].copy
+    try:
+        for _ in range(2):
+            query.start("sink")
+            known = copy.count_documents({})
+
+            def writes(known: int = known) -> bool:
+                return copy.count_documents({}) > known
+
+            query.wait_for(writes)  # in the middle of a batch
+            query.kill()
+            shop.insert(1000)
+            change_at_random(shop, chance.randrange(1000), 100)
+        query.start("sink")
+        query.wait_for(lambda: copied(shop) == orders(shop))
+    finally:
+        query.kill()
+    assert copied(shop) == orders(shop)
+    shutil.rmtree(tmp_path / "checkpoint")
+
+
+def token(second: int, tick: int = 1) -> str:
+    return event_token(second, tick)
+
+
+def whole(number: int, second: int, **fields: Any) -> Change:
+    document = {"_id": number, **fields}
+    return Change(NAMESPACE, {"_id": number}, token(second), document=document)
+
+
+def update(number: int, second: int) -> Change:
+    return Change(NAMESPACE, {"_id": number}, token(second), description={"updatedFields": {}})
+
+
+def delete(number: int, second: int, **fields: Any) -> Change:
+    return Change(NAMESPACE, {**fields, "_id": number}, token(second))
+
+
+def rounds(*changes: Change) -> list[list[Change]]:
+    portion = Portion()
+    for change in changes:
+        portion.add(change)
+    return list(portion.rounds())
+
+
+def test_only_the_last_whole_document_and_what_follows_it_are_written() -> None:
+    last, after, later = whole(1, 3), update(1, 4), update(1, 5)
+    assert rounds(whole(1, 1), update(1, 2), last, after, later) == [[last], [after], [later]]
+    gone = delete(1, 6)
+    assert rounds(last, after, gone) == [[gone]]
+    assert rounds(gone, last) == [[gone]]  # an older one comes late
+
+
+def test_documents_do_not_wait_for_each_other() -> None:
+    found = rounds(update(1, 1), update(2, 2), update(1, 3))
+    assert [[change.key["_id"] for change in each] for each in found] == [[1, 2], [1]]
+
+
+def test_a_document_that_moves_to_another_shard_is_not_deleted() -> None:
+    moved = Change(NAMESPACE, {"_id": 1}, token(5), document={"_id": 1, "customer": 2})
+    left = Change(NAMESPACE, {"_id": 1, "customer": 1}, moved.token + "04")
+    assert rounds(moved, left) == [[moved]]
+    gone = Change(NAMESPACE, {"_id": 1, "customer": 2}, moved.token + "04")
+    assert rounds(moved, gone) == [[gone]]
+
+
+def row(kind: str, **fields: Any) -> dict[str, Any]:
+    ns = {"db": "shop", "coll": "orders"}
+    return {"token": token(1), "event": bson.encode({"operationType": kind, "ns": ns, **fields})}
+
+
+def test_events_become_changes() -> None:
+    options = WriteOptions("mongodb://x", keys=("customer.name", "_id"))
+    document = {"_id": 1, "customer": {"name": "a"}}
+    change = change_of_event(row("insert", documentKey={"_id": 1}, fullDocument=document), options)
+    assert change is not None
+    assert change.key == {"customer.name": "a", "_id": 1}
+    assert change.namespace == NAMESPACE
+    to = WriteOptions("mongodb://x", database="archive", collection="old")
+    change = change_of_event(row("delete", documentKey={"_id": 1}), to)
+    assert change == Change(("archive", "old"), {"_id": 1}, token(1))
+    assert change_of_event(row("snapshotEnd"), to) is None
+
+
+@pytest.mark.parametrize("kind", ["drop", "rename", "dropDatabase"])
+def test_drops_and_renames_are_not_swallowed(kind: str) -> None:
+    with pytest.raises(StreamError, match="otherEvents=ignore"):
+        change_of_event(row(kind), WriteOptions("mongodb://x"))
+    assert change_of_event(row(kind), WriteOptions("mongodb://x", ignores_others=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "option 'uri' of the sink"),
+        ({"uri": "mongodb://x", "colection": "a"}, "did you mean 'collection'"),
+        ({"uri": "mongodb://x", "missing": "maybe"}, "must be fail or ignore"),
+        ({"uri": "mongodb://x", "tokenField": "a.b"}, "cannot be a field of its own"),
+        ({"uri": "mongodb://x", "keys": "a,,b"}, "must not be empty"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_write_options(options)
+
+
+def test_options_of_spark_are_passed_over() -> None:
+    options = {"uri": "mongodb://x", "checkpointLocation": "c", "Database": "shop"}
+    assert parse_write_options(options) == WriteOptions("mongodb://x", "shop")
