@@ -13,7 +13,7 @@ REAL_TESTS := tests/faults tests/differential tests/filters tests/drivers tests/
 SEEDS ?= 1000
 MINUTES ?= 30
 
-.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance spark-zip clean install
+.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance spark-zip dist licences audit clean install
 
 test: lint typecheck fetch pytest-real pytest-embedded  ## lint, type-check and test
 
@@ -91,5 +91,17 @@ $(VENV)/.bench-installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,bench]'
 	touch $@
 
+dist: install  ## wheel and source distribution under dist, equal for equal commits
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation
+
+licences: install  ## the licences of all packages that users install
+	$(BIN)/python -m tests.packaging.licences
+
+audit: install  ## known vulnerabilities of the installed packages; needs PyPI's own service
+	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --strict --skip-editable \
+		|| { echo "make audit: see above; 'could not be audited' means that the package index has no data on vulnerabilities" >&2; exit 1; }
+
 clean:  ## remove what make has made
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info
