@@ -1,0 +1,181 @@
+"""The Helm chart as Helm renders it, and the sidecar manifest, against Kubernetes's schemas."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from router.config.settings import Settings, load_settings
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+CHART = DEPLOY / "helm" / "mergerouter"
+VERSIONS = ("1.25", "1.30", "1.34")
+LEAST: dict[str, Any] = {
+    "settings": {"sharding": {"configDB": "cfg/a:1"}},
+    "adminToken": {"secret": "tokens"},
+}
+MOST: dict[str, Any] = {
+    "settings": {
+        "sharding": {"configDB": "cfg/a:1"},
+        "upstream": "mongodb://m:1",
+        "workers": 2,
+        "security": {"user": "mergerouter"},
+        "setParameter": {"maxCursors": 7},
+    },
+    "adminToken": {"secret": "tokens", "key": "admin"},
+    "keyFile": {"secret": "keys"},
+    "password": {"secret": "passwords"},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "env": [{"name": "MERGEROUTER_SYSTEMLOG__VERBOSITY", "value": "1"}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "k", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+}
+
+
+def render(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, dict[str, Any]]:
+    """Return the manifests by kind."""
+    with helm.Chart.load(chart) as loaded:
+        rendered = loaded.render(values, name="demo", namespace="shop")
+    documents = [yaml.safe_load(text) for name, text in rendered.items() if name.endswith(".yaml")]
+    return {document["kind"]: document for document in documents if document}
+
+
+def validate(documents: Mapping[str, Any]) -> None:
+    for kind, document in documents.items():
+        for version in VERSIONS:
+            if kind != "ServiceMonitor":  # a resource of the Prometheus operator
+                kubernetes_validate.validate(document, version, strict=True)
+
+
+def settings_of(manifests: Mapping[str, Any], folder: Path) -> Settings:
+    file = folder / "mergerouter.yaml"
+    file.write_text(manifests["ConfigMap"]["data"]["mergerouter.yaml"])
+    return load_settings({}, file)
+
+
+def test_helm_has_no_complaint() -> None:
+    report = helm.lint(CHART, LEAST)
+    complaints = [each["error"] for each in report["messages"]]
+    assert [each for each in complaints if each != "icon is recommended"] == []
+
+
+@pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
+def test_the_chart_s_manifests_are_valid(values: dict[str, Any]) -> None:
+    validate(render(values))
+
+
+def test_the_sidecar_manifest_is_valid() -> None:
+    text = (DEPLOY / "kubernetes" / "sidecar.yaml").read_text()
+    for document in yaml.safe_load_all(text):
+        validate({document["kind"]: document})
+
+
+def test_an_invalid_manifest_is_found() -> None:
+    service = render(LEAST)["Service"]
+    service["spec"]["ports"][0]["prot"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate({"Service": service})
+
+
+@pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
+def test_the_router_accepts_its_configuration(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = render(values)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
+    if "password" not in values:
+        monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD")
+    settings = settings_of(manifests, tmp_path)
+    assert settings.net.hosts == ["0.0.0.0"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"mongodb": settings.net.port, "router-admin": settings.net.admin.port}
+    mounted = {each["mountPath"] for each in container["volumeMounts"]}
+    files = [str(settings.net.admin.token_file), container["args"][-1]]
+    files += [settings.security.key_file] if settings.security.key_file else []
+    assert {file.rpartition("/")[0] for file in files} | {"/tmp"} == mounted
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    containers = [container, *pod.get("initContainers", ())]
+    used = {mount["name"] for each in containers for mount in each["volumeMounts"]}
+    assert used == volumes
+    drained = settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] / 1000
+    assert pod["terminationGracePeriodSeconds"] > drained + 10
+
+
+def test_services_and_budgets_select_the_routers() -> None:
+    manifests = render(MOST)
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        manifests["Service"]["spec"]["selector"],
+        manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        manifests["Deployment"]["spec"]["selector"]["matchLabels"],
+    ]
+    assert all(selector.items() <= labels for selector in selectors)
+    monitor = manifests["ServiceMonitor"]["spec"]
+    service = manifests["Service"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert service["spec"]["clusterIP"] == "None"
+
+
+def test_containers_have_no_rights() -> None:
+    pod = render(MOST)["Deployment"]["spec"]["template"]["spec"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        security = container["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["readOnlyRootFilesystem"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+    assert not pod["automountServiceAccountToken"]
+
+
+def test_changed_settings_restart_the_routers() -> None:
+    def checksum(values: Mapping[str, Any]) -> str:
+        metadata = render(values)["Deployment"]["spec"]["template"]["metadata"]
+        return str(metadata["annotations"]["checksum/config"])
+
+    assert checksum(LEAST) == checksum(LEAST)
+    assert checksum(LEAST) != checksum(MOST)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "set settings.sharding.configDB to the cluster's config server"),
+        ({"settings": LEAST["settings"]}, "set adminToken.secret to the name of a Secret"),
+        ({**LEAST, "replica": 1}, "additional properties 'replica' not allowed"),
+        ({**LEAST, "mode": "daemon"}, "mode"),
+    ],
+)
+def test_missing_and_unknown_values_are_errors(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError, match=message):
+        render(values)
+
+
+def test_an_application_s_chart_takes_the_router_as_a_sidecar(tmp_path: Path) -> None:
+    chart = tmp_path / "application"
+    (chart / "charts").mkdir(parents=True)
+    (chart / "charts" / "mergerouter").symlink_to(CHART)
+    (chart / "templates").mkdir()
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: application\nversion: 1.0.0\n")
+    example = (DEPLOY / "helm" / "sidecar-example.yaml").read_text()
+    (chart / "templates" / "deployment.yaml").write_text(example)
+    manifests = render({"mergerouter": {**MOST, "mode": "sidecar"}}, chart)
+    assert set(manifests) == {"ConfigMap", "Deployment"}
+    validate(manifests)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    assert [each["name"] for each in pod["containers"]] == ["application", "mergerouter"]
+    config = next(each for each in pod["volumes"] if each["name"] == "mergerouter-config")
+    assert config["configMap"]["name"] == manifests["ConfigMap"]["metadata"]["name"]
+    settings = yaml.safe_load(manifests["ConfigMap"]["data"]["mergerouter.yaml"])
+    assert settings["net"]["bindIp"] == "127.0.0.1"
+    assert f":{settings['net']['port']}/" in pod["containers"][0]["env"][0]["value"]
