@@ -216,7 +216,14 @@ async def assemble(
         if settings.feed.port is not None:
             request_wait = settings.feed.request_wait_ms * _MS
             feed = await owned.enter_async_context(
-                Feed(cursors, request_wait=request_wait, default=settings.feed.watch)
+                Feed(
+                    cursors,
+                    request_wait=request_wait,
+                    default=settings.feed.watch,
+                    access=access,
+                    limits=limits_of_clients,
+                    users=node.users,
+                )
             )
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDENTITY_WAIT):

@@ -25,6 +25,8 @@ STREAM_ACTIONS = ("changeStream", "find")
 """What a stream takes on its collection, its database or all databases."""
 
 _LONGEST_SHOWN = 16 * 1024
+_WHOLE = "$cmd.aggregate"
+"""The collection in the namespace of a cursor on a whole database or the cluster."""
 
 
 def stream_resource(database: str, collection: str | None) -> Resource:
@@ -32,6 +34,12 @@ def stream_resource(database: str, collection: str | None) -> Resource:
     if collection is not None:
         return Resource(database, collection)
     return ALL_DATABASES if database == "admin" else Resource(database)
+
+
+def stream_resource_of(namespace: str) -> Resource:
+    """Return what the change stream of a cursor reads, by the cursor's namespace."""
+    database, _, collection = namespace.partition(".")
+    return stream_resource(database, None if collection == _WHOLE else collection)
 
 
 def login_required(name: str) -> CommandError:

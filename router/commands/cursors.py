@@ -5,7 +5,7 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from router.access.authorization import STREAM_ACTIONS, not_authorized, stream_resource
+from router.access.authorization import STREAM_ACTIONS, not_authorized, stream_resource_of
 from router.access.privileges import CLUSTER, Resource
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, RawAnswer, ToWorker
 from router.commands.api_version import check_same_api
@@ -24,9 +24,6 @@ from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001
 _GET_MORE_FIELDS = frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})
-_WHOLE = "$cmd.aggregate"
-"""The collection in the namespace of a cursor on a whole database or the cluster."""
-
 _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
 
 _Lists = dict[str, list[Int64]]
@@ -90,9 +87,7 @@ def lost_rights(node: Node, cursor: MergedCursor) -> CommandError | None:
     user = node.users.get(cursor)
     if user is None:
         return None
-    database, _, collection = cursor.namespace.partition(".")
-    resource = stream_resource(database, None if collection == _WHOLE else collection)
-    if user.privileges.allow(resource, *STREAM_ACTIONS):
+    if user.privileges.allow(stream_resource_of(cursor.namespace), *STREAM_ACTIONS):
         return None
     return CommandError(
         ErrorCode.Unauthorized, f"not authorized for getMore with cursor id {cursor.cursor_id}"

@@ -214,14 +214,6 @@ class Settings(_Section):
         parse_parameters(self.set_parameter)
         return self
 
-    @model_validator(mode="after")
-    def _feed_is_open(self) -> Self:
-        if self.feed.port is not None and self.security.authorization:
-            raise ValueError(
-                "the feed has no login yet: leave feed.port out where clients have to log in"
-            )
-        return self
-
     @property
     def parameters(self) -> dict[str, Any]:
         """All start parameters by name."""

@@ -1,18 +1,23 @@
 """The feed: its listening socket and its client connections."""
 
 import asyncio
-import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import structlog
 from bson import json_util
 
+from router.access.control import AccessControl
+from router.access.users import User
 from router.change_stream.log_reader import Batch
+from router.client_limits import ClientLimits, ConnectionCounts
+from router.cursors.merged_cursor import MergedCursor
 from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
+from router.feed.lines import read_line, write_error, write_line
+from router.feed.login import check_rights, log_in
 from router.feed.watch import Watch, parse_watch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -22,6 +27,7 @@ from shard_client.wire.keepalive import probe_peer
 log = structlog.get_logger()
 
 _LONGEST_LINE = 1024 * 1024
+_MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
 _EVENTS_A_TURN = 50
 _AWAIT = 1.0
@@ -39,7 +45,10 @@ class Feed:
         cursors: the registry in which streams are opened.
         request_wait: seconds to wait for a client's request line.
         default: the request of a client that sends no line.
-        max_clients: the most connections at a time.
+        counts: the connections and their limits.
+        access: the users, if clients have to log in.
+        limits: the limits of clients, which apply to their logins.
+        users: records the user of each cursor, whose streams end with the user's rights.
     """
 
     def __init__(
@@ -48,12 +57,20 @@ class Feed:
         *,
         request_wait: float = 0.2,
         default: Mapping[str, Any] | None = None,
-        max_clients: int = 1000,
+        counts: ConnectionCounts | None = None,
+        access: AccessControl | None = None,
+        limits: ClientLimits | None = None,
+        users: MutableMapping[MergedCursor, User] | None = None,
     ) -> None:
         self._cursors = cursors
         self._request_wait = request_wait
         self._default = dict(default or {})
-        self._max_clients = max_clients
+        self._counts = counts or ConnectionCounts(_MOST_CLIENTS)
+        self._access = access
+        self._limits = limits or ClientLimits()
+        self._users = {} if users is None else users
+        # A client can make the router hold twice as many bytes.
+        self._held = _LONGEST_LINE if access is None else self._limits.message_size_before_login
         self._servers: list[asyncio.Server] = []
         self._stopped = False
         self._clients: set[asyncio.Task[None]] = set()
@@ -84,14 +101,14 @@ class Feed:
             OSError: the port is in use or a host is not an address of this machine.
         """
         for host in hosts:
-            server = await asyncio.start_server(self._accept, host, port, limit=_LONGEST_LINE)
+            server = await asyncio.start_server(self._accept, host, port, limit=self._held)
             self._servers.append(server)
             port = server.sockets[0].getsockname()[1]
         return port
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+        reader = asyncio.StreamReader(limit=self._held)
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: asyncio.StreamReaderProtocol(reader, self._accept), connection
         )
@@ -100,13 +117,20 @@ class Feed:
         if self._stopped:  # accepted in the same iteration of the loop as the stop
             writer.transport.abort()
             return
-        if len(self._clients) >= self._max_clients:
-            log.warning("Too many feeds", component="FEED", most=self._max_clients)
+        peer = writer.get_extra_info("peername")
+        address = peer[0] if peer else None
+        if not self._counts.admits(address):
+            self._counts.log_refusal(address, asyncio.get_running_loop().time())
             writer.transport.abort()
             return
+        self._counts.begun(address)
         task = self._tasks.create_task(self._serve(reader, writer))
         self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+        task.add_done_callback(lambda _task: self._forget(task, address))
+
+    def _forget(self, task: asyncio.Task[None], address: str | None) -> None:
+        self._clients.discard(task)
+        self._counts.ended(address)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
@@ -123,28 +147,63 @@ class Feed:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            user = None if self._access is None else await self._log_in(reader, writer)
             watch = parse_watch(await self._request(reader) or self._default)
-            await self._write_stream(watch, writer)
+            if user is not None:
+                check_rights(user, watch)
+            await self._write_stream(watch, writer, user)
         except ValueError as error:
-            await _write_error(writer, CommandError(ErrorCode.FailedToParse, str(error)))
+            await write_error(writer, CommandError(ErrorCode.FailedToParse, str(error)))
         except CommandError as error:
-            await _write_error(writer, error)
+            await write_error(writer, error)
+
+    async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> User:
+        """Let the client log in; raises ValueError, CommandError."""
+        assert self._access is not None
+        peer = writer.get_extra_info("peername")
+        login = self._access.login(f"{peer[0]}:{peer[1]}" if peer else "unknown")
+
+        async def read() -> bytes:
+            return await read_line(reader, self._held)
+
+        async def write(document: Mapping[str, Any]) -> None:
+            await write_line(writer, document)
+
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.login_time + limits.failed_login_delay):
+                return await log_in(login, read, write)
+        except TimeoutError:
+            raise CommandError(
+                ErrorCode.AuthenticationFailed,
+                f"Authentication failed: no login within {limits.login_time:g} s",
+            ) from None
+        finally:
+            login.close()
 
     async def _request(self, reader: asyncio.StreamReader) -> bytes:
         """Return the client's request line, empty if it sends none in time."""
         try:
-            async with asyncio.timeout(self._request_wait):
-                return (await reader.readline()).strip()
+            wait = self._request_wait if self._access is None else self._limits.login_time
+            async with asyncio.timeout(wait):
+                return await read_line(reader, _LONGEST_LINE)
         except TimeoutError:
             return b""
 
-    async def _write_stream(self, watch: Watch, writer: asyncio.StreamWriter) -> None:
+    async def _write_stream(
+        self, watch: Watch, writer: asyncio.StreamWriter, user: User | None
+    ) -> None:
         peer = writer.get_extra_info("peername")
-        owner = Owner(client=peer[0] if peer else None)
+        name = None if user is None else str(user)
+        owner = Owner(user=name, client=peer[0] if peer else None)
         cursor, batch = await self._cursors.open(watch.request, owner)
+        if user is not None:
+            self._users[cursor] = user
         now = asyncio.get_running_loop().time
         wait, wrote_at = min(_AWAIT, watch.heartbeat or _AWAIT), now()
         try:
+            if user is not None:
+                check_rights(user, watch)  # the rights may have changed during the opening
             await _write_events(batch, watch, writer)
             while not batch.closed:
                 async with self._cursors.checkout(cursor.cursor_id, owner) as held:
@@ -178,13 +237,6 @@ async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter)
     """Write a ``resolved`` line with the stream's current resume token."""
     line = json_util.dumps({"resolved": decode(batch.pbrt)}, json_options=watch.form)
     writer.write(line.encode() + b"\n")
-    await writer.drain()
-
-
-async def _write_error(writer: asyncio.StreamWriter, error: CommandError) -> None:
-    reply = error.to_reply()
-    del reply["ok"]
-    writer.write(json.dumps({"error": reply}, default=str).encode() + b"\n")
     await writer.drain()
 
 

@@ -81,9 +81,3 @@ def test_an_upstream_with_a_password_is_refused_without_showing_it() -> None:
         with pytest.raises(ValidationError) as failure:
             load_settings({"upstream": uri})
         assert "s3cret" not in describe_problems(failure.value, Settings)
-
-
-def test_the_feed_has_no_login(tmp_path: Path) -> None:
-    security = {"keyFile": secret_file(tmp_path, "a2V5a2V5")}
-    with pytest.raises(ValidationError, match="feed"):
-        load_settings({"security": security, "feed": {"port": 5}})

@@ -11,6 +11,7 @@ import bson
 import pytest
 
 from router.change_stream.request import AfterToken, AtTime, Scope
+from router.client_limits import ConnectionCounts
 from router.feed.feed import Feed
 from router.feed.watch import parse_watch
 from shard_client.errors import CommandError
@@ -193,7 +194,7 @@ async def test_shutdown_closes_feeds_after_whole_lines() -> None:
 
 
 async def test_feeds_over_the_limit_are_refused() -> None:
-    async with feed(max_clients=1) as (cursors, port):
+    async with feed(counts=ConnectionCounts(1)) as (cursors, port):
         _reader, first = await watch(port, {"database": "db"})
         await the_cursor(cursors)
         reader, second = await watch(port, {"database": "db"})

@@ -1,0 +1,225 @@
+"""Logins on the feed: in lines, with the cluster's users and their rights."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.errors import OperationFailure
+from scramp import ScramClient
+
+from tests.harness.clusters import RealCluster
+from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
+from tests.integration.security.clients import USERS, Servers, client, closing_router
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "read_secured_feed.py"
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
+def router(
+    request: pytest.FixtureRequest, servers: Servers, secured: RealCluster, key_file: Path
+) -> Iterator[RouterProcess]:
+    options = {"userCacheInvalidationIntervalSecs": 1, "authFailedDelayMs": 0}
+    flags = {"keyFile": key_file, "set_parameter": options, "workers": request.param}
+    with closing_router(start_router(secured.configdb, feed=True, **flags)) as running:
+        yield running
+
+
+class FeedClient:
+    """A feed's client that sends and receives documents as lines."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    def send(self, document: object) -> None:
+        self._writer.write(json.dumps(document).encode() + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def receive(self) -> Line | None:
+        """Return the next line; None at the end."""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                line = await self._reader.readline()
+            except ConnectionError:
+                return None
+        return json.loads(line) if line else None
+
+    async def log_in(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> Line:
+        """Log in; return the last line."""
+        scram = ScramClient([mechanism], user, password)
+        first = {"mechanism": mechanism, "authSource": "admin"}
+        self.send({"login": {**first, "payload": scram.get_client_first()}})
+        answer = await self.receive()
+        assert answer is not None
+        if "error" in answer:
+            return answer
+        assert not answer["login"]["done"]
+        scram.set_server_first(answer["login"]["payload"])
+        self.send({"login": {"payload": scram.get_client_final()}})
+        answer = await self.receive()
+        assert answer is not None
+        if "login" in answer:
+            scram.set_server_final(answer["login"]["payload"])
+        return answer
+
+
+@asynccontextmanager
+async def feed(router: RouterProcess) -> AsyncIterator[FeedClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.feed_port)
+    try:
+        yield FeedClient(reader, writer)
+    finally:
+        writer.close()
+
+
+async def refusal(connected: FeedClient) -> int:
+    """Return the code of the error with which the feed ends."""
+    line = await connected.receive()
+    assert line is not None
+    assert await connected.receive() is None
+    code = line["error"]["code"]
+    assert isinstance(code, int)
+    return code
+
+
+async def test_a_login_and_a_stream(router: RouterProcess, servers: Servers) -> None:
+    async with feed(router) as connected:
+        assert (await connected.log_in("reader", "reader"))["login"]["done"]
+        connected.send({"database": "db", "collection": "c", "heartbeatMs": 10})
+        assert "resolved" in (await connected.receive() or {})
+        with client(servers.mongos, "writer") as writer:
+            inserted = writer.db.c.insert_one({}).inserted_id
+        while "resolved" in (line := await connected.receive() or {}):
+            pass
+        assert line["documentKey"]["_id"] == {"$oid": str(inserted)}
+
+
+REQUESTS: list[tuple[str, Line, str]] = [
+    ("reader", {"database": "db", "collection": "c"}, "allowed"),
+    ("reader", {"database": "db"}, "allowed"),
+    ("reader", {"database": "other", "collection": "c"}, "refused"),
+    ("reader", {}, "refused"),
+    ("nobody", {"database": "db", "collection": "c"}, "refused"),
+    ("everywhere", {"database": "other"}, "allowed"),
+    ("everywhere", {}, "allowed"),
+]
+
+
+@pytest.mark.parametrize(("user", "request_line", "expected"), REQUESTS)
+async def test_rights_are_those_of_a_driver(
+    router: RouterProcess, user: str, request_line: Line, expected: str
+) -> None:
+    async with feed(router) as connected:
+        assert (await connected.log_in(user, user))["login"]["done"]
+        connected.send({**request_line, "heartbeatMs": 10})
+        if expected == "allowed":
+            assert "resolved" in (await connected.receive() or {})
+        else:
+            assert await refusal(connected) == 13
+
+
+async def test_without_a_login_there_is_no_stream(router: RouterProcess) -> None:
+    async with feed(router) as connected:
+        connected.send({"database": "db"})
+        assert await refusal(connected) == 13
+
+
+async def test_refused_logins(router: RouterProcess) -> None:
+    for user, password in (("reader", "wrong"), ("stranger", "x")):
+        async with feed(router) as connected:
+            error = (await connected.log_in(user, password))["error"]
+            assert (error["code"], error["errmsg"]) == (18, "Authentication failed.")
+            assert await connected.receive() is None
+
+
+START = {"mechanism": "SCRAM-SHA-256", "payload": "n,,n=reader,r=0123456789abcdefghijklmnop"}
+BAD_LINES: list[tuple[object, int]] = [
+    ({"login": 5}, 13),
+    ({"login": {}}, 9),
+    ({"login": {**START, "mechanism": "PLAIN"}}, 9),
+    ({"login": {**START, "mechanism": "MONGODB-X509"}}, 9),
+    ({"login": {**START, "payload": 5}}, 9),
+    ({"login": {**START, "authSource": 5}}, 9),
+    ({"login": {**START, "payload": ""}}, 18),
+    ({"login": {**START, "payload": "n,,n=reader,r="}}, 18),
+    ({"login": {**START, "payload": "x" * 10_000}}, 18),
+    ({"login": {**START, "payload": "x" * 17_000}}, 9),
+    ([], 13),
+]
+
+
+@pytest.mark.parametrize(("line", "code"), BAD_LINES, ids=range(len(BAD_LINES)))
+async def test_bad_logins(router: RouterProcess, line: object, code: int) -> None:
+    async with feed(router) as connected:
+        connected.send(line)
+        assert await refusal(connected) == code
+
+
+async def test_a_wrong_nonce_and_a_replayed_step(router: RouterProcess) -> None:
+    for last in ("c=biws,r=foreign,p=AAAA", START["payload"]):
+        async with feed(router) as connected:
+            connected.send({"login": START})
+            assert "login" in (await connected.receive() or {})
+            connected.send({"login": {"payload": last}})
+            assert await refusal(connected) == 18
+
+
+async def test_a_stream_ends_with_its_user_s_rights(
+    router: RouterProcess, secured: RealCluster
+) -> None:
+    with pymongo.MongoClient(secured.mongos_uri) as root:
+        root.admin.command("createUser", "fed", pwd="fed", roles=USERS["reader"])
+        try:
+            async with feed(router) as connected:
+                assert (await connected.log_in("fed", "fed"))["login"]["done"]
+                connected.send({"database": "db", "heartbeatMs": 10})
+                assert "resolved" in (await connected.receive() or {})
+                root.admin.command("dropUser", "fed")
+                while "resolved" in (line := await connected.receive() or {}):
+                    pass
+                assert line["error"]["code"] == 13
+                assert await connected.receive() is None
+        finally:
+            with suppress(OperationFailure):
+                root.admin.command("dropUser", "fed")
+
+
+def test_the_example_logs_in(router: RouterProcess, secured: RealCluster) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLE), "everywhere", "127.0.0.1", str(router.feed_port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MERGEROUTER_PASSWORD": "everywhere"},
+    )
+    read = threading.Event()
+
+    def write() -> None:
+        # The example prints its first line before its stream is open.
+        with pymongo.MongoClient(secured.mongos_uri) as root:
+            while not read.wait(0.05):
+                root.shop.orders.insert_one({})
+
+    writing = threading.Thread(target=write)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "watching\n"
+        writing.start()
+        assert process.stdout.readline().startswith("insert {'$oid': ")
+    finally:
+        read.set()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        writing.join()
