@@ -41,18 +41,7 @@ class Request:
         Raises:
             CommandError: 73 InvalidNamespace if the value is not a valid name.
         """
-        name = self.command[self.name]
-        if not isinstance(name, str):
-            raise CommandError(
-                73, f"collection name has invalid type {type_name(name)}",
-                code_name="InvalidNamespace",
-            )  # fmt: skip
-        if not name or "\0" in name or name.startswith("."):
-            raise CommandError(
-                73, f"Invalid namespace specified '{self.database}.{name}'",
-                code_name="InvalidNamespace",
-            )  # fmt: skip
-        return name
+        return checked_collection(self.database, self.command[self.name])
 
     @property
     def ns(self) -> str:
@@ -112,3 +101,21 @@ def command(*names: str, in_transactions: bool = False) -> Callable[[Handler], H
         return handler
 
     return register
+
+
+def checked_collection(database: str, name: Any) -> str:
+    """Return ``name``, the first value of a command on a collection.
+
+    Raises:
+        CommandError: 73 InvalidNamespace if it is not a valid name.
+    """
+    if not isinstance(name, str):
+        raise CommandError(
+            73, f"collection name has invalid type {type_name(name)}",
+            code_name="InvalidNamespace",
+        )  # fmt: skip
+    if not name or "\0" in name or name.startswith("."):
+        raise CommandError(
+            73, f"Invalid namespace specified '{database}.{name}'", code_name="InvalidNamespace"
+        )
+    return name

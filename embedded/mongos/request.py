@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from bson import Binary, ObjectId
 
 from embedded.clients import Client
+from embedded.commands.request import checked_collection
 from embedded.errors import no_such_transaction, type_mismatch
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
@@ -127,13 +128,7 @@ class Request:
         Raises:
             CommandError: 73 InvalidNamespace if the command's first value is not a valid name.
         """
-        name = self.command[self.name]
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise CommandError(
-                73, f"Invalid namespace specified '{self.database}.{name}'",
-                code_name="InvalidNamespace",
-            )  # fmt: skip
-        return name
+        return checked_collection(self.database, self.command[self.name])
 
     @property
     def namespace(self) -> str:

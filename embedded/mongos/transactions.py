@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from embedded.errors import TRANSIENT_TRANSACTION, no_such_transaction
+from embedded.mongod import Mongod
 from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.storage.bson_values import Document
@@ -197,19 +198,19 @@ class TransactionTable:
 
 
 def _prepare_on(members: list[Member], transaction: Transaction) -> None:
-    for member in members:
-        member.adopt_time()
-    for member in members:
-        member.mongod.prepare_transaction(transaction.lsid, transaction.number)
-    for member in members:
-        member.report_time()
+    _on_each(members, lambda each: each.prepare_transaction(transaction.lsid, transaction.number))
 
 
 def _commit_on(members: list[Member], transaction: Transaction) -> None:
+    _on_each(members, lambda each: each.commit_transaction(transaction.lsid, transaction.number))
+
+
+def _on_each(members: list[Member], step: Callable[[Mongod], object]) -> None:
+    """Run a step on each member; no member starts at the time of another's step."""
     for member in members:
         member.adopt_time()
     for member in members:
-        member.mongod.commit_transaction(transaction.lsid, transaction.number)
+        step(member.mongod)
     for member in members:
         member.report_time()
 

@@ -17,6 +17,7 @@ from router.catalog.cluster import CONFIG, Cluster
 from router.upstream_mongos import ServerLink
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ class ConfigServer:
     async def connect(self) -> Connection:
         """Open a connection that is not logged in; raises CommandError, NetworkError."""
         replica_set = await self._cluster.locate(CONFIG, None, fresh=False)
-        address = await replica_set.primary(_CONNECT_TIMEOUT)
+        address = await replica_set.select(PRIMARY, _CONNECT_TIMEOUT)
         return await Connection.open(
             address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter login"
         )

@@ -21,7 +21,6 @@ from pymongo.topology_description import TopologyDescription
 from shard_client.replica_set.read_preference import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
-    PRIMARY,
     Member,
     ReadPreference,
 )
@@ -99,10 +98,6 @@ class MotorReplicaSet:
     def hosts(self) -> tuple[Address, ...]:
         """The members known to the driver; initially the seeds."""
         return self._hosts
-
-    async def primary(self, timeout: float) -> Address:
-        """Return the primary's address, waiting up to ``timeout`` seconds for one."""
-        return await self.select(PRIMARY, timeout)
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, waiting up to ``timeout`` seconds.

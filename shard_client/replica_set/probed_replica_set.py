@@ -8,7 +8,7 @@ import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
-from shard_client.replica_set.read_preference import PRIMARY, Member, ReadPreference
+from shard_client.replica_set.read_preference import Member, ReadPreference
 from shard_client.replica_set.replica_set import named_hosts, no_member
 from shard_client.wire.connection import MONITOR_NAME, Address, Connection
 
@@ -37,10 +37,6 @@ class ProbedReplicaSet:
     def hosts(self) -> tuple[Address, ...]:
         """The members currently known; initially the seeds."""
         return self._hosts
-
-    async def primary(self, timeout: float) -> Address:
-        """Return the primary's address, probing for up to ``timeout`` seconds."""
-        return await self.select(PRIMARY, timeout)
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, probing for up to ``timeout`` seconds.

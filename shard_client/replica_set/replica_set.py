@@ -27,17 +27,10 @@ class ReplicaSet(Protocol):
         """The members currently known; initially the seeds."""
         ...
 
-    async def primary(self, timeout: float) -> Address:
-        """Return the primary's address, waiting up to ``timeout`` seconds for one.
+    async def select(self, preference: ReadPreference, timeout: float) -> Address:
+        """Return a member for a read preference, waiting up to ``timeout`` seconds for one.
 
         Raises CommandError (133 FailedToSatisfyReadPreference, labelled resumable) on a timeout.
-        """
-        ...
-
-    async def select(self, preference: ReadPreference, timeout: float) -> Address:
-        """Return a member for a read preference.
-
-        Waits and raises as ``primary`` does.
         """
         ...
 

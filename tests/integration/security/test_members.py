@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from router.catalog.cluster import CONFIG, Cluster
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
+from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.access import Access
 from shard_client.wire.authentication import Credentials, read_key_file
 from tests.harness.clusters import Client, RealCluster
@@ -36,11 +37,11 @@ async def test_the_driver_logs_in_too(secured: RealCluster, key_file: Path) -> N
         await cluster.shards()
         replica_set = cluster.replica_set("shard0")
         assert replica_set is not None
-        primary = await replica_set.primary(10)
+        primary = await replica_set.select(PRIMARY, 10)
         # The driver asks the primary again, with a query that takes a login, and selects it.
         replica_set.invalidate(primary)
         with capture_logs() as logged:
-            assert await replica_set.primary(5) == primary
+            assert await replica_set.select(PRIMARY, 5) == primary
         assert NO_PRIMARY not in [line["event"] for line in logged]
     finally:
         await cluster.close()

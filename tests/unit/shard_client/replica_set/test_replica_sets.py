@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
-from shard_client.replica_set.read_preference import Member, ReadPreference
+from shard_client.replica_set.read_preference import PRIMARY, Member, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, host_string, parse_hosts
 from shard_client.wire.connection import Address
 from tests.doubles.scripted_member import ScriptedMember
@@ -39,7 +39,7 @@ def seeds(member: ScriptedMember) -> tuple[Address, ...]:
 async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
     replica_set = make("rs", seeds(member))
     try:
-        assert await replica_set.primary(5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(PRIMARY, 5) == ("127.0.0.1", member.port)
         assert replica_set.name == "rs"
         assert replica_set.hosts == seeds(member)
         preference = ReadPreference("secondaryPreferred")
@@ -55,7 +55,7 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
     try:
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(CommandError) as failure:
-                await replica_set.primary(0.3)
+                await replica_set.select(PRIMARY, 0.3)
         assert failure.value.code == 133
         assert RESUMABLE_LABEL in failure.value.labels
         assert "for set rs" in failure.value.message
@@ -69,14 +69,14 @@ async def test_waiting_ends_when_monitoring_stops(member: ScriptedMember):
     """A shard that has moved is looked up at its new address at once."""
     member.primary = False
     replica_set = motor("rs", seeds(member))
-    waiting = asyncio.create_task(replica_set.primary(60))
+    waiting = asyncio.create_task(replica_set.select(PRIMARY, 60))
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE):
         await replica_set.close()
         with pytest.raises(CommandError):
             await waiting
     with pytest.raises(CommandError):
-        await replica_set.primary(60)
+        await replica_set.select(PRIMARY, 60)
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
@@ -84,7 +84,7 @@ async def test_a_member_of_another_set_is_ignored(make: Factory, member: Scripte
     replica_set = make("other", seeds(member))
     try:
         with pytest.raises(CommandError):
-            await replica_set.primary(0.3)
+            await replica_set.select(PRIMARY, 0.3)
     finally:
         await replica_set.close()
 
@@ -94,7 +94,7 @@ async def test_waiting_ends_when_there_is_a_primary(make: Factory, member: Scrip
     member.primary = False
     replica_set = make("rs", seeds(member))
     try:
-        waiting = asyncio.create_task(replica_set.primary(PATIENCE))
+        waiting = asyncio.create_task(replica_set.select(PRIMARY, PATIENCE))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         member.primary = True
@@ -110,10 +110,10 @@ async def test_a_suspect_is_checked_before_it_is_returned_again(
 ):
     replica_set = make("rs", seeds(member))
     try:
-        address = await replica_set.primary(5)
+        address = await replica_set.select(PRIMARY, 5)
         before = member.commands["hello"] + member.commands["find"]
         replica_set.invalidate(address)
-        assert await replica_set.primary(5) == address
+        assert await replica_set.select(PRIMARY, 5) == address
         assert member.commands["hello"] + member.commands["find"] > before
     finally:
         await replica_set.close()
@@ -208,14 +208,14 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
     replica_set = MotorReplicaSet("rs", both) if make is motor else make("rs", both)
     try:
         anything = ReadPreference("secondary")
-        assert await replica_set.primary(5) == both[0]
+        assert await replica_set.select(PRIMARY, 5) == both[0]
         assert await replica_set.select(anything, 5) == both[1]
         member.primary, other.primary = False, True
         hello = {"setName": "rs", "secondary": True, "hosts": member.hosts}
         replica_set.observe(both[0], {**hello, "primary": member.hosts[1]})
         replica_set.observe(both[1], {**hello, "secondary": False, "isWritablePrimary": True})
         async with asyncio.timeout(0.2):
-            assert await replica_set.primary(5) == both[1]
+            assert await replica_set.select(PRIMARY, 5) == both[1]
             assert await replica_set.select(anything, 5) == both[0]
     finally:
         await replica_set.close()
@@ -225,7 +225,7 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
 async def test_the_driver_has_one_connection_to_each_member(member: ScriptedMember):
     replica_set = motor("rs", seeds(member))
     try:
-        assert await replica_set.primary(5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(PRIMARY, 5) == ("127.0.0.1", member.port)
         asked = member.commands["hello"]
         await until(lambda: member.commands["hello"] > asked + 2, 10)
         await until(lambda: len(member.writers) == 1, 10)
@@ -259,7 +259,7 @@ async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
             for _ in range(2):
                 with pytest.raises(CommandError):
                     # The driver gives up after two seconds.
-                    await replica_set.primary(3)
+                    await replica_set.select(PRIMARY, 3)
     finally:
         await replica_set.close()
     (line,) = [line for line in logged if line["log_level"] == "warning"]
