@@ -2,12 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -56,6 +56,7 @@ async def serve(
     *,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
+    limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
@@ -65,6 +66,7 @@ async def serve(
         stop: the event that ends the router.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
+        limits_of: returns the settings of streams for the server parameters.
 
     Raises:
         ValueError: if no config server is set, or the admin token's file is invalid.
@@ -73,7 +75,7 @@ async def serve(
     admin = settings.net.admin
     token = admin.read_token()
     async with AsyncExitStack() as owned:
-        parts = assemble(settings, arguments, replica_set=replica_set, now=now)
+        parts = assemble(settings, arguments, replica_set=replica_set, now=now, limits_of=limits_of)
         node, listener, feed = await owned.enter_async_context(parts)
         attributes: dict[str, object] = {
             "port": await listener.listen(settings.net.hosts, settings.net.port)
@@ -141,6 +143,7 @@ async def assemble(
     *,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
+    limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
     worker: WorkerShare | None = None,
 ) -> AsyncIterator[Parts]:
     """Assemble a process's parts, none of them listening yet; end them after the block.
@@ -150,6 +153,7 @@ async def assemble(
         arguments: the command line, for getCmdLineOpts.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
+        limits_of: returns the settings of streams for the server parameters.
         worker: the shared state, if the process is one of several workers.
 
     Raises:
@@ -157,7 +161,7 @@ async def assemble(
     """
     parameters = settings.parameters
     threshold = settings.replication.local_threshold
-    limits = replace(stream_limits(parameters), local_threshold=threshold)
+    limits = replace(limits_of(parameters), local_threshold=threshold)
     if worker is not None:
         limits = settings_of_worker(limits, worker.count)
     limits_of_clients = settings.client_limits

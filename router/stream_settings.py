@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from shard_client.remote_cursor.remote_settings import RemoteSettings
+from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
+from shard_client.remote_cursor.remote_settings import LARGE_REPLY, RemoteSettings
 from shard_client.replica_set.read_preference import LOCAL_THRESHOLD
 from shard_client.wire.connection_pool import PoolLimits
 
@@ -33,6 +34,10 @@ class StreamSettings:
     next reply is prepared."""
     replies_bytes: int = 128 * _MIB
     """Maximum bytes of events in all clients' replies together, divided evenly among readers."""
+    large_reply_bytes: int = LARGE_REPLY
+    """Size from which a shard's reply is split only after the next getMore has been sent."""
+    blocks: BlockSizes = DEFAULT_BLOCK_SIZES
+    """How finely merged events are divided."""
     share: bool = True
     """Whether clients of identical streams share remotes and the events that these send
     (docs/design.md#many-clients)."""
@@ -154,4 +159,5 @@ class StreamSettings:
             close_timeout=self.close_timeout,
             backoff_first=self.backoff_first,
             backoff_max=self.backoff_max,
+            large_reply_bytes=self.large_reply_bytes,
         )

@@ -53,7 +53,7 @@ class FilteredStream:
     ) -> None:
         self._distribution = distribution
         self.filter = stream_filter
-        self.log = MergedLog(floor, event_key)
+        self.log = MergedLog(floor, event_key, distribution.stream.log.join_bytes)
         self.on_events: Callable[[], None] | None = None
         self.closed = False
 

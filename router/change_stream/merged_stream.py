@@ -6,6 +6,7 @@ from typing import Final
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
+from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.change_stream.actions import (
     Action,
     CloseRemote,
@@ -65,15 +66,16 @@ class MergedStream:
         removed: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
         keep_bytes: int = 0,
+        sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     ) -> None:
-        self.log = MergedLog(first_key(start_at), event_key)
+        self.log = MergedLog(first_key(start_at), event_key, sizes.join_bytes)
         self.keep_bytes = keep_bytes
         self.error: CommandError | None = None
         self.refused = False
         self.swallowed: list[bytes] = []
         self.distribute: Callable[[Block], None] | None = None
         """Called with each block before it is appended to the log; None without filters."""
-        self._merger = Merger()
+        self._merger = Merger(sizes)
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self._remotes = Remotes(self._merger, start_at)

@@ -6,13 +6,11 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
+from router.block_sizes import DEFAULT_BLOCK_SIZES
 from router.merge.merger import weight
 
 ELEMENT_OVERHEAD: Final = 10
 """Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""
-
-JOIN_BYTES: Final = 64 * 1024
-"""Size up to which blocks are joined, so that a log of single events has few blocks."""
 
 
 class _Block:
@@ -41,11 +39,17 @@ class MergedLog:
     Each reader keeps the number of its next event. The log holds the numbers from ``start`` up to
     ``end``. ``floor`` is a sort key: every event beyond it is in the log or has not been released
     yet (docs/design.md#many-clients). ``key_of`` extracts an event's sort key; keys are rarely
-    needed, so the log does not store them.
+    needed, so the log does not store them. Blocks are joined up to ``join_bytes``.
     """
 
-    def __init__(self, floor: bytes, key_of: Callable[[bytes], bytes]) -> None:
+    def __init__(
+        self,
+        floor: bytes,
+        key_of: Callable[[bytes], bytes],
+        join_bytes: int = DEFAULT_BLOCK_SIZES.join_bytes,
+    ) -> None:
         self.floor = floor
+        self.join_bytes = join_bytes
         self._key_of = key_of
         self.start = 0
         self.end = 0
@@ -55,7 +59,7 @@ class MergedLog:
     def append(self, events: list[bytes], last_key: bytes, size: int) -> None:
         """Append merged events, ``size`` bytes in all. The log takes ownership of the list."""
         last = self._blocks[-1] if self._blocks else None
-        if last is not None and last.size + size <= JOIN_BYTES:
+        if last is not None and last.size + size <= self.join_bytes:
             last.events.extend(events)
             last.size += size
             last.last_key = last_key

@@ -9,19 +9,13 @@ from typing import Final, NamedTuple
 
 from sortedcontainers import SortedList
 
+from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
+
 Event = tuple[bytes, bytes]
 """A change event: its sort key and its BSON."""
 
 _KEY: Final = itemgetter(0)
 _BSON: Final = itemgetter(1)
-
-COALESCE_BYTES: Final = 256 * 1024
-"""Size up to which batches are joined into one run, so that many tiny batches stay cheap."""
-
-BLOCK_EVENTS: Final = 2000
-"""Approximate maximum of events per block: few enough to stay in a core's own cache during the
-merge, many enough that cutting them out of each remote's run costs little."""
-
 
 EVENT_OVERHEAD: Final = 300
 """Bytes of memory that an event takes besides its BSON: its sort key, and Python's objects."""
@@ -122,7 +116,8 @@ class Merger:
     docs/protocol.md#sharded-cluster.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: BlockSizes = DEFAULT_BLOCK_SIZES) -> None:
+        self._sizes = sizes
         self._remotes: dict[int, _Remote] = {}
         # Remotes with buffered events. Most remotes have none most of the time.
         self._full: dict[int, _Remote] = {}
@@ -253,7 +248,7 @@ class Merger:
         if state.runs:
             last = state.runs[-1]
             # Do not extend a run that is being consumed: its events are freed at its end.
-            if not last.start and last.size + size <= COALESCE_BYTES:
+            if not last.start and last.size + size <= self._sizes.coalesce_bytes:
                 last.events.extend(events)
                 last.size += size
                 last.last = events[-1][0]
@@ -356,7 +351,7 @@ class Merger:
         bound = self.gate
         if bound is None or not self._full:
             return None
-        share = 1 + BLOCK_EVENTS // len(self._full)
+        share = 1 + self._sizes.events // len(self._full)
         for state in self._full.values():
             bound = state.bound(share, bound)
         merged: list[Event] = []

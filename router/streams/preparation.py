@@ -84,6 +84,7 @@ async def prepare_stream(
         topology_from=listed.before,
         removed=removed,
         draining=listed.draining,
+        sizes=limits.blocks,
     )
     return PreparedStream(StreamRunner(stream, request, cluster, nudger, limits, memory), start_at)
 

@@ -21,8 +21,6 @@ _LEAST_COST = 0.001
 """Minimum cost of one query, in seconds of a member's time."""
 _FRUITLESS = 0.05
 """Extra cost, in seconds, if the query returned an event that the main cursor has not returned."""
-_UNUSED = 10.0
-"""Seconds without a query after which the progress cursor is closed."""
 
 TIME_DIGITS = 18
 """Number of characters of a sort key that hold its cluster time
@@ -59,7 +57,7 @@ class ProgressCursor:
     member busy. With ``fragments``, the main cursor splits events into fragments, which sort after
     the whole event that the progress cursor returns. The cursor is opened by the first query,
     reopened when the main cursor has read ``most_behind`` bytes since the last query, and closed
-    after ten seconds without a query, so that it never has much to scan.
+    after ``unused_after`` seconds without a query, so that it never has much to scan.
     """
 
     def __init__(
@@ -74,6 +72,7 @@ class ProgressCursor:
         fragments: bool,
         connect_timeout: float,
         reply_timeout: float,
+        unused_after: float,
         most_behind: int,
     ) -> None:
         self._borrow = borrow
@@ -85,6 +84,7 @@ class ProgressCursor:
         self._fragments = fragments
         self._connect_timeout = connect_timeout
         self._reply_timeout = reply_timeout
+        self._unused_after = unused_after
         self._most_behind = most_behind
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -121,8 +121,8 @@ class ProgressCursor:
             self._task.add_done_callback(self._on_end)
 
     def close_if_unused(self) -> None:
-        """Close the cursor in the background if there was no query for ten seconds."""
-        unused = self._loop.time() - self._queried_at > _UNUSED
+        """Close the cursor in the background after ``unused_after`` seconds without a query."""
+        unused = self._loop.time() - self._queried_at > self._unused_after
         if self._cursor is not None and self._task is None and unused and not self._stopping:
             self._task = self._loop.create_task(
                 self._close(self._cursor), name=f"close progress cursor of {self._cursor.namespace}"

@@ -26,9 +26,6 @@ _T = TypeVar("_T")
 _MOST_BEHIND = 1024 * 1024
 """Bytes of events that a progress cursor may lag behind before it is reopened."""
 
-LARGE_REPLY = 128 * 1024
-"""Minimum size in bytes of a reply for which the next getMore is sent before it is split."""
-
 Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
 
@@ -70,6 +67,7 @@ class RemoteCursor:
         self._on_failure = on_failure
         self._clock = clock
         self._settings = settings
+        self._large_reply = settings.large_reply_bytes
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
@@ -87,6 +85,7 @@ class RemoteCursor:
                 fragments=probing.fragments,
                 connect_timeout=settings.connect_timeout,
                 reply_timeout=settings.reply_timeout,
+                unused_after=settings.progress_unused,
                 most_behind=min(_MOST_BEHIND, settings.batch_target_bytes),
             )
         )
@@ -283,7 +282,7 @@ class RemoteCursor:
                     await self._park(self._link.connect_to(self._cursor.address))
                 self._ask_for_more(self._cursor)
             reply = await self._link.receive()
-            asked = len(reply) >= LARGE_REPLY and not self._paused and not self._stopping
+            asked = len(reply) >= self._large_reply and not self._paused and not self._stopping
             asked = asked and leaves_open(reply)
             if asked:
                 self._ask_for_more(self._cursor)

@@ -2,9 +2,12 @@
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from shard_client.wire.connection import Address, Connection
+
+LARGE_REPLY: Final = 128 * 1024
+"""Minimum size in bytes of a reply for which the next getMore is sent before it is split."""
 
 
 class Dialer(Protocol):
@@ -59,3 +62,6 @@ class RemoteSettings:
     close_timeout: float = 2.0
     backoff_first: float = 0.01
     backoff_max: float = 2.0
+    large_reply_bytes: int = LARGE_REPLY
+    progress_unused: float = 10.0
+    """Seconds without a query after which a progress cursor is closed."""

@@ -6,7 +6,8 @@ what a shard does and when.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,7 @@ class ScriptedMember:
         slow: seconds that a command takes, by command name.
         oplog_size: the oplog's size that collStats reports; if 0, collStats fails.
         unreplicated: whether notes never reach a majority.
+        waiting: the number of getMores that wait for the oplog to grow.
         past: the maxClusterTime of each note request.
         shows: the last cluster time of the oplog that cursors see; None is all of it.
         lets_through: returns whether the cursor with this id and pipeline sees events.
@@ -83,6 +85,7 @@ class ScriptedMember:
     cut_after: int | None = None
     oplog_size: int = 0
     unreplicated: bool = False
+    waiting: int = 0
     past: list[Timestamp] = field(default_factory=list)
     shows: Timestamp | None = None
     lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
@@ -103,6 +106,15 @@ class ScriptedMember:
             self._server.close()
             self.cut()
             self._server = None
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Make what the block writes wake no getMore that waits."""
+        moved, self._moved = self._moved, asyncio.Event()
+        try:
+            yield
+        finally:
+            self._moved = moved
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -308,12 +320,15 @@ class ScriptedMember:
             found = self._beyond(cursor)
             if found:
                 break
+            self.waiting += 1
             try:
                 async with asyncio.timeout_at(deadline):
                     await moved.wait()
             except TimeoutError:
                 found = self._beyond(cursor)
                 break
+            finally:
+                self.waiting -= 1
             if number not in self.cursors:
                 return {"ok": 0.0, "errmsg": "killed", "code": 237}
         batch = found[: command["batchSize"]]

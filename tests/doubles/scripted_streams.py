@@ -10,6 +10,7 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
+from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.change_stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
@@ -80,8 +81,11 @@ class PrivateStream(MergedStream):
         start_at: Timestamp,
         topology_from: Timestamp,
         token_version: int = 1,
+        sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     ) -> None:
-        super().__init__(request, shards, start_at=start_at, topology_from=topology_from)
+        super().__init__(
+            request, shards, start_at=start_at, topology_from=topology_from, sizes=sizes
+        )
         self.log_reader = LogReader(self, starting_point(request, start_at, token_version))
 
     @property

@@ -6,8 +6,10 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
 
+from router.config.parameters import stream_limits
 from router.config.settings import load_settings
 from router.service import serve
+from router.stream_settings import StreamSettings
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.wire.connection import Address
 from tests.simulation.loop import PROCESS, SimulatedLoop
@@ -40,8 +42,10 @@ class RouterProcess:
         *,
         upstream: str | None = None,
         feed_port: int | None = None,
+        limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
     ) -> None:
         self.port = port
+        self._limits_of = limits_of
         self._feed_port = feed_port
         self._loop = loop
         self._trace = trace
@@ -98,6 +102,7 @@ class RouterProcess:
                 name, seeds, probe_timeout=_PROBE_TIMEOUT
             ),
             now=lambda: datetime.fromtimestamp(self._wall(), UTC),
+            limits_of=self._limits_of,
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
-from unittest import mock
 
-import router.service
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
+from router.block_sizes import BlockSizes
 from router.config.parameters import stream_limits
-from router.merge import merged_log, merger
 from router.stream_settings import StreamSettings
-from shard_client.remote_cursor import remote_cursor
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.feed_client import FeedClient
@@ -57,18 +54,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
     scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
 
-    def limits(values: Mapping[str, Any]) -> StreamSettings:
-        found = replace(stream_limits(values), reply_target_bytes=plan.block_bytes)
-        return replace(found, **plan.limits)
-
-    with (
-        repeatable(seed, scenario.wall),
-        mock.patch.object(router.service, "stream_limits", limits),
-        mock.patch.object(merged_log, "JOIN_BYTES", plan.block_bytes),
-        mock.patch.object(merger, "COALESCE_BYTES", plan.block_bytes),
-        mock.patch.object(remote_cursor, "LARGE_REPLY", plan.block_bytes),
-        mock.patch.object(merger, "BLOCK_EVENTS", max(1, plan.block_bytes // 500)),
-    ):
+    with repeatable(seed, scenario.wall):
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
@@ -120,7 +106,7 @@ class Scenario:
         router_process = RouterProcess(
             self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,
             self._plan.parameters, upstream=f"mongodb://{cluster.mongos_address}",
-            feed_port=_FEED_PORT,
+            feed_port=_FEED_PORT, limits_of=self._limits,
         )  # fmt: skip
         router_process.start()
         await self._while_it_happens(cluster, workload, router_process)
@@ -129,6 +115,17 @@ class Scenario:
         await asyncio.sleep(0.1)
         for link in self._network.links:
             self._trace.problem(f"a connection is left: {link}")
+
+    def _limits(self, parameters: Mapping[str, Any]) -> StreamSettings:
+        """Return the settings of streams, with replies and blocks of the plan's size."""
+        size = self._plan.block_bytes
+        return replace(
+            stream_limits(parameters),
+            reply_target_bytes=size,
+            large_reply_bytes=size,
+            blocks=BlockSizes(max(1, size // 500), coalesce_bytes=size, join_bytes=size),
+            **self._plan.limits,
+        )
 
     def _draw(self) -> Random:
         """Return a separate random generator for one part."""

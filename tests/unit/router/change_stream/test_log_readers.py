@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from unittest.mock import patch
 
 import bson
 from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.block_sizes import BlockSizes
 from router.change_stream.actions import Action, CloseRemote, OpenRemote
 from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
@@ -46,7 +46,12 @@ class Streams:
     def open(self, start_at: Timestamp, keep_bytes: int) -> MergedStream:
         hosts = {shard: f"{shard}/h:1" for shard in SHARDS}
         stream = MergedStream(
-            request(), hosts, start_at=start_at, topology_from=START, keep_bytes=keep_bytes
+            request(),
+            hosts,
+            start_at=start_at,
+            topology_from=START,
+            keep_bytes=keep_bytes,
+            sizes=BlockSizes(join_bytes=300),
         )
         self.pending[stream] = {}
         self.act(stream, stream.start())
@@ -246,12 +251,11 @@ def starts_of(scripts: dict[str, Script], rnd: Random) -> list[StreamRequest]:
 def test_each_client_gets_the_batches_of_a_private_stream(
     scripts: dict[str, Script], keep_bytes: int, rnd: Random
 ):
-    with patch("router.merge.merged_log.JOIN_BYTES", 300):
-        fanout = Fanout(Streams(scripts, rnd), keep_bytes)
-        starts = starts_of(scripts, rnd)
-        for _ in range(rnd.randrange(20, 150)):
-            fanout.step(starts)
-        fanout.finish()
+    fanout = Fanout(Streams(scripts, rnd), keep_bytes)
+    starts = starts_of(scripts, rnd)
+    for _ in range(rnd.randrange(20, 150)):
+        fanout.step(starts)
+    fanout.finish()
     for client in fanout.clients:
         alone = expected(client, scripts, rnd)
         if isinstance(alone, CommandError):

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.merge.merged_log import ELEMENT_OVERHEAD, JOIN_BYTES, MergedLog, cut
+from router.block_sizes import DEFAULT_BLOCK_SIZES
+from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
+
+JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
 
 KEY_SIZE = 6
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.merge.merger import BLOCK_EVENTS, COALESCE_BYTES, MergeOrderError, Merger, weight
+from router.block_sizes import DEFAULT_BLOCK_SIZES
+from router.merge.merger import MergeOrderError, Merger, weight
 
 LOWEST, HIGHEST = b"", b"\xff"
 
@@ -139,7 +140,7 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
     for remote in range(remotes):
         for start in range(0, each, batch):
             numbers = range(start, min(each, start + batch))
-            filler = b"x" * (COALESCE_BYTES // batch)
+            filler = b"x" * (DEFAULT_BLOCK_SIZES.coalesce_bytes // batch)
             made.add_batch(
                 remote, [event(n, remote, filler) for n in numbers], b"p", key(numbers[-1])
             )
@@ -147,8 +148,8 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
     while (block := made.next_block()) is not None:
         sizes.append(len(block.events))
     assert sum(sizes) == remotes * each
-    assert max(sizes) <= BLOCK_EVENTS + remotes
-    assert min(sizes[:-1]) >= BLOCK_EVENTS - remotes
+    assert max(sizes) <= DEFAULT_BLOCK_SIZES.events + remotes
+    assert min(sizes[:-1]) >= DEFAULT_BLOCK_SIZES.events - remotes
 
 
 def test_events_merged_ahead_count_as_buffered_and_are_released_first():

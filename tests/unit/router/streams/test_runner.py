@@ -1,12 +1,12 @@
 """The remotes behind a merged stream: failures, new shards, budgets, nudges."""
 
 import asyncio
-from unittest.mock import patch
 
 import bson
 import pytest
 from bson import Timestamp
 
+from router.block_sizes import BlockSizes
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
@@ -194,17 +194,13 @@ async def test_a_reply_has_the_requested_events_or_about_its_target_size(
     for n in range(12):
         cluster.shards["s0"].insert(Timestamp(101, n + 1), n, filler="x" * 1000)
     cluster.noop(102)
-    with (
-        patch("router.merge.merger.BLOCK_EVENTS", 1),
-        patch("router.merge.merged_log.JOIN_BYTES", 0),
-    ):
-        registry = cluster.registry(reply_target_bytes=3000)
-        cursor, _ = await registry.open(stream(), OWNER)
-        shared = cursor.shared
-        assert shared is not None
-        await until(lambda: (shared.runner.stream.gate or b"") > b"8200000066")
-        assert numbers(await cursor.next_batch(7, 2)) == [*range(7)]
-        rest = numbers(await cursor.next_batch(None, 2))
+    registry = cluster.registry(reply_target_bytes=3000, blocks=BlockSizes(1, join_bytes=0))
+    cursor, _ = await registry.open(stream(), OWNER)
+    shared = cursor.shared
+    assert shared is not None
+    await until(lambda: (shared.runner.stream.gate or b"") > b"8200000066")
+    assert numbers(await cursor.next_batch(7, 2)) == [*range(7)]
+    rest = numbers(await cursor.next_batch(None, 2))
     assert rest[:2] == [7, 8]
     assert len(rest) < 5
 

@@ -70,8 +70,9 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     assert [each.target for each in registry.describe()[0].remotes].count("s1") == 1
     left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
     cluster.config.documents["shards"] = left
-    read = cluster.config.commands["find"]
-    await until(lambda: cluster.config.commands["find"] > read)
+    assert cursor.shared is not None
+    merged = cursor.shared.runner.stream
+    await until(lambda: [each.target for each in merged.leaving] == ["s1"])
     cluster.noop(200)  # promises beyond the time when the list was read
     await until(lambda: "s1" not in [each.target for each in registry.describe()[0].remotes])
     listed = cluster.config.commands["find"]

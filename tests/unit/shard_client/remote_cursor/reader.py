@@ -1,0 +1,133 @@
+"""A remote cursor on a scripted member, and everything that it reports."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bson import Timestamp
+
+from router.change_stream.progress_command import progress_command
+from router.change_stream.resume_token import cluster_time_of
+from router.streams.member_load import MemberLoad
+from shard_client.cluster_clock import ClusterClock
+from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.progress_cursor import Probing
+from shard_client.remote_cursor.remote_cursor import RemoteCursor
+from shard_client.remote_cursor.remote_settings import RemoteSettings
+from shard_client.wire.connection import Address, Connection
+from shard_client.wire.connection_pool import ConnectionPool
+from tests.doubles.scripted_member import ScriptedMember, event_token
+from tests.harness.until import PATIENCE, until
+
+SETTINGS = RemoteSettings(
+    await_time=0.005,
+    connect_timeout=PATIENCE,
+    reply_timeout=PATIENCE,
+    failure_timeout=PATIENCE,
+    close_timeout=1.0,
+    backoff_first=0.005,
+)
+"""Nothing times out on a busy machine; tests of a time limit set it."""
+
+
+@dataclass
+class Reader:
+    """A cursor on a member and everything that it reports."""
+
+    member: ScriptedMember
+    settings: RemoteSettings = SETTINGS
+    batches: list[CursorBatch] = field(default_factory=list)
+    failures: list[CommandError] = field(default_factory=list)
+    suspected: list[Address] = field(default_factory=list)
+    asked_ahead: list[bool] = field(default_factory=list)
+    connection: Connection | None = None
+    stages: Sequence[dict[str, Any]] = ()
+    fragments: bool = False
+    sent: MemberLoad = field(default_factory=MemberLoad)
+    costs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = ClusterClock()
+        self.pool = ConnectionPool()
+        self.cursor = RemoteCursor(
+            "s",
+            dialer=self,
+            opening=self.opening,
+            on_batch=self.brought,
+            on_failure=lambda error, _: self.failures.append(error),
+            clock=self.clock,
+            settings=self.settings,
+            sent=self.sent,
+            probing=Probing(
+                opening=lambda pbrt: progress_command(*self.opening(pbrt), pbrt),
+                fragments=self.fragments,
+                on_cost=self.costs.append,
+            ),
+        )
+
+    async def connect(self, timeout: float) -> Connection:
+        address = ("127.0.0.1", self.member.port)
+        self.connection = await self.pool.take(address, timeout, greet=True)
+        return self.connection
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        self.connection = await self.pool.take(address, timeout)
+        return self.connection
+
+    def release(self, connection: Connection) -> None:
+        self.pool.give_back(connection)
+
+    def borrow(
+        self, address: Address, timeout: float, *, greet: bool = False
+    ) -> AbstractAsyncContextManager[Connection]:
+        return self.pool.borrow(address, timeout, greet=greet)
+
+    def suspect(self, address: Address) -> None:
+        self.suspected.append(address)
+
+    def brought(self, batch: CursorBatch) -> None:
+        self.batches.append(batch)
+        self.asked_ahead.append(self.connection is not None and self.connection.busy)
+
+    def opening(self, pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
+        start: dict[str, Any] = {"startAtOperationTime": Timestamp(100, 1)}
+        if pbrt is not None:
+            start = {"resumeAfter": {"_data": token_data(pbrt).decode()}}
+        pipeline = [{"$changeStream": start}, *self.stages]
+        return "db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
+
+    async def start_waiting(self) -> None:
+        """Start the cursor and wait until its first getMore waits for events."""
+        self.cursor.start()
+        await until(lambda: self.member.waiting == 1)
+
+    async def probed(self) -> None:
+        """Ask the progress cursor, and wait for what it reports."""
+        heard = len(self.batches)
+        self.cursor.probe_progress(0.001)
+        await until(lambda: len(self.batches) > heard)
+
+    async def close(self) -> None:
+        """Close the cursor, which leaves none on the member."""
+        await self.cursor.close()
+        assert not self.member.cursors
+
+    def has(self, count: int) -> bool:
+        return len(self.keys) == count
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [key for batch in self.batches for key, _ in batch.events]
+
+    @property
+    def promise(self) -> Timestamp:
+        return cluster_time_of(token_data(self.batches[-1].pbrt))
+
+    def promises(self, second: int) -> bool:
+        return self.promise == Timestamp(second, 1)
+
+
+def keys(*seconds: int) -> list[bytes]:
+    return [event_token(Timestamp(second, 1)).encode() for second in seconds]
