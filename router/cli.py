@@ -154,6 +154,34 @@ def serve(
     ] = None,
     max_conns: Annotated[int | None, flag("net.maxIncomingConnections", "--maxConns")] = None,
     key_file: Annotated[str | None, flag("security.keyFile", "--keyFile")] = None,
+    tls_mode: Annotated[str | None, flag("net.tls.mode", "--tlsMode")] = None,
+    tls_certificate_key_file: Annotated[
+        Path | None, flag("net.tls.certificateKeyFile", "--tlsCertificateKeyFile")
+    ] = None,
+    tls_cluster_file: Annotated[
+        Path | None, flag("net.tls.clusterFile", "--tlsClusterFile")
+    ] = None,
+    tls_ca_file: Annotated[Path | None, flag("net.tls.CAFile", "--tlsCAFile")] = None,
+    tls_cluster_ca_file: Annotated[
+        Path | None, flag("net.tls.clusterCAFile", "--tlsClusterCAFile")
+    ] = None,
+    tls_crl_file: Annotated[Path | None, flag("net.tls.CRLFile", "--tlsCRLFile")] = None,
+    tls_allow_connections_without_certificates: Annotated[
+        bool | None,
+        flag(
+            "net.tls.allowConnectionsWithoutCertificates",
+            "--tlsAllowConnectionsWithoutCertificates",
+        ),
+    ] = None,
+    tls_allow_invalid_hostnames: Annotated[
+        bool | None, flag("net.tls.allowInvalidHostnames", "--tlsAllowInvalidHostnames")
+    ] = None,
+    tls_allow_invalid_certificates: Annotated[
+        bool | None, flag("net.tls.allowInvalidCertificates", "--tlsAllowInvalidCertificates")
+    ] = None,
+    tls_disabled_protocols: Annotated[
+        str | None, flag("net.tls.disabledProtocols", "--tlsDisabledProtocols")
+    ] = None,
     local_threshold: Annotated[
         int | None, flag("replication.localPingThresholdMs", "--localThreshold")
     ] = None,
@@ -173,6 +201,18 @@ def serve(
             "maxIncomingConnections": max_conns,
             "compression": {"compressors": network_message_compressors},
             "admin": {"port": admin_port},
+            "tls": {
+                "mode": tls_mode,
+                "certificateKeyFile": tls_certificate_key_file,
+                "clusterFile": tls_cluster_file,
+                "CAFile": tls_ca_file,
+                "clusterCAFile": tls_cluster_ca_file,
+                "CRLFile": tls_crl_file,
+                "allowConnectionsWithoutCertificates": tls_allow_connections_without_certificates,
+                "allowInvalidHostnames": tls_allow_invalid_hostnames,
+                "allowInvalidCertificates": tls_allow_invalid_certificates,
+                "disabledProtocols": tls_disabled_protocols,
+            },
         },
         "replication": {"localPingThresholdMs": local_threshold},
         "security": {"keyFile": key_file},

@@ -14,8 +14,11 @@ log = structlog.get_logger()
 
 
 async def run_until_signalled(settings: Settings) -> None:
-    """Run the router until SIGTERM or SIGINT; a second signal ends it at once."""
-    stop = asyncio.Event()
+    """Run the router until SIGTERM or SIGINT; a second signal ends it at once.
+
+    With TLS, SIGHUP exchanges the certificates.
+    """
+    stop, rotate = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def signalled(number: int) -> None:
@@ -29,7 +32,9 @@ async def run_until_signalled(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
+    if settings.net.tls.enabled:
+        loop.add_signal_handler(signal.SIGHUP, rotate.set)
     if settings.workers == 1:
-        await serve(settings, sys.argv, stop)
+        await serve(settings, sys.argv, stop, rotate=rotate)
     else:
-        await Supervisor(settings, sys.argv).run(stop)
+        await Supervisor(settings, sys.argv).run(stop, rotate)

@@ -35,9 +35,11 @@ from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream_settings import StreamSettings
+from router.tls.certificates import Certificates
+from router.tls.handshake import Handshakes
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.access import Access
-from shard_client.wire.authentication import Credentials
+from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()
 
@@ -54,6 +56,7 @@ async def serve(
     arguments: Sequence[str],
     stop: asyncio.Event,
     *,
+    rotate: asyncio.Event | None = None,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
     limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
@@ -64,13 +67,14 @@ async def serve(
         settings: the operator's settings; ``sharding.configDB`` is required.
         arguments: the command line, for getCmdLineOpts.
         stop: the event that ends the router.
+        rotate: is set to exchange the certificates, and cleared here.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
         limits_of: returns the settings of streams for the server parameters.
 
     Raises:
-        ValueError: if no config server is set, or the admin token's file is invalid.
-        OSError: if a port cannot be opened, or that file not be read.
+        ValueError: if no config server is set, or a file with a secret or certificate is invalid.
+        OSError: if a port cannot be opened, or such a file not be read.
     """
     admin = settings.net.admin
     token = admin.read_token()
@@ -87,6 +91,9 @@ async def serve(
             hosts = [settings.feed.bind_ip]
             attributes["feedPort"] = await feed.listen(hosts, settings.feed.port)
         log.info("Waiting for connections", component="NETWORK", **attributes)
+        if rotate is not None and node.certificates is not None:
+            rotating = asyncio.create_task(_rotate(node.certificates, rotate))
+            owned.push_async_callback(_end, rotating)
         await stop.wait()
         drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
         log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
@@ -166,10 +173,14 @@ async def assemble(
         limits = settings_of_worker(limits, worker.count)
     limits_of_clients = settings.client_limits
     logins = settings.security.logins()
+    certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
+    tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
-        cluster = cluster_of(settings, limits, replica_set=replica_set, now=now)
+        cluster = cluster_of(settings, limits, tls=tls, replica_set=replica_set, now=now)
         owned.push_async_callback(cluster.close)
-        upstream = _upstream(settings, worker, logins.upstream)
+        if certificates is not None and tls is not None:
+            certificates.when_rotated(cluster.renew_monitors)
+        upstream = _upstream(settings, worker, Access(logins.upstream, tls))
         access = None
         if settings.security.authorization:
             refresh = parameters["userCacheInvalidationIntervalSecs"]
@@ -200,6 +211,7 @@ async def assemble(
             client_limits=limits_of_clients,
             compressors=settings.net.compressors,
             access=access,
+            certificates=certificates,
         )
         if access is not None:
             access.users.when_changed(partial(_end_streams, node))
@@ -215,7 +227,12 @@ async def assemble(
             owned.push_async_callback(node.checks.close)
             owned.callback(node.lag.stop)
             node.lag.start()
-        listener = await owned.enter_async_context(Listener(node))
+        handshakes = None
+        if certificates is not None:
+            handshakes = Handshakes(
+                settings.net.tls, certificates.contexts, timeout=node.client_limits.login_time
+            )
+        listener = await owned.enter_async_context(Listener(node, handshakes=handshakes))
         feed = None
         if settings.feed.port is not None:
             request_wait = settings.feed.request_wait_ms * _MS
@@ -227,6 +244,7 @@ async def assemble(
                     access=access,
                     limits=limits_of_clients,
                     users=node.users,
+                    handshakes=handshakes,
                 )
             )
         with suppress(TimeoutError):
@@ -239,6 +257,7 @@ def cluster_of(
     settings: Settings,
     limits: StreamSettings,
     *,
+    tls: TlsContexts | None = None,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
 ) -> Cluster:
@@ -247,6 +266,7 @@ def cluster_of(
     Args:
         settings: the operator's settings.
         limits: the limits of streams, of which some apply to connections.
+        tls: the TLS contexts of connections; None for connections without TLS.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
 
@@ -261,13 +281,22 @@ def cluster_of(
         limits,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),
-        access=Access(settings.security.logins().members),
+        access=Access(settings.security.logins().members, tls),
     )
 
 
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait((task,))
+
+
+async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:
+    """Exchange the certificates each time ``asked`` is set."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        with suppress(ValueError, OSError):  # it has been logged
+            certificates.rotate()
 
 
 def _lookups(
@@ -287,12 +316,12 @@ def _end_streams(node: Node, user: User) -> None:
 
 
 def _upstream(
-    settings: Settings, worker: WorkerShare | None, credentials: Credentials | None
+    settings: Settings, worker: WorkerShare | None, access: Access
 ) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
     moved = worker.announce_upstream if worker is not None else None
-    return UpstreamMongos(parse_upstream(settings.upstream), moved=moved, credentials=credentials)
+    return UpstreamMongos(parse_upstream(settings.upstream), moved=moved, access=access)
 
 
 async def _learn(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.access import OPEN, Access
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, parse_address
 
@@ -47,7 +48,8 @@ class UpstreamMongos:
         addresses: the mongoses, in order of preference.
         connect_timeout: seconds for one attempt to connect.
         moved: called when this process has switched, so that other workers follow.
-        credentials: the router's own user, for connections that serve no client's commands.
+        access: how to connect: by TLS or not, and as which user of the router's own on connections
+            that serve no client's commands.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class UpstreamMongos:
         *,
         connect_timeout: float = 5.0,
         moved: Callable[["UpstreamMongos"], None] | None = None,
-        credentials: Credentials | None = None,
+        access: Access = OPEN,
     ) -> None:
         if not addresses:
             raise ValueError("an upstream has at least one address")
@@ -65,7 +67,7 @@ class UpstreamMongos:
         self._addresses = tuple(addresses)
         self._timeout = connect_timeout
         self._moved = moved
-        self._credentials = credentials
+        self._access = access
 
     def link(self) -> "ServerLink":
         """Return a new link to the upstream for one client; it connects when first used."""
@@ -86,7 +88,7 @@ class UpstreamMongos:
         Raises:
             CommandError: HostUnreachable, none of them answers or accepts the login.
         """
-        return await self._connect(self._credentials)
+        return await self._connect(self._access.credentials)
 
     async def connect(self) -> Connection:
         """Open a connection to the mongos in use, or to the next one that answers; no login.
@@ -106,6 +108,7 @@ class UpstreamMongos:
                 connection = await Connection.open(
                     address,
                     timeout=self._timeout,
+                    tls=self._access.context,
                     app_name="mergerouter upstream",
                     credentials=credentials,
                 )

@@ -38,6 +38,8 @@ class ErrorCode(IntEnum):
     ReadConcernMajorityNotAvailableYet = 134
     FailedToSatisfyReadPreference = 133
     CappedPositionLost = 136
+    InvalidSSLConfiguration = 140
+    SSLHandshakeFailed = 141
     CursorInUse = 143
     StaleShardVersion = 63
     MaxStalenessOutOfRange = 160

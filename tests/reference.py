@@ -100,6 +100,8 @@ def _setting_row(name: str, field: FieldInfo) -> str:
     default = _shown(field.get_default(call_default_factory=True))
     kinds = [each for each in get_args(field.annotation) if each is not NoneType]
     kind = _TYPES.get(kinds[0] if len(kinds) == 1 else field.annotation, "")
+    if kinds and all(isinstance(each, str) for each in kinds):
+        kind = ", ".join(kinds)
     if name == "setParameter":
         kind = "[below](#parameters)"
     bounds = {

@@ -44,7 +44,10 @@ class ConfigServer:
         replica_set = await self._cluster.locate(CONFIG, None, fresh=False)
         address = await replica_set.select(PRIMARY, _CONNECT_TIMEOUT)
         return await Connection.open(
-            address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter login"
+            address,
+            timeout=_CONNECT_TIMEOUT,
+            tls=self._cluster.access.context,
+            app_name="mergerouter login",
         )
 
     def serves(self, address: Address) -> bool:

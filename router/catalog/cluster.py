@@ -71,6 +71,7 @@ class Cluster:
         access: Access = OPEN,
     ) -> None:
         parse_hosts(configdb)
+        self.access = access
         self._limits = limits or StreamSettings()
         self._factory: ReplicaSetFactory = replica_set or partial(
             MotorReplicaSet, local_threshold=self._limits.local_threshold, access=access
@@ -197,6 +198,11 @@ class Cluster:
         known = [version for target, version in self._wire_versions.items() if target != CONFIG]
         versions = known or list(self._wire_versions.values())
         return 2 if versions and min(versions) >= _WIRE_VERSION_OF_TOKEN_2 else 1
+
+    def renew_monitors(self) -> None:
+        """Make the monitoring of all replica sets connect anew, with the current certificates."""
+        for replica_set in self._sets.values():
+            replica_set.renew()
 
     async def close(self) -> None:
         """Close the cluster's monitors and connections."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from router.commands.node import Node
     from router.peers.peers import Peer, Peers
     from router.upstream_mongos import ServerLink, UpstreamMongos
+    from shard_client.wire.tls import Certificate
 
 
 _MOST_CHECKED = 1024 * 1024
@@ -36,7 +37,8 @@ class Client:
     ``is_worker`` is true if the client is another worker of this router, which asks for one of its
     clients or for itself; it is answered from this process alone, and nothing is passed on.
     ``is_local`` is true if the client connects from this machine, over a loopback address.
-    ``login`` is None if clients do not log in, and for workers.
+    ``login`` is None if clients do not log in, and for workers. ``certificate`` is the one that the
+    client has presented in its TLS handshake, checked with the authority; None without one.
     """
 
     connection_id: int
@@ -48,6 +50,7 @@ class Client:
     is_local: bool = False
     worker_links: "dict[int, ServerLink]" = field(default_factory=dict)
     login: "Login | None" = None
+    certificate: "Certificate | None" = None
 
     @property
     def host(self) -> str:

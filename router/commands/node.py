@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from router.cursors.registry import CursorRegistry
     from router.loop_lag import LoopLag
     from router.peers.peers import Peers
+    from router.tls.certificates import Certificates
     from router.upstream_mongos import UpstreamMongos
     from shard_client.cluster_clock import ClusterClock
 
@@ -74,6 +75,7 @@ class Node:
         lag: the event loop's lag; None without an admin port.
         access: the users and their rights; None if clients do not log in.
         users: the users that have opened the cursors; empty if clients do not log in.
+        certificates: the router's certificates; None without TLS.
     """
 
     clock: "ClusterClock"
@@ -101,6 +103,7 @@ class Node:
         default_factory=WeakKeyDictionary
     )
     users: "WeakKeyDictionary[MergedCursor, User]" = field(default_factory=WeakKeyDictionary)
+    certificates: "Certificates | None" = None
 
     def become(self, identity: ServerIdentity) -> None:
         """Report ``identity`` from now on; wake waiting hellos if it changed."""

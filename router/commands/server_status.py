@@ -57,6 +57,7 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
             "numRequests": Int64(node.counters.requests),
         },
         "opcounters": {name: Int64(count) for name, count in node.counters.by_kind.items()},
+        **_security(node),
         "sharding": {"configsvrConnectionString": node.options["sharding"]["configDB"]}
         if "sharding" in node.options
         else {},
@@ -72,6 +73,11 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
         },
         "mergerouter": _mergerouter(node, node.cursors.describe() if streams else []),
     }
+
+
+def _security(node: Node) -> dict[str, Any]:
+    """Return the section about the router's certificate; empty without TLS, as in mongos."""
+    return {} if node.certificates is None else {"security": node.certificates.describe()}
 
 
 def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from router.commands import (
     aggregate,
     authentication,
+    certificates,
     cursors,
     diagnostics,
     fail_points,
@@ -33,6 +34,7 @@ async def list_commands(call: Call) -> AnyAnswer:
         for command in sorted(_ALL, key=lambda command: command.names[0])
         if (not command.for_tests or call.node.fail_points is not None)
         and (call.node.access is not None or command not in authentication.RELAYED)
+        and (call.node.certificates is not None or command not in certificates.COMMANDS)
         and not command.names[0].startswith("_")  # for the router's own processes
     }
     return Answer({"commands": listed})
@@ -49,6 +51,7 @@ _ALL: tuple[Command, ...] = (
     *sessions.COMMANDS,
     *fail_points.COMMANDS,
     *get_parameter.COMMANDS,
+    *certificates.COMMANDS,
     *local_only.COMMANDS,
     Command(("listCommands",), list_commands, "the commands", before_login=True),
 )

@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from router.config.problems import describe_problems
 from router.config.settings import Settings, load_settings
+from shard_client.wire.tls import TlsContexts
 
 
 class SubCommand(TyperCommand):
@@ -52,6 +53,8 @@ def read_settings(flags: dict[str, Any], config: Path | None) -> Settings:
         settings = load_settings(flags, config)
         settings.net.admin.read_token()
         settings.security.logins()
+        if settings.net.tls.enabled:
+            TlsContexts(settings.net.tls.files())
         return settings
     except pydantic.ValidationError as error:
         raise typer.BadParameter(describe_problems(error, Settings)) from error

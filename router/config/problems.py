@@ -65,7 +65,7 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
         return str(message)
     if problem["msg"].startswith(_VALUE_ERROR):
         return f"{name}: {message}"
-    secret = name == "security" or name.endswith("assword")
+    secret = name in ("security", "net.tls") or name.endswith("assword")
     given = "" if secret else f", not {problem['input']!r}"
     if problem["type"] == "model_type":
         inner = [each for each, _field in fields(settings) if each.startswith(f"{name}.")]

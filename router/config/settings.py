@@ -15,6 +15,7 @@ from router.config.environment import read_environment
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
 from router.config.security import HIDDEN, Security
+from router.config.tls import Tls
 from router.peers.cursor_ids import MOST_WORKERS
 from router.upstream_mongos import parse_upstream
 from shard_client.replica_set.replica_set import parse_hosts
@@ -22,6 +23,7 @@ from shard_client.wire.compression import AVAILABLE
 
 DEFAULT_PORT = 27020
 _EXAMPLE = "net: {port: 27020}"
+_SECRETS = frozenset({"password", "certificateKeyFilePassword", "clusterPassword"})
 
 
 class _Section(BaseModel):
@@ -116,6 +118,7 @@ class Net(_Section):
     """Addresses and networks from which connections are not limited."""
     compression: Compression = Compression()
     admin: Admin = Admin()
+    tls: Tls = Tls()
 
     @property
     def hosts(self) -> list[str]:
@@ -235,9 +238,11 @@ class Settings(_Section):
         Passwords are hidden.
         """
         shown: dict[str, Any] = _sorted(self.model_dump(by_alias=True, exclude_unset=True))
-        if "password" in shown.get("security", {}):
-            shown["security"]["password"] = HIDDEN
-        return shown
+        for section in (shown.get("security", {}), shown.get("net", {}).get("tls", {})):
+            for name in _SECRETS & section.keys():
+                section[name] = HIDDEN
+        plain: dict[str, Any] = _plain(shown)
+        return plain
 
 
 def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Settings:
@@ -309,6 +314,13 @@ def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             kept[name] = value
     return kept
+
+
+def _plain(value: Any) -> Any:
+    """Return the settings with paths as strings, since BSON has none."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
 
 
 def _sorted(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ from router.cursors.registry import CursorRegistry
 from router.feed.lines import read_line, write_error, write_line
 from router.feed.login import check_rights, log_in
 from router.feed.watch import Watch, parse_watch
+from router.tls.handshake import Handshakes
+from router.tls.sockets import AcceptingPort
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.documents import decode
@@ -49,6 +52,7 @@ class Feed:
         access: the users, if clients have to log in.
         limits: the limits of clients, which apply to their logins.
         users: records the user of each cursor, whose streams end with the user's rights.
+        handshakes: connects the sockets of clients that may use TLS; None without TLS.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Feed:
         access: AccessControl | None = None,
         limits: ClientLimits | None = None,
         users: MutableMapping[MergedCursor, User] | None = None,
+        handshakes: Handshakes | None = None,
     ) -> None:
         self._cursors = cursors
         self._request_wait = request_wait
@@ -71,7 +76,9 @@ class Feed:
         self._users = {} if users is None else users
         # A client can make the router hold twice as many bytes.
         self._held = _LONGEST_LINE if access is None else self._limits.message_size_before_login
+        self._handshakes = handshakes
         self._servers: list[asyncio.Server] = []
+        self._accepting: AcceptingPort | None = None
         self._stopped = False
         self._clients: set[asyncio.Task[None]] = set()
         self._tasks = asyncio.TaskGroup()
@@ -89,6 +96,8 @@ class Feed:
         self._stopped = True
         for server in self._servers:
             server.close()
+        if self._accepting is not None:
+            self._accepting.close()
         for task in self._clients:
             task.cancel()
         # The tasks end in any case; an exception of the block propagates unchanged.
@@ -100,6 +109,11 @@ class Feed:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
+        if self._handshakes is not None:
+            self._accepting = AcceptingPort(
+                partial(self._shake_hands, self._handshakes), self._counts, self._tasks
+            )
+            return await self._accepting.listen(hosts, port)
         for host in hosts:
             server = await asyncio.start_server(self._accept, host, port, limit=self._held)
             self._servers.append(server)
@@ -108,10 +122,26 @@ class Feed:
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        reader = asyncio.StreamReader(limit=self._held)
+        if self._handshakes is not None:
+            await self._handshakes.connect(connection, partial(self._protocol, self._accept))
+            return
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: asyncio.StreamReaderProtocol(reader, self._accept), connection
+            partial(self._protocol, self._accept), connection
         )
+
+    def _protocol(
+        self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+    ) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
+
+    async def _shake_hands(
+        self, handshakes: Handshakes, connection: socket.socket, arrived: Callable[[], None]
+    ) -> None:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            arrived()
+            self._accept(reader, writer)
+
+        await handshakes.connect(connection, partial(self._protocol, accept))
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # accepted in the same iteration of the loop as the stop

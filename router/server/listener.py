@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -13,13 +14,14 @@ from router.client_limits import ConnectionCounts
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
+from router.tls.handshake import Handshakes, peer_certificate
+from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 
-_BACKLOG = 1024
 _INTERRUPTED_TIMEOUT = 0.5
 _CHECKS_A_DEADLINE = 8
 _SHORTEST_CHECK, _LONGEST_CHECK = 0.02, 1.0
@@ -43,10 +45,15 @@ class Listener:
         node: the state that all commands share.
         for_workers: the clients are the other workers of this router; the worker that accepted
             the client has already counted and limited the requests that they pass on.
+        handshakes: connects the sockets of clients that may use TLS; None without TLS.
     """
 
-    def __init__(self, node: Node, *, for_workers: bool = False) -> None:
+    def __init__(
+        self, node: Node, *, for_workers: bool = False, handshakes: Handshakes | None = None
+    ) -> None:
         self._node = node
+        self._handshakes = handshakes
+        self._accepting: AcceptingPort | None = None
         self._for_workers = for_workers
         self._counters = Counters() if for_workers else node.counters
         self._servers: list[asyncio.Server] = []
@@ -86,10 +93,16 @@ class Listener:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
+        if self._handshakes is not None:
+            self._accepting = AcceptingPort(
+                partial(self._shake_hands, self._handshakes), self._counts, self._tasks
+            )
+            self._node.port = await self._accepting.listen(hosts, port)
+            return self._node.port
         loop = asyncio.get_running_loop()
         for host in hosts:
             server = await loop.create_server(
-                lambda: _ClientStream(self._accept), host, port, backlog=_BACKLOG
+                lambda: _ClientStream(self._accept), host, port, backlog=BACKLOG
             )
             self._servers.append(server)
             port = server.sockets[0].getsockname()[1]
@@ -100,7 +113,7 @@ class Listener:
         """Listen on the Unix socket ``path``; raises OSError."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
-            lambda: _ClientStream(self._accept), path, backlog=_BACKLOG
+            lambda: _ClientStream(self._accept), path, backlog=BACKLOG
         )
         self._servers.append(server)
 
@@ -128,6 +141,10 @@ class Listener:
             stream.when_closed(ended)
             self._accept(stream, connection_id)
 
+        if self._handshakes is not None:
+            if not await self._handshakes.connect(connection, lambda: _ClientStream(accept)):
+                ended()
+            return
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: _ClientStream(accept), connection
         )
@@ -138,6 +155,8 @@ class Listener:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        if self._accepting is not None:
+            self._accepting.close()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new commands, wait for those in flight, then interrupt the remaining ones.
@@ -153,6 +172,15 @@ class Listener:
         for connection in self._connections:
             connection.interrupt()
         await self._until_idle(_INTERRUPTED_TIMEOUT)
+
+    async def _shake_hands(
+        self, handshakes: Handshakes, connection: socket.socket, arrived: Callable[[], None]
+    ) -> None:
+        def accept(stream: FrameStream) -> None:
+            arrived()
+            self._accept(stream)
+
+        await handshakes.connect(connection, lambda: _ClientStream(accept))
 
     async def _until_idle(self, timeout: float) -> None:
         try:
@@ -183,6 +211,7 @@ class Listener:
             name,
             is_worker=self._for_workers,
             is_local=is_loopback(peername),
+            certificate=peer_certificate(stream.transport),
         )
         if self._node.access is not None and not self._for_workers:
             client.login = self._node.access.login(name)

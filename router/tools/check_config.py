@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -18,6 +19,8 @@ from router.config.settings import Settings
 from router.service import cluster_of
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.errors import CommandError
+from shard_client.wire.access import Access
+from shard_client.wire.tls import Certificate, TlsContexts
 
 _MOST_SKEW = 60.0
 _MONGOS = "isdbgrid"
@@ -76,12 +79,23 @@ async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
         )
     if offline:
         return findings
+    tls = None
+    if settings.net.tls.enabled:
+        contexts = TlsContexts(settings.net.tls.files())
+        findings.append(_certificate(contexts.certificate))
+        tls = contexts if settings.net.tls.towards_cluster else None
     findings += _ports(settings)
     if settings.sharding.config_db is not None:
-        findings += [each async for each in _cluster(settings)]
+        findings += [each async for each in _cluster(settings, tls)]
     if settings.upstream is not None:
-        findings.append(await _upstream(settings.upstream))
+        findings.append(await _upstream(settings.upstream, tls))
     return findings
+
+
+def _certificate(certificate: Certificate) -> Finding:
+    days = (certificate.expires - datetime.now(UTC)).days
+    remark = f"{certificate.subject}, valid for {days} more days"
+    return Finding("certificate", remark=remark)
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
@@ -105,9 +119,9 @@ def _ports(settings: Settings) -> Iterator[Finding]:
             yield Finding(subject)
 
 
-async def _cluster(settings: Settings) -> AsyncIterator[Finding]:
+async def _cluster(settings: Settings, tls: TlsContexts | None) -> AsyncIterator[Finding]:
     limits = stream_limits(settings.parameters)
-    cluster = cluster_of(settings, replace(limits, open_timeout=limits.connect_timeout))
+    cluster = cluster_of(settings, replace(limits, open_timeout=limits.connect_timeout), tls=tls)
     checks = ReplicaSetChecks(cluster)
     try:
         results = await checks.results(patience=None)
@@ -140,10 +154,10 @@ async def _cluster(settings: Settings) -> AsyncIterator[Finding]:
         await cluster.close()
 
 
-async def _upstream(uri: str) -> Finding:
+async def _upstream(uri: str, tls: TlsContexts | None) -> Finding:
     subject = f"upstream {uri}"
     try:
-        connection = await UpstreamMongos(parse_upstream(uri)).connect()
+        connection = await UpstreamMongos(parse_upstream(uri), access=Access(tls=tls)).connect()
     except CommandError as error:
         return Finding(subject, str(error))
     connection.abort()

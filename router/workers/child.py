@@ -136,6 +136,10 @@ class Child:
         """Send the choice of upstream for all workers."""
         self._channel.send(upstream=dict(choice))
 
+    def rotate(self) -> None:
+        """Make the worker exchange its certificates."""
+        self._channel.send(rotate=True)
+
     def drain(self, seconds: float) -> None:
         """Make the worker refuse new commands and end those in flight within ``seconds``."""
         self._channel.send(drain=seconds)

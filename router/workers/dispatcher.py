@@ -9,16 +9,15 @@ from itertools import count
 import structlog
 
 from router.client_limits import ConnectionCounts
+from router.tls.sockets import BACKLOG, accept, bind
 from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
 from router.workers.placement import Load, choose_worker
 
 log = structlog.get_logger()
 
-_BACKLOG = 1024
 _LOAD_TIMEOUT = 0.01
 _WAITING = 256
-_PAUSE = 0.1
 _LATELY = 1.0
 """Seconds within which a new connection opens a stream or becomes a monitor."""
 _MOST_DEALT = 256
@@ -54,25 +53,14 @@ class ConnectionDispatcher:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
-        loop = asyncio.get_running_loop()
-        for host in hosts:
-            for family, _, _, _, address in await loop.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            ):
-                listening = socket.socket(family, socket.SOCK_STREAM)
-                self._listening.append((kind, listening))
-                listening.setblocking(False)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind((address[0], port, *address[2:]))
-                port = listening.getsockname()[1]
-        return port
+        bound = await bind(hosts, port)
+        self._listening += [(kind, each) for each in bound]
+        return int(bound[0].getsockname()[1])
 
     def listen(self) -> None:
         """Start accepting clients' connections; raises OSError."""
         for _kind, listening in self._listening:
-            listening.listen(_BACKLOG)
+            listening.listen(BACKLOG)
 
     def add(self, child: Child) -> None:
         """Include this worker in the distribution."""
@@ -113,14 +101,7 @@ class ConnectionDispatcher:
     async def _accept(
         self, kind: bytes, listening: socket.socket, waiting: asyncio.Queue[HandedConnection]
     ) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _address = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptors left, or the client has disconnected
-                log.warning("Cannot accept a connection", component="NETWORK", error=str(error))
-                await asyncio.sleep(_PAUSE)
-                continue
+        async for connection in accept(listening):
             await waiting.put(HandedConnection(kind, next(self._ids), connection))
 
     async def _deal_batch(self, batch: Sequence[HandedConnection]) -> None:

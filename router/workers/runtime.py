@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -126,6 +127,10 @@ class WorkerRuntime:
                 case {"upstream": choice}:
                     if node.upstream is not None:
                         node.upstream.follow(**choice)
+                case {"rotate": _}:
+                    if node.certificates is not None:
+                        with suppress(ValueError, OSError):  # it has been logged
+                            node.certificates.rotate()
                 case {"drain": seconds}:
                     arrivals.close()
                     await listener.drain(seconds)

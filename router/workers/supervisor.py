@@ -79,8 +79,10 @@ class Supervisor:
         self._started_up = False
         self._all_ready = asyncio.Event()
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, rotate: asyncio.Event | None = None) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
+
+        When ``rotate`` is set, it is cleared and all workers exchange their certificates.
 
         Raises:
             OSError: a port cannot be opened, or the admin token's file not be read.
@@ -95,7 +97,7 @@ class Supervisor:
             if feed.port is not None:
                 self._ports["feedPort"] = await self._dealer.open(FEED, [feed.bind_ip], feed.port)
             async with self._admin(token):
-                await self._keep_workers(stop)
+                await self._keep_workers(stop, rotate or asyncio.Event())
         finally:
             self._dealer.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -116,7 +118,15 @@ class Supervisor:
         finally:
             source.close()
 
-    async def _keep_workers(self, stop: asyncio.Event) -> None:
+    async def _rotate(self, asked: asyncio.Event) -> None:
+        """Make all workers exchange their certificates each time ``asked`` is set."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            for child in self._alive:
+                child.rotate()
+
+    async def _keep_workers(self, stop: asyncio.Event, rotate: asyncio.Event) -> None:
         numbers = range(1, self._settings.workers + 1)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -124,6 +134,7 @@ class Supervisor:
                 if await _first(self._all_ready, stop):
                     self._dealer.listen()
                     dealing = tasks.create_task(self._dealer.deal())
+                    rotating = tasks.create_task(self._rotate(rotate))
                     log.info(
                         "Waiting for connections",
                         component="NETWORK",
@@ -132,6 +143,7 @@ class Supervisor:
                     )
                     await stop.wait()
                     dealing.cancel()
+                    rotating.cancel()
                 await self._drain()
                 for keeper in keepers:
                     keeper.cancel()

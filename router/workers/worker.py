@@ -26,7 +26,7 @@ _CHANNEL, _HANDOFF_SOCKET = 1, 2
 def main() -> None:
     """Run one worker until its parent ends it."""
     # A terminal or service manager signals the whole process group; only the parent reacts.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     start: WorkerStart = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own parent wrote it)
     settings = Settings(**start.settings)

@@ -73,20 +73,27 @@ class MotorReplicaSet:
         self._closed = False
         self._lost = False
         self._threshold = local_threshold
-        self._client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
+        self._heartbeat = heartbeat
+        self._access = access
+        self._client = self._connect()
+
+    def _connect(self) -> "AsyncIOMotorClient[dict[str, Any]]":
+        self._listener = _Listener(self)
+        return AsyncIOMotorClient(
             [format_address(address) for address in self._hosts],
-            replicaSet=name,
+            replicaSet=self._name,
             appname=MONITOR_NAME,
             serverMonitoringMode="poll",
             serverSelectionTimeoutMS=2000,
             connectTimeoutMS=5000,
             socketTimeoutMS=2000,
-            heartbeatFrequencyMS=int(heartbeat * 1000),
+            heartbeatFrequencyMS=int(self._heartbeat * 1000),
             maxPoolSize=1,
             maxIdleTimeMS=1000,
-            event_listeners=[_Listener(self)],
+            event_listeners=[self._listener],
             io_loop=self._loop,
-            **_login_options(access),
+            **_login_options(self._access),
+            **_tls_options(self._access),
         )
 
     @property
@@ -155,6 +162,19 @@ class MotorReplicaSet:
         """Do not select ``address`` again before the driver has checked the set."""
         self._distrusted = address
 
+    def renew(self) -> None:
+        """Replace the driver's client: a client reads its certificates only once."""
+        if self._closed:
+            return
+        former, listener = self._client, self._listener
+        try:
+            self._client = self._connect()
+        except PyMongoError as error:
+            log.error("cannot connect anew for monitoring", set=self._name, error=str(error))
+            return
+        listener.end()
+        self._end_client(former)
+
     async def close(self) -> None:
         """Stop the monitoring, with a bounded wait for an unresponsive member."""
         self._closed = True
@@ -162,21 +182,26 @@ class MotorReplicaSet:
         if self._check is not None:
             self._check.cancel()
             await asyncio.wait({self._check})
-        ended = asyncio.Event()
-
-        def end() -> None:
-            # The driver ends its sessions on the server and waits for the reply.
-            self._client.delegate.close()
-            with suppress(RuntimeError):  # the loop did not wait for this and is closed
-                self._loop.call_soon_threadsafe(ended.set)
-
-        # Not a thread of the loop's executor: the loop would wait for it at shutdown.
-        threading.Thread(target=end, name=f"end of {self._name}", daemon=True).start()
+        ended = self._end_client(self._client)
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await ended.wait()
         except TimeoutError:
             log.info("monitoring ends later", set=self._name)
+
+    def _end_client(self, client: "AsyncIOMotorClient[dict[str, Any]]") -> asyncio.Event:
+        """Close a client of the driver in a thread; return what is set once it is closed."""
+        ended = asyncio.Event()
+
+        def end() -> None:
+            # The driver ends its sessions on the server and waits for the reply.
+            client.delegate.close()
+            with suppress(RuntimeError):  # the loop did not wait for this and is closed
+                self._loop.call_soon_threadsafe(ended.set)
+
+        # Not a thread of the loop's executor: the loop would wait for it at shutdown.
+        threading.Thread(target=end, name=f"end of {self._name}", daemon=True).start()
+        return ended
 
     async def _ask_driver(self) -> None:
         """Make the driver select a primary and run a query without results on it.
@@ -260,16 +285,40 @@ def _login_options(access: Access) -> dict[str, Any]:
     }
 
 
+def _tls_options(access: Access) -> dict[str, Any]:
+    if access.tls is None:
+        return {}
+    files = access.tls.files
+    options: dict[str, Any] = {
+        "tls": True,
+        "tlsCertificateKeyFile": str(files.own_certificate),
+        "tlsAllowInvalidCertificates": files.invalid_certificates,
+        "tlsAllowInvalidHostnames": files.invalid_certificates or files.invalid_hostnames,
+    }
+    if files.own_password is not None:
+        options["tlsCertificateKeyFilePassword"] = files.own_password
+    if files.ca is not None:
+        options["tlsCAFile"] = str(files.ca)
+    if files.crl is not None:
+        options["tlsCRLFile"] = str(files.crl)
+    return options
+
+
 class _Listener(TopologyListener):
     def __init__(self, replica_set: MotorReplicaSet) -> None:
-        self._replica_set = replica_set
+        self._replica_set: MotorReplicaSet | None = replica_set
+
+    def end(self) -> None:
+        """Report nothing more: the client is about to be closed."""
+        self._replica_set = None
 
     def opened(self, event: TopologyOpenedEvent) -> None:
         """Ignore the event: no members are known yet."""
 
     def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
         """Report the members."""
-        self._replica_set.report(*_members_of(event.new_description))
+        if self._replica_set is not None:
+            self._replica_set.report(*_members_of(event.new_description))
 
     def closed(self, event: TopologyClosedEvent) -> None:
         """Ignore the event: the monitoring has ended."""

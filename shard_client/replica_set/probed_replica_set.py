@@ -66,6 +66,9 @@ class ProbedReplicaSet:
         """Forget the member's role, so that it is probed again."""
         self._members.pop(address, None)
 
+    def renew(self) -> None:
+        """Do nothing: each probe has a connection of its own."""
+
     async def close(self) -> None:
         """Do nothing: no connection stays open."""
 

@@ -42,6 +42,10 @@ class ReplicaSet(Protocol):
         """Record that ``address`` does not answer or is not a primary; does no I/O."""
         ...
 
+    def renew(self) -> None:
+        """Connect anew for the monitoring, with the current certificates."""
+        ...
+
     async def close(self) -> None:
         """Stop the monitoring."""
         ...

@@ -53,7 +53,8 @@ class ConnectionPool:
 
     ``take`` returns an idle connection or a new one; ``give_back`` keeps it for the next caller;
     ``borrow`` does both around a short block. ``greeted`` is called with each connection after each
-    hello. Each connection is logged in as ``access`` says. Create the pool in a running loop.
+    hello. ``access`` has the login and the TLS context of new connections. Create the pool in a
+    running loop.
     """
 
     def __init__(
@@ -170,7 +171,10 @@ class ConnectionPool:
         member.open += 1
         try:
             connection = await Connection.open(
-                address, timeout=timeout, credentials=self._access.credentials
+                address,
+                timeout=timeout,
+                tls=self._access.context,
+                credentials=self._access.credentials,
             )
         except BaseException:
             _has_closed(member)

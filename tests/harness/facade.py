@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from router.commands.node import Node
 from router.server.listener import Listener
+from router.tls.handshake import Handshakes
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import FakeCursors
 from tests.harness.raw_client import RawClient
@@ -27,11 +28,13 @@ class Facade:
 
 
 @asynccontextmanager
-async def facade(upstream: UpstreamMongos | None = None, **fields: Any) -> AsyncIterator[Facade]:
+async def facade(
+    upstream: UpstreamMongos | None = None, *, handshakes: Handshakes | None = None, **fields: Any
+) -> AsyncIterator[Facade]:
     """Listen on a free port until the block ends; ``fields`` are fields of the Node."""
     cursors = FakeCursors()
     untyped = cast(Any, cursors)
     node = Node(clock=cursors.clock, cursors=untyped, cluster=untyped, upstream=upstream, **fields)
-    async with Listener(node) as listener:
+    async with Listener(node, handshakes=handshakes) as listener:
         port = await listener.listen(["127.0.0.1"], 0)
         yield Facade(node, listener, cursors, port)

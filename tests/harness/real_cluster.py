@@ -59,8 +59,8 @@ class RealCluster(TestCluster):
     @property
     def mongos_uri(self) -> str:
         """The connection string of the mongos, with the login of ROOT if one is required."""
-        login = f"{ROOT}:{ROOT}@" if self._settings.key_file is not None else ""
-        return f"mongodb://{login}{self.mongos}/"
+        login = f"{ROOT}:{ROOT}" if self._settings.login else ""
+        return self._settings.client_uri(self.mongos, login)
 
     def start_shard(self) -> tuple[str, str]:
         shard = self._launch_shard()
@@ -119,7 +119,7 @@ class RealCluster(TestCluster):
     def start_mongos(self, name: str) -> None:
         """Restart a stopped mongos and wait until it answers."""
         self._launcher.relaunch(name)
-        eventually(f"mongodb://{self.mongoses[name]}/", f"{name} to start", _answers)
+        eventually(self._settings.client_uri(self.mongoses[name]), f"{name} to start", _answers)
 
     def stop(self) -> None:
         self._launcher.stop()
@@ -145,8 +145,8 @@ class RealCluster(TestCluster):
         for shard in launched:
             shard.initiate()
         for name, address in self.mongoses.items():
-            eventually(f"mongodb://{address}/", f"{name} to start", _answers)
-        if self._settings.key_file is not None:
+            eventually(self._settings.client_uri(address), f"{name} to start", _answers)
+        if self._settings.login:
             self._create_root()
         for shard in launched:
             self.join_shard(shard.name, shard.host_string)
@@ -154,7 +154,7 @@ class RealCluster(TestCluster):
     def _create_root(self) -> None:
         # Servers let a client of their own machine create the first user without a login.
         client: Client
-        with pymongo.MongoClient(f"mongodb://{self.mongos}/") as client:
+        with pymongo.MongoClient(self._settings.client_uri(self.mongos)) as client:
             client.admin.command("createUser", ROOT, pwd=ROOT, roles=[ROOT])
 
     def _launch_shard(self) -> ReplicaSet:

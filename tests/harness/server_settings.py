@@ -22,6 +22,37 @@ _JOURNAL = "log=(enabled=true,remove=true,path=journal,compressor=snappy,file_ma
 
 
 @dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Certificates of MongoDB's servers.
+
+    Attributes:
+        certificate: the certificate and key of every server, which its peers accept.
+        authority: the authority's certificate.
+        cluster_auth: whether servers log in to each other with their certificates.
+    """
+
+    certificate: Path
+    authority: Path
+    cluster_auth: bool = False
+
+    def flags(self) -> list[str]:
+        """Return the arguments of every server."""
+        mode = ["--clusterAuthMode", "x509"] if self.cluster_auth else []
+        return [
+            "--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(self.certificate),
+            "--tlsCAFile", str(self.authority), "--tlsAllowConnectionsWithoutCertificates", *mode,
+        ]  # fmt: skip
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a connection string."""
+        return [
+            "tls=true", f"tlsCAFile={quote_plus(str(self.authority))}",
+            f"tlsCertificateKeyFile={quote_plus(str(self.certificate))}",
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Options of mongod and mongos.
 
@@ -32,6 +63,7 @@ class ServerSettings:
         oplog_mb: the oplog's size, in MB.
         parameters: further ``--setParameter`` values of every mongod; they take precedence.
         key_file: the cluster's key file; with one, all servers require a login.
+        tls: the servers' certificates; with them, all connections use TLS.
     """
 
     noop_interval: float | None = None
@@ -39,6 +71,7 @@ class ServerSettings:
     oplog_mb: int = 512
     parameters: Mapping[str, object] = field(default_factory=dict)
     key_file: Path | None = None
+    tls: ServerTls | None = None
 
     def mongod(self) -> list[str]:
         """Return the arguments of every mongod, apart from its role, address and data."""
@@ -62,18 +95,38 @@ class ServerSettings:
     def uri(self, address: str, *options: str) -> str:
         """Return a connection string for one server, logged in as the servers themselves are."""
         login = ""
-        if self.key_file is not None:
+        if self.tls is not None:
+            options = (*options, *self.tls.options)
+        if self.tls is not None and self.tls.cluster_auth:
+            options = (*options, "authSource=$external", "authMechanism=MONGODB-X509")
+        elif self.key_file is not None:
             key = quote_plus("".join(self.key_file.read_text().split()))
             login = f"__system:{key}@"
             options = (*options, "authSource=local", "authMechanism=SCRAM-SHA-256")
         return f"mongodb://{login}{address}/" + ("?" + "&".join(options) if options else "")
+
+    @property
+    def login(self) -> bool:
+        """Whether the servers require a login."""
+        return self.key_file is not None or (self.tls is not None and self.tls.cluster_auth)
+
+    def client_uri(self, address: str, login: str = "") -> str:
+        """Return a connection string without the servers' own login.
+
+        Args:
+            address: ``host:port``.
+            login: a user and a password, ``user:password``.
+        """
+        options = "" if self.tls is None else "?" + "&".join(self.tls.options)
+        return f"mongodb://{login}{'@' if login else ''}{address}/{options}"
 
     def replica_set(self) -> dict[str, Any]:
         """Return the ``settings`` of every replica set: elections take about two seconds."""
         return {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500}
 
     def _security(self) -> list[str]:
-        return [] if self.key_file is None else ["--keyFile", str(self.key_file)]
+        flags = [] if self.key_file is None else ["--keyFile", str(self.key_file)]
+        return flags if self.tls is None else [*flags, *self.tls.flags()]
 
 
 def _set_parameters(parameters: Mapping[str, object]) -> list[str]:

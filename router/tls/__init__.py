@@ -1,0 +1,1 @@
+"""TLS towards clients: accepting sockets, handshakes, and the certificates of clients."""

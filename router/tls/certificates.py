@@ -1,0 +1,91 @@
+"""The router's certificates: their warnings at start, and their exchange while it runs."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from router.config.tls import Tls
+from shard_client.wire.tls import TlsContexts
+
+log = structlog.get_logger()
+
+_SOON = timedelta(days=30)
+"""The time before a certificate's end from which mongos warns, too."""
+
+
+class Certificates:
+    """The certificates of a router with TLS.
+
+    ``contexts`` are those of new connections.
+
+    Args:
+        settings: ``net.tls``, with TLS enabled.
+
+    Raises:
+        ValueError: a file's content is unusable, or a certificate has expired.
+        OSError: a file cannot be read.
+    """
+
+    def __init__(self, settings: Tls) -> None:
+        self._settings = settings
+        self._rotated: list[Callable[[], None]] = []
+        self.contexts = TlsContexts(settings.files())
+        for warning in settings.warnings():
+            log.warning(warning, component="NETWORK")
+        self._log_expiry()
+
+    @property
+    def towards_cluster(self) -> TlsContexts | None:
+        """The contexts for connections to the cluster; None if those do without TLS."""
+        return self.contexts if self._settings.towards_cluster else None
+
+    def when_rotated(self, rotated: Callable[[], None]) -> None:
+        """Call ``rotated`` after each exchange."""
+        self._rotated.append(rotated)
+
+    def rotate(self) -> None:
+        """Read all files again; new connections use them, existing ones go on.
+
+        Raises:
+            ValueError: a file is unusable; the former certificates stay in use, which is logged.
+            OSError: likewise.
+        """
+        try:
+            self.contexts.reload(self._settings.files())
+        except (ValueError, OSError) as error:
+            log.error(
+                "Cannot exchange the certificates; the former ones stay in use",
+                component="NETWORK",
+                error=str(error),
+            )
+            raise
+        log.info(
+            "Successfully rotated X.509 certificates",
+            component="NETWORK",
+            id=4913400,
+            **self.describe(),
+        )
+        self._log_expiry()
+        for rotated in self._rotated:
+            rotated()
+
+    def describe(self) -> dict[str, object]:
+        """Return the fields of serverStatus's section ``security``, named as in mongos."""
+        certificate = self.contexts.certificate
+        return {
+            "SSLServerSubjectName": certificate.subject,
+            "SSLServerHasCertificateAuthority": self._settings.ca_file is not None,
+            "SSLServerCertificateExpirationDate": certificate.expires,
+        }
+
+    def _log_expiry(self) -> None:
+        for certificate in {self.contexts.certificate, self.contexts.own}:
+            left = certificate.expires - datetime.now(UTC)
+            if left < _SOON:
+                log.warning(
+                    "Server certificate expiration information",
+                    component="NETWORK",
+                    subject=certificate.subject,
+                    daysLeft=left.days,
+                )

@@ -1,0 +1,196 @@
+"""Clients with and without TLS on one port: the first bytes show which a client uses.
+
+They stay in the socket (MSG_PEEK). A connection without TLS then has the same transport as without
+this module, with nothing in between.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+import structlog
+
+from router.config.tls import Tls
+from shard_client.error_codes import ErrorCode
+from shard_client.wire.tls import Certificate, TlsContexts
+
+log = structlog.get_logger()
+
+_SHUTDOWN_SECONDS = 2.0
+_PEEKED = 3
+_HANDSHAKE, _MAJOR, _MINORS = 0x16, 3, range(1, 5)
+"""The first bytes of a TLS connection: a handshake record and its version (RFC 8446, 5.1). As the
+length of a MongoDB message they stand for 66,326 bytes or more, too long for a first message."""
+
+_TRICKLE = 0.01
+"""Seconds between two looks at a connection that has sent less than ``_PEEKED`` bytes."""
+
+ONLY_TLS = "The server is configured to only allow SSL connections"
+"""mongos's words for a client without TLS where TLS is required."""
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no SSL certificate provided by peer; connection rejected",
+    "UNSUPPORTED_PROTOCOL": "SSL handshake failed, as client requested disabled protocol",
+    "NO_SHARED_CIPHER": "SSL handshake failed: the client offers none of the server's ciphers",
+}
+"""mongos's words, as far as it has them, by OpenSSL's name of the reason."""
+
+
+class Handshakes:
+    """Turns accepted sockets into connections, with or without TLS.
+
+    ``waiting`` is the number of sockets whose handshake has not ended.
+
+    Args:
+        settings: the mode.
+        contexts: the context of new connections.
+        timeout: seconds from a connection's acceptance to the end of its handshake.
+    """
+
+    def __init__(self, settings: Tls, contexts: TlsContexts, *, timeout: float = 10.0) -> None:
+        self._required = settings.required
+        self._contexts = contexts
+        self._timeout = timeout
+        self.waiting = 0
+
+    async def connect(
+        self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]
+    ) -> bool:
+        """Connect a client's socket to a protocol, after the handshake if the client uses TLS.
+
+        A client without TLS where TLS is required, and one whose handshake fails, is refused: its
+        connection is closed and the cause logged.
+
+        Args:
+            connection: the accepted socket in non-blocking mode; this call takes ownership.
+            protocol: creates the protocol.
+
+        Returns:
+            Whether the protocol is connected.
+        """
+        peer = _peer_of(connection)
+        uses_tls = False
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._timeout):
+                uses_tls = await _begins_handshake(connection)
+                if not uses_tls and self._required:
+                    raise ssl.SSLError(ONLY_TLS)
+                await self._adopt(connection, protocol, uses_tls=uses_tls)
+        except TimeoutError:
+            _refuse(peer, f"SSL handshake failed: it took longer than {self._timeout:g} s")
+        except ConnectionError:
+            if uses_tls:
+                _refuse(peer, "SSL handshake failed: the client has ended the connection")
+        except OSError as error:
+            _refuse(peer, describe(error))
+        else:
+            return True
+        finally:
+            self.waiting -= 1
+            connection.close()
+        return False
+
+    async def _adopt(
+        self,
+        connection: socket.socket,
+        protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        uses_tls: bool,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        adopted = connection.dup()
+        adopted.setblocking(False)
+        try:
+            if uses_tls:
+                await loop.connect_accepted_socket(
+                    protocol,
+                    adopted,
+                    ssl=self._contexts.incoming,
+                    ssl_handshake_timeout=self._timeout,
+                    ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
+                )
+            else:
+                await loop.connect_accepted_socket(protocol, adopted)
+        except BaseException:
+            adopted.close()
+            raise
+
+
+def peer_certificate(transport: asyncio.BaseTransport) -> Certificate | None:
+    """Return the verified certificate of a connection's client; None without one."""
+    session = transport.get_extra_info("ssl_object")
+    if session is None or session.context.verify_mode == ssl.CERT_NONE:
+        return None
+    der = session.getpeercert(binary_form=True)
+    if der is None:
+        return None
+    try:
+        return Certificate.of_peer(der)
+    except ValueError as error:  # stricter than OpenSSL
+        log.warning("Cannot read a client's certificate", component="NETWORK", error=str(error))
+        return None
+
+
+def describe(error: OSError) -> str:
+    """Return the cause of a failed handshake, in mongos's words where it has them."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"SSL peer certificate validation failed: {error.verify_message}"
+    reason = getattr(error, "reason", None)
+    if reason in _REASONS:
+        return _REASONS[reason]
+    if isinstance(error, ssl.SSLError) and reason:
+        return f"SSL handshake failed: {reason.lower().replace('_', ' ')}"
+    return str(error.args[0]) if len(error.args) == 1 else str(error)
+
+
+async def _begins_handshake(connection: socket.socket) -> bool:
+    """Wait for the first bytes; return whether they begin a TLS handshake.
+
+    Raises:
+        OSError: the connection has ended.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            first = connection.recv(_PEEKED, socket.MSG_PEEK)
+        except BlockingIOError:
+            readable = loop.create_future()
+            loop.add_reader(connection, _set, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(connection)
+            continue
+        if not first:
+            raise ConnectionAbortedError("the client has sent nothing")
+        if first[0] != _HANDSHAKE:
+            return False
+        if len(first) == _PEEKED:
+            return first[1] == _MAJOR and first[2] in _MINORS
+        await asyncio.sleep(_TRICKLE)
+
+
+def _set(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def _peer_of(connection: socket.socket) -> str:
+    try:
+        peer = connection.getpeername()
+    except OSError:  # it has disconnected
+        return "unknown"
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
+
+
+def _refuse(peer: str, cause: str) -> None:
+    code = ErrorCode.SSLHandshakeFailed
+    log.info(
+        "Error receiving request from client. Ending connection from remote",
+        component="NETWORK",
+        id=22988,
+        error={"code": code.value, "codeName": code.name, "errmsg": cause},
+        remote=peer,
+    )

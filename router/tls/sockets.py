@@ -1,0 +1,131 @@
+"""Listening sockets, and the connections that they accept."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import structlog
+
+from router.client_limits import ConnectionCounts
+
+log = structlog.get_logger()
+
+BACKLOG = 1024
+"""The number of connections that the system keeps until they are accepted."""
+
+_PAUSE = 0.1
+
+
+async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Return a socket for each address of ``hosts``, bound to the same port but not listening yet.
+
+    Args:
+        hosts: names or addresses of this machine.
+        port: the port; 0 selects one free port for all hosts.
+
+    Raises:
+        OSError: the port is in use or a host is not an address of this machine.
+    """
+    bound: list[socket.socket] = []
+    try:
+        for host in hosts:
+            for family, _, _, _, address in await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                each = socket.socket(family, socket.SOCK_STREAM)
+                bound.append(each)
+                each.setblocking(False)
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                each.bind((address[0], port, *address[2:]))
+                port = each.getsockname()[1]
+    except BaseException:
+        for each in bound:
+            each.close()
+        raise
+    return bound
+
+
+async def accept(listening: socket.socket) -> AsyncIterator[socket.socket]:
+    """Yield the connections that a listening socket accepts, in non-blocking mode."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, _address = await loop.sock_accept(listening)
+        except OSError as error:  # no descriptors left, or the client has disconnected
+            log.warning("Cannot accept a connection", component="NETWORK", error=str(error))
+            await asyncio.sleep(_PAUSE)
+            continue
+        yield connection
+
+
+def peer_address(connection: socket.socket) -> str | None:
+    """Return the address of a connection's client; None if it has disconnected or has none."""
+    try:
+        peer = connection.getpeername()
+    except OSError:
+        return None
+    return str(peer[0]) if isinstance(peer, tuple) and peer else None
+
+
+class AcceptingPort:
+    """A port that runs a coroutine for each connection, before which nothing is read from it.
+
+    Args:
+        connect: takes over a connection. It is called with the connection and with a function to
+            call just before the connection is counted elsewhere.
+        counts: counts the connections until then, and holds their limits.
+        tasks: runs the tasks of the port.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]],
+        counts: ConnectionCounts,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._connect = connect
+        self._counts = counts
+        self._group = tasks
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def listen(self, hosts: Sequence[str], port: int) -> int:
+        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
+
+        Raises:
+            OSError: the port is in use or a host is not an address of this machine.
+        """
+        bound = await bind(hosts, port)
+        for listening in bound:
+            listening.listen(BACKLOG)
+            self._run(self._accept_all(listening))
+        return int(bound[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Accept no more clients, and end the coroutines of those that arrive."""
+        for task in self._running:
+            task.cancel()
+
+    async def _accept_all(self, listening: socket.socket) -> None:
+        with listening:
+            async for connection in accept(listening):
+                address = peer_address(connection)
+                if self._counts.admits(address):
+                    self._counts.begun(address)
+                    self._run(self._arrive(connection, address))
+                else:
+                    self._counts.log_refusal(address, asyncio.get_running_loop().time())
+                    connection.close()
+
+    async def _arrive(self, connection: socket.socket, address: str | None) -> None:
+        with ExitStack() as counted:
+            counted.callback(self._counts.ended, address)
+            await self._connect(connection, counted.close)
+
+    def _run(self, step: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(step)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)

@@ -1,0 +1,78 @@
+"""Two shards with a key file that take TLS connections only, and routers in front of them."""
+
+import base64
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pymongo
+import pytest
+
+from tests.harness.certificates import Authority
+from tests.harness.clusters import RealCluster, start_real_cluster
+from tests.harness.routers import RouterProcess, start_router
+from tests.harness.server_settings import ServerSettings, ServerTls
+
+USER = "alice"
+"""The name and the password of a user that may read and write the database ``db``."""
+
+
+@pytest.fixture(scope="package")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="package")
+def authority(folder: Path) -> Authority:
+    return Authority(folder)
+
+
+@pytest.fixture(scope="package")
+def key_file(folder: Path) -> Path:
+    path = folder / "key"
+    path.write_text(base64.b64encode(secrets.token_bytes(96)).decode())
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="package")
+def cluster(authority: Authority, key_file: Path) -> Iterator[RealCluster]:
+    tls = ServerTls(authority.issue("server"), authority.file)
+    settings = ServerSettings(noop_interval=1, key_file=key_file, tls=tls)
+    with start_real_cluster(2, settings=settings) as real:
+        with pymongo.MongoClient(real.mongos_uri) as root:
+            roles = [{"role": "readWrite", "db": "db"}]
+            root.admin.command("createUser", USER, pwd=USER, roles=roles)
+        yield real
+
+
+@pytest.fixture(scope="package")
+def client_file(authority: Authority) -> Path:
+    """The certificate of a client."""
+    return authority.issue("client", subject=(("O", "tests"), ("OU", "clients")))
+
+
+@pytest.fixture(scope="package", params=[1, 2], ids=["one-process", "two-workers"])
+def router(
+    request: pytest.FixtureRequest, cluster: RealCluster, authority: Authority, key_file: Path
+) -> Iterator[RouterProcess]:
+    """A router that takes and makes TLS connections only."""
+    with start_router(
+        cluster.configdb,
+        f"mongodb://{cluster.mongos}/",
+        workers=request.param,
+        keyFile=key_file,
+        tlsMode="requireTLS",
+        tlsCertificateKeyFile=authority.issue("router"),
+        tlsCAFile=authority.file,
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def uri(router: RouterProcess, authority: Authority, client_file: Path) -> str:
+    """The router's connection string for the user."""
+    return (
+        f"mongodb://{USER}:{USER}@127.0.0.1:{router.port}/?authSource=admin&tls=true"
+        f"&tlsCAFile={authority.file}&tlsCertificateKeyFile={client_file}"
+    )

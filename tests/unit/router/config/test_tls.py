@@ -1,0 +1,162 @@
+"""``net.tls``: settings that contradict each other, and unusable files."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from structlog.testing import capture_logs
+
+from router.config.command_line import read_settings
+from router.config.settings import Settings
+from router.tls.certificates import Certificates
+from tests.harness.certificates import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Path:
+    return authority.issue("router")
+
+
+def read(**tls: Any) -> Settings:
+    return read_settings({"net": {"tls": tls}}, None)
+
+
+def complaint(**tls: Any) -> str:
+    with pytest.raises(typer.BadParameter) as raised:
+        read(**tls)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tls", "said"),
+    [
+        ({"mode": "requireTLS"}, "net.tls: mode requireTLS takes certificateKeyFile"),
+        ({"CAFile": "x"}, "net.tls: CAFile needs TLS: set mode to requireTLS or preferTLS"),
+        ({"mode": "on"}, "net.tls.mode"),
+        ({"mode": "allowTLS", "disabledProtocols": "TLS9"}, "TLS9 is not a protocol"),
+        ({"mode": "allowTLS", "disabledProtocols": "TLS1_2,TLS1_3"}, "no protocol is left"),
+        ({"mode": "allowTLS", "certificateFile": "x"}, "net.tls.certificateFile is not a setting"),
+        (
+            {"mode": "allowTLS", "certificateKeyFile": "x", "clusterCAFile": "x"},
+            "clusterCAFile takes CAFile too",
+        ),
+        ({"mode": "allowTLS", "certificateKeyFile": "x", "CRLFile": "x"}, "CRLFile takes CAFile"),
+        (
+            {
+                "mode": "allowTLS",
+                "certificateKeyFile": "x",
+                "allowConnectionsWithoutCertificates": True,
+            },
+            "allowConnectionsWithoutCertificates takes CAFile",
+        ),
+        (
+            {
+                "mode": "allowTLS",
+                "certificateKeyFile": "x",
+                "CAFile": "x",
+                "CRLFile": "x",
+                "allowInvalidCertificates": True,
+            },
+            "CRLFile contradicts allowInvalidCertificates",
+        ),
+        (
+            {"mode": "allowTLS", "certificateKeyFile": "x", "clusterPassword": "secret"},
+            "clusterFile is missing",
+        ),
+        ({"mode": "allowTLS", "certificateKeyFile": "/none"}, "cannot read /none: No such file"),
+    ],
+)
+def test_contradictions(tls: dict[str, Any], said: str) -> None:
+    text = complaint(**tls)
+    assert said in text
+    assert "secret" not in text
+
+
+def test_unusable_files(authority: Authority, server: Path, tmp_path: Path) -> None:
+    expired = authority.issue("expired", days=-1)
+    assert f"{expired} has expired on" in complaint(mode="allowTLS", certificateKeyFile=expired)
+    locked = authority.issue("locked", password="sesame")
+    assert "is encrypted: set its password" in complaint(mode="allowTLS", certificateKeyFile=locked)
+    wrong = {"certificateKeyFile": locked, "certificateKeyFilePassword": "open"}
+    assert "does not open the key" in complaint(mode="allowTLS", **wrong)
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert "in PEM form" in complaint(mode="allowTLS", certificateKeyFile=empty)
+    assert "in PEM form" in complaint(mode="allowTLS", certificateKeyFile=server, CAFile=empty)
+    mixed = tmp_path / "mixed"
+    certificate = server.read_text().partition("-----BEGIN PRIVATE")[0]
+    key = authority.issue("other").read_text().partition("-----BEGIN PRIVATE")[2]
+    mixed.write_text(f"{certificate}-----BEGIN PRIVATE{key}")
+    assert "does not belong to its" in complaint(mode="allowTLS", certificateKeyFile=mixed)
+
+
+def test_passwords_come_from_files_or_the_environment(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = authority.issue("locked", password="sesame")
+    password = tmp_path / "password"
+    password.write_text("sesame\n")
+    assert "too open" in complaint(
+        mode="allowTLS", certificateKeyFile=locked, certificateKeyFilePasswordFile=password
+    )
+    password.chmod(0o600)
+    read(mode="allowTLS", certificateKeyFile=locked, certificateKeyFilePasswordFile=password)
+    monkeypatch.setenv("MERGEROUTER_NET__TLS__CERTIFICATEKEYFILEPASSWORD", "sesame")
+    settings = read(mode="allowTLS", certificateKeyFile=locked)
+    assert "sesame" not in str(settings.given())
+    assert settings.given()["net"]["tls"]["certificateKeyFile"] == str(locked)
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"allowInvalidCertificates": True}, "no certificate is checked"),
+        ({"allowInvalidHostnames": True}, "can pose as another"),
+        ({"CAFile": None}, "clients are not asked for certificates"),
+    ],
+)
+def test_what_is_not_checked_is_logged(
+    authority: Authority, server: Path, given: dict[str, Any], warned: str
+) -> None:
+    files = {"certificateKeyFile": server, "CAFile": authority.file}
+    with capture_logs() as logged:
+        Certificates(read(mode="requireTLS", **files).net.tls)
+        assert [line for line in logged if line["log_level"] == "warning"] == []
+        Certificates(read(mode="requireTLS", **{**files, **given}).net.tls)
+    assert warned in str(logged)
+
+
+def test_an_exchange(authority: Authority, tmp_path: Path) -> None:
+    file = tmp_path / "router.pem"
+    authority.issue("first", file=file)
+    certificates = Certificates(
+        read(mode="requireTLS", certificateKeyFile=file, CAFile=authority.file).net.tls
+    )
+    exchanged: list[bool] = []
+    certificates.when_rotated(lambda: exchanged.append(True))
+    former = certificates.contexts.incoming
+    os.truncate(file, 20)
+    with capture_logs() as logged, pytest.raises(ValueError, match="PEM form"):
+        certificates.rotate()
+    assert logged[0]["event"].endswith("the former ones stay in use")
+    assert certificates.contexts.incoming is former
+    assert not exchanged
+    authority.issue("second", file=file, days=3)
+    with capture_logs() as logged:
+        certificates.rotate()
+    assert exchanged
+    assert certificates.contexts.incoming is not former
+    described = certificates.describe()
+    assert described["SSLServerSubjectName"] == "CN=second,OU=servers,O=tests"
+    assert described["SSLServerHasCertificateAuthority"] is True
+    left = certificates.contexts.certificate.expires - datetime.now(UTC)
+    assert timedelta(days=2) < left < timedelta(days=3)
+    assert "Server certificate expiration information" in [line["event"] for line in logged]
