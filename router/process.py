@@ -18,6 +18,8 @@ async def run_until_signalled(settings: Settings) -> None:
 
     With TLS, SIGHUP exchanges the certificates.
     """
+    options = settings.given()
+    log.info("Options set by command line", component="CONTROL", id=21951, options=options)
     stop, rotate = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

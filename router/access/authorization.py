@@ -25,6 +25,7 @@ STREAM_ACTIONS = ("changeStream", "find")
 """What a stream takes on its collection, its database or all databases."""
 
 _LONGEST_SHOWN = 16 * 1024
+_LONGEST_LOGGED = 1024
 _WHOLE = "$cmd.aggregate"
 """The collection in the namespace of a cursor on a whole database or the cluster."""
 
@@ -68,15 +69,22 @@ def require(
 
 def not_authorized(database: str, command: Mapping[str, Any], user: str | None) -> CommandError:
     """Return mongos's error for a command that the user may not run; log the refusal."""
-    refused = f"not authorized on {database} to execute command"
+    text = shown(command)
+    error = CommandError(
+        ErrorCode.Unauthorized, f"not authorized on {database} to execute command {text}"
+    )
     log.info(
         "Checking authorization failed",
         component="ACCESS",
         id=20436,
         user=user,
-        error=f"{refused} {next(iter(command), '')}",
+        error={
+            "code": error.code,
+            "codeName": error.code_name,
+            "errmsg": error.message[:_LONGEST_LOGGED],
+        },
     )
-    return CommandError(ErrorCode.Unauthorized, f"{refused} {shown(command)}")
+    return error
 
 
 def shown(value: Any) -> str:

@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
+from router.access.login_log import LoginLog
 from router.access.logins_in_progress import LoginsInProgress
 from router.access.users import User, UserName, Users
 from router.catalog.cluster import CONFIG, Cluster
@@ -19,8 +18,6 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.connection import Address, Connection
-
-log = structlog.get_logger()
 
 _CONNECT_TIMEOUT = 5.0
 _FAILURES = frozenset(
@@ -77,7 +74,7 @@ class Login:
     ) -> None:
         self._users = users
         self._config_server = ConfigServer(cluster)
-        self._peer = peer
+        self._log = LoginLog(peer)
         self._address = peer.rpartition(":")[0] or peer
         self._in_progress = in_progress
         self._failed_delay = failed_delay
@@ -85,7 +82,6 @@ class Login:
         """The event loop's time at which a login began that is in progress; None if none is."""
         self._user: User | None = None
         self._conversation: ServerLink | None = None
-        self._mechanism = ""
 
     @property
     def user(self) -> User | None:
@@ -115,6 +111,9 @@ class Login:
 
     async def _hello(self, link: ServerLink | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         relaying = self._link(link)
+        asked = fields.get("speculativeAuthenticate")
+        if isinstance(asked, Mapping):
+            self._log.begun(str(asked.get("db")), asked, speculative=True)
         reply = await relaying.command("admin", {"hello": 1, **fields})
         answer: dict[str, Any] = {}
         if "saslSupportedMechs" in reply:
@@ -122,12 +121,12 @@ class Login:
         speculative = reply.get("speculativeAuthenticate")
         if isinstance(speculative, Mapping):
             relaying.pin()
-            asked = fields.get("speculativeAuthenticate")
-            self._mechanism = str(asked.get("mechanism")) if isinstance(asked, Mapping) else ""
             answer["speculativeAuthenticate"] = dict(speculative)
             if speculative.get("done"):
                 await self._done(relaying)
         else:
+            if asked is not None:
+                self._log.failed()
             self.close()
         return answer
 
@@ -157,13 +156,14 @@ class Login:
     ) -> dict[str, Any]:
         relaying = self._link(link)
         if "saslStart" in command:
-            self._mechanism = str(command.get("mechanism"))
+            self._log.begun(database, command, speculative=False)
         await relaying.connect()
         relaying.pin()
         try:
             reply = await relaying.command(database, command)
         except CommandError as error:
-            self._failed(error, database)
+            if error.code in _FAILURES:
+                self._log.failed(error)
             if error.code == ErrorCode.AuthenticationFailed:
                 await asyncio.sleep(self._failed_delay)  # while it counts as in progress
             raise
@@ -215,15 +215,7 @@ class Login:
         name = names[0]
         self._check_same(name)
         self._user = await self._users.get(name)
-        log.info(
-            "Successfully authenticated",
-            component="ACCESS",
-            id=5286306,
-            client=self._peer,
-            mechanism=self._mechanism,
-            user=name.user,
-            db=name.database,
-        )
+        self._log.succeeded(name.user, name.database)
         self.close()
 
     def _check_same(self, name: UserName) -> None:
@@ -236,19 +228,6 @@ class Login:
             "Each client connection may only be authenticated once. Previously authenticated as: "
             f"{user.name}",
         )
-
-    def _failed(self, error: CommandError, database: str) -> None:
-        if error.code in _FAILURES:
-            log.info(
-                "Failed to authenticate",
-                component="ACCESS",
-                id=5286307,
-                client=self._peer,
-                mechanism=self._mechanism,
-                db=database,
-                result=error.code,
-                error=error.message,
-            )
 
 
 _STEP_FIELDS = frozenset({"conversationId", "done", "payload", "dbname", "user", "ok"})

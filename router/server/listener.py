@@ -219,7 +219,7 @@ class Listener:
         self._counters.connections += 1
         self._counters.connections_created += 1
         self._counts.begun(address)
-        log.debug("Connection accepted", component="NETWORK", client=client.peer)
+        self._log("Connection accepted", 22943, client)
         stream.task = self._tasks.create_task(connection.serve())
         self._connections[connection] = stream.task
         stream.task.add_done_callback(lambda _task: self._forget(connection, address))
@@ -230,7 +230,17 @@ class Listener:
         self._connections.pop(connection, None)
         self._counters.connections -= 1
         self._counts.ended(address)
-        log.debug("Connection ended", component="NETWORK", client=connection.client.peer)
+        self._log("Connection ended", 22944, connection.client)
+
+    def _log(self, event: str, number: int, client: Client) -> None:
+        log.debug(
+            event,
+            component="NETWORK",
+            id=number,
+            remote=client.peer,
+            connectionId=client.connection_id,
+            connectionCount=self._counters.connections,
+        )
 
     def _schedule_check(self) -> None:
         loop = asyncio.get_running_loop()
