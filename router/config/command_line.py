@@ -7,23 +7,38 @@ import pydantic
 import typer
 from typer.core import TyperCommand
 
-from router.config.problems import describe_problems
+from router.config.problems import describe_problems, wanted_value
 from router.config.settings import Settings, load_settings
 from shard_client.wire.tls import TlsContexts
 
 
 class SubCommand(TyperCommand):
-    """A sub-command; an option at the end without its value is answered with what to pass."""
+    """A sub-command; an option without its value, or with a wrong one, is told what to pass."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; raises typer.BadParameter for an option without its value."""
+        """Parse the arguments; raises typer.BadParameter for a missing or wrong value."""
         last = args[-1] if args else ""
         for option in self.params:
             flag = getattr(option, "is_flag", False) or getattr(option, "count", False)
             if last in option.opts and not flag:
                 needed = getattr(option, "help", None) or option.name
                 raise typer.BadParameter(f"it has no value. Pass one: {needed}", param_hint=last)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            raise _explained(error) from error
+
+
+def _explained(error: typer.BadParameter) -> typer.BadParameter:
+    """Return the error with the value that is wrong and what to pass, where pydantic found it."""
+    if not isinstance(error.__cause__, pydantic.ValidationError):
+        return error
+    problem = error.__cause__.errors()[0]
+    wanted = wanted_value(problem)
+    if wanted is None:
+        return error
+    message = f"must be {wanted}, not {problem['input']!r}. {getattr(error.param, 'help', '')}"
+    return typer.BadParameter(message.rstrip(), ctx=error.ctx, param=error.param)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ _WANTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a section of names with values",
+    "finite_number": "a finite number",
     "float_parsing": "a number",
     "float_type": "a number",
     "greater_than_equal": "{ge} or more",
@@ -22,7 +23,10 @@ _WANTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "less_than_equal": "{le} or less",
+    "list_type": "a list",
+    "path_type": "a path",
     "string_type": "a text",
+    "string_unicode": "a text in UTF-8",
 }
 """What a setting must be, by pydantic's type of the problem."""
 
@@ -70,10 +74,16 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
     if problem["type"] == "model_type":
         inner = [each for each, _field in fields(settings) if each.startswith(f"{name}.")]
         return f"{name} must be a section with {', '.join(inner)}{given}"
-    wanted = _WANTED.get(problem["type"])
+    wanted = wanted_value(problem)
     if wanted is None:
         return f"{name}: {message[:1].lower()}{message[1:]}{given}"
-    return f"{name} must be {wanted.format(**problem.get('ctx', {}))}{given}"
+    return f"{name} must be {wanted}{given}"
+
+
+def wanted_value(problem: Any) -> str | None:
+    """Return what a value must be by one of pydantic's problems; None for unusual problems."""
+    wanted = _WANTED.get(problem["type"])
+    return None if wanted is None else wanted.format(**problem.get("ctx", {}))
 
 
 def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[str, FieldInfo]]:

@@ -48,6 +48,14 @@ def invoke(*arguments: str) -> Any:
         (("--config", "/does/not/exist"), "cannot read /does/not/exist: No such file"),
         (("--configdb",), "it has no value. Pass one: The config server: rsName/host:port"),
         (("--configdb", "c/h:1", "--port"), "it has no value. Pass one: The port for drivers"),
+        (
+            ("--configdb", "c/h:1", "--port", "abc"),
+            "Invalid value for '--port': must be a whole number, not 'abc'. The port for drivers",
+        ),
+        (
+            ("--configdb", "c/h:1", "--workers", "1.5"),
+            "Invalid value for '--workers': must be a whole number, not '1.5'. Processes that",
+        ),
     ],
 )
 def test_messages_name_the_invalid_setting(

@@ -31,6 +31,15 @@ from router.config.settings import Settings, load_settings
         ),
         ({"workers": "two"}, "workers must be a whole number, not 'two'"),
         ({"net": {"bindIpAll": "x"}}, "net.bindIpAll must be true or false, not 'x'"),
+        ({"net": {"port": float("nan")}}, "net.port must be a finite number, not nan"),
+        (
+            {"net": {"maxIncomingConnectionsOverride": "10.0.0.0/8"}},
+            "net.maxIncomingConnectionsOverride must be a list, not '10.0.0.0/8'",
+        ),
+        (
+            {"net": {"admin": {"tokenFile": 7}}},
+            "net.admin.tokenFile must be a path, not 7",
+        ),
         ({"sharding": {"configDB": 7}}, "sharding.configDB must be a text, not 7"),
         (
             {"sharding": "cfg/a:1"},
