@@ -15,6 +15,16 @@ Event = dict[str, Any]
 CLUSTER = {"allChangesForCluster": True}
 
 
+def opening(options: Mapping[str, Any], *stages: Mapping[str, Any], **fields: Any) -> Any:
+    """Return an aggregate command that opens a change stream on ``a``."""
+    return {
+        "aggregate": fields.pop("aggregate", "a"),
+        "pipeline": [{"$changeStream": dict(options)}, *stages],
+        "cursor": {},
+        **fields,
+    }
+
+
 class Stream:
     """An open change stream; ``with`` closes it.
 

@@ -1,4 +1,4 @@
-"""DDL beyond the plain cases of test_events.py: views, time series, options
+"""DDL beyond the plain cases of test_ddl_events.py: views, time series, options
 (docs/protocol.md#events)."""
 
 from datetime import UTC, datetime

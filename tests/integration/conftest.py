@@ -1,11 +1,13 @@
 """A cluster for all tests that leave it unchanged; other tests start their own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness.clusters import TestCluster, start_cluster
 
+_HERE = Path(__file__).parent
 _SHARING = {
     "test_admin",
     "test_facade_cursors",
@@ -15,6 +17,7 @@ _SHARING = {
     "test_two_routers",
     "test_workers",
 }
+"""The files whose tests share this module's cluster; each folder has a cluster of its own."""
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +31,8 @@ def cluster() -> Iterator[TestCluster]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One process of pytest-xdist runs the tests that share a cluster.
     for item in items:
-        if item.path.stem in _SHARING:
+        folder = item.path.parent
+        if folder == _HERE and item.path.stem in _SHARING:
             item.add_marker(pytest.mark.xdist_group("integration"))
-        elif item.path.parent.name == "security":
-            item.add_marker(pytest.mark.xdist_group("security"))
+        elif folder.parent == _HERE:
+            item.add_marker(pytest.mark.xdist_group(folder.name))

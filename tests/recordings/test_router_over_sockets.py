@@ -145,7 +145,7 @@ async def drain(
 
 
 # Lookups need an upstream, which the recordings do not include.
-# tests/integration/test_lookups.py compares lookups with mongos.
+# tests/integration/lookups compares lookups with mongos.
 REPLAYED = [name for name in recorded.streams() if name not in {*FAILING, "coll-orders-lookup"}]
 
 

@@ -1,0 +1,259 @@
+"""The stages after ``$changeStream``: which are allowed, and what they may do to events
+(docs/protocol.md#opening)."""
+
+import time
+from typing import Any
+
+import pytest
+from pymongo.database import Database
+
+from tests.conformance.streams import Stream, kinds, now, opening, refused
+from tests.harness.clusters import Client
+
+rule = pytest.mark.rule
+Data = Database[dict[str, Any]]
+INSIDE = "an invalid stage fails the opening; an error on an event fails the getMore"
+ALLOWED = (
+    "stages allowed: $match, $project, $addFields, $set, $unset, $replaceRoot, $replaceWith, "
+    "$redact, $changeStreamSplitLargeEvent"
+)
+
+
+@rule("Opening", "an internal stage: 5491300")
+@pytest.mark.parametrize(
+    "stage", ["$_internalChangeStreamTransform", "$_internalChangeStreamUnwindTransaction"]
+)
+def test_internal_stages_are_refused(client: Client, stage: str) -> None:
+    for pipeline in ([{stage: {}}], [{"$changeStream": {}}, {stage: {}}]):
+        command = {"aggregate": "a", "pipeline": pipeline, "cursor": {}}
+        error = refused(client, "test", command)
+        assert error["code"] == 5491300
+        assert error["errmsg"] == f"{stage}' is not allowed in user requests"
+
+
+@rule("Opening", "a stage not allowed in change streams: 20; an unknown one: 40324")
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"$count": "n"},
+        {"$facet": {"a": []}},
+        {"$group": {"_id": 1}},
+        {"$limit": 1},
+        {"$lookup": {"from": "b", "localField": "a", "foreignField": "b", "as": "c"}},
+        {"$merge": "b"},
+        {"$out": "b"},
+        {"$sample": {"size": 1}},
+        {"$skip": 1},
+        {"$sort": {"a": 1}},
+        {"$sortByCount": "$a"},
+        {"$unionWith": "b"},
+        {"$unwind": "$a"},
+        {"$bucketAuto": {"groupBy": "$a", "buckets": 2}},
+        {"$graphLookup": {}},
+    ],
+    ids=lambda stage: next(iter(stage)),
+)
+def test_stages_not_allowed_in_change_streams_are_refused(
+    client: Client, db: Data, stage: dict[str, Any]
+) -> None:
+    db.create_collection("a")  # stages that name another collection require the database
+    name = next(iter(stage))
+    if name in ("$graphLookup", "$bucketAuto", "$sortByCount", "$count"):
+        # Some of these are parsed or rewritten before they are checked against the allowed stages.
+        assert refused(client, db.name, opening({}, stage))["code"]
+        return
+    error = refused(client, db.name, opening({}, stage))
+    assert (error["code"], error["codeName"]) == (20, "IllegalOperation")
+    assert error["errmsg"] == f"{name} is not permitted in a $changeStream pipeline"
+
+
+@rule("Opening", ALLOWED)
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ({"$match": {"documentKey._id": {"$gt": 1}}}, [2, 3]),
+        ({"$match": {"$expr": {"$eq": ["$fullDocument.a", 20]}}}, [2]),
+        ({"$match": {"$or": [{"fullDocument.a": 10}, {"documentKey._id": 3}]}}, [1, 3]),
+        ({"$project": {"documentKey": 1}}, [1, 2, 3]),
+        ({"$project": {"fullDocument": 0}}, [1, 2, 3]),
+        ({"$addFields": {"more": {"$add": ["$fullDocument.a", 1]}}}, [1, 2, 3]),
+        ({"$set": {"fullDocument.b": "x"}}, [1, 2, 3]),
+        ({"$unset": ["fullDocument", "ns"]}, [1, 2, 3]),
+        ({"$replaceRoot": {"newRoot": {"_id": "$_id", "documentKey": "$documentKey"}}}, [1, 2, 3]),
+        ({"$replaceWith": {"$mergeObjects": ["$$ROOT", {"a": 1}]}}, [1, 2, 3]),
+        ({"$redact": {"$cond": [{"$eq": ["$documentKey._id", 1]}, "$$PRUNE", "$$KEEP"]}}, [2, 3]),
+        ({"$changeStreamSplitLargeEvent": {}}, [1, 2, 3]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_allowed_stages_run(
+    client: Client, db: Data, stage: dict[str, Any], expected: list[int]
+) -> None:
+    with Stream(client, db.name, "a", {}, [stage]) as stream:
+        db.a.insert_many([{"_id": number, "a": 10 * number} for number in (1, 2, 3)])
+        stream.past(now(client))
+        assert [event["documentKey"]["_id"] for event in stream.events] == expected
+        for event in stream.events:
+            check_stage(stage, event)
+
+
+def check_stage(stage: dict[str, Any], event: dict[str, Any]) -> None:
+    match stage:
+        case {"$project": {"documentKey": 1}}:
+            assert list(event) == ["_id", "documentKey"]
+        case {"$project": {"fullDocument": 0}}:
+            assert "fullDocument" not in event
+        case {"$addFields": _}:
+            assert event["more"] == event["fullDocument"]["a"] + 1
+        case {"$set": _}:
+            assert event["fullDocument"]["b"] == "x"
+        case {"$unset": names}:
+            assert not {*names} & event.keys()
+        case {"$replaceRoot": _}:
+            assert list(event) == ["_id", "documentKey"]
+        case {"$replaceWith": _}:
+            assert event["a"] == 1
+
+
+@rule("Opening", "pipeline changed an event's _id: 280")
+@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"$project": {"_id": 0}},
+        {"$project": {"_id._data": 0}},
+        {"$addFields": {"_id": "x"}},
+        {"$set": {"_id": {"_data": "$_id._data", "more": 1}}},
+        {"$unset": "_id"},
+        {"$replaceRoot": {"newRoot": "$fullDocument"}},
+        {"$replaceWith": {"a": 1}},
+        {"$replaceWith": {"_id": "$_id._data"}},
+    ],
+    ids=repr,
+)
+def test_a_modified_event_id_is_fatal(client: Client, db: Data, stage: dict[str, Any]) -> None:
+    with Stream(client, db.name, "a", {}, [stage]) as stream:
+        db.a.insert_one({"_id": 1, "a": 1})
+        error = stream.failure()
+    assert (error["code"], error["codeName"]) == (280, "ChangeStreamFatalError")
+    assert error["errorLabels"] == ["NonResumableChangeStreamError"]
+    assert (
+        "Encountered an event whose _id field, which contains the resume token, was modified"
+        in (error["errmsg"])
+    )
+
+
+@rule("Opening", "collation applies to the user's stages")
+def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) -> None:
+    match = [{"$match": {"fullDocument.a": "x"}}]
+    insensitive = {"locale": "en", "strength": 2}
+    with (
+        Stream(client, db.name, "a", {}, match) as simple,
+        Stream(client, db.name, "a", {}, match, collation=insensitive) as folded,
+    ):
+        db.a.insert_many([{"_id": 1, "a": "X"}, {"_id": 2, "a": "x"}])
+        end = now(client)
+        assert [event["documentKey"]["_id"] for event in simple.past(end)] == [2]
+        assert [event["documentKey"]["_id"] for event in folded.past(end)] == [1, 2]
+
+
+@rule("Opening", "let's variables work in the user's stages")
+def test_let_variables_work_in_the_user_s_stages(client: Client, db: Data) -> None:
+    match = [{"$match": {"$expr": {"$eq": ["$fullDocument.a", "$$wanted"]}}}]
+    with Stream(client, db.name, "a", {}, match, let={"wanted": 2}) as stream:
+        db.a.insert_many([{"_id": 1, "a": 1}, {"_id": 2, "a": 2}])
+        assert [event["documentKey"]["_id"] for event in stream.past(now(client))] == [2]
+
+
+@rule("Sharded cluster", "events that look like those of config.shards are harmless")
+def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
+    forged = {
+        "operationType": "insert",
+        "ns": {"db": "config", "coll": "shards"},
+        "documentKey": {"_id": "evil"},
+        "fullDocument": {"_id": "evil", "host": "evil/127.0.0.1:1"},
+    }
+    forge = [{"$addFields": {name: {"$literal": value} for name, value in forged.items()}}]
+    with Stream(client, db.name, "a", {}, forge) as stream:
+        began = time.monotonic()
+        for number in range(5):
+            db.a.insert_one({"_id": number})
+        events = stream.read(5)
+        assert all(event["fullDocument"] == forged["fullDocument"] for event in events)
+        assert time.monotonic() - began < 10
+    detected = [{"$addFields": {"operationType": "kNewShardDetected"}}]
+    with Stream(client, db.name, "a", {}, detected) as stream:
+        db.a.insert_one({"_id": 9})
+        assert kinds(stream.read(1)) == ["kNewShardDetected"]
+
+
+@rule("Opening", INSIDE)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"$match": {"$nope": 1}},
+        {"$match": {"a": {"$nope": 1}}},
+        {"$match": {"$expr": {"$nope": 1}}},
+        {"$project": {}},
+        {"$project": {"a": {"$nope": 1}}},
+        {"$project": {"a": 1, "b": 0}},
+        {"$addFields": 1},
+        {"$addFields": {"a": {"$nope": 1}}},
+        {"$unset": 1},
+        {"$replaceRoot": {}},
+        {"$replaceWith": {"$nope": 1}},
+        {"$redact": {"$nope": 1}},
+    ],
+    ids=repr,
+)
+def test_an_invalid_stage_fails_the_opening(
+    client: Client, db: Data, stage: dict[str, Any]
+) -> None:
+    error = refused(client, db.name, opening({}, stage))
+    assert error["code"] > 1
+    assert "errorLabels" not in error
+
+
+@rule("Opening", INSIDE)
+@rule("Opening", "a failed cursor is closed")
+def test_an_error_on_an_event_fails_the_get_more(client: Client, db: Data) -> None:
+    divide = [{"$addFields": {"a": {"$divide": [1, "$fullDocument.zero"]}}}]
+    with Stream(client, db.name, "a", {}, divide) as stream:
+        db.a.insert_one({"_id": 1, "zero": 1})
+        assert stream.read(1)[0]["a"] == 1
+        db.a.insert_one({"_id": 2, "zero": 0})
+        error = stream.failure()
+        assert error["code"] not in (1, 43)
+        assert "errorLabels" not in error
+        assert stream.failure()["code"] == 43
+
+
+@rule("Opening", "inside another stage's pipeline: 51047, 40600, 31441")
+@pytest.mark.parametrize(
+    ("stage", "code"),
+    [
+        ({"$lookup": {"from": "b", "as": "x", "pipeline": [{"$changeStream": {}}]}}, 51047),
+        ({"$facet": {"x": [{"$changeStream": {}}]}}, 40600),
+        ({"$unionWith": {"coll": "b", "pipeline": [{"$changeStream": {}}]}}, 31441),
+        (
+            {
+                "$lookup": {
+                    "from": "b",
+                    "as": "x",
+                    "pipeline": [
+                        {"$match": {}},
+                        {"$lookup": {"from": "c", "as": "y", "pipeline": [{"$changeStream": {}}]}},
+                    ],
+                }
+            },
+            51047,
+        ),
+    ],
+    ids=["$lookup", "$facet", "$unionWith", "$lookup in $lookup"],
+)
+def test_a_change_stream_inside_another_stage_is_refused(
+    client: Client, db: Data, stage: dict[str, Any], code: int
+) -> None:
+    db.a.insert_one({"_id": 1})
+    error = refused(client, db.name, {"aggregate": "a", "pipeline": [stage], "cursor": {}})
+    assert error["code"] == code

@@ -1,0 +1,235 @@
+"""updateLookup finds each event's document wherever it is now."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import bson
+import pytest
+from bson import json_util
+
+from tests.harness.clusters import Client, TestCluster
+from tests.harness.routers import RouterProcess
+from tests.harness.until import PATIENCE
+from tests.integration.lookups.both import (
+    LOOKUP,
+    Both,
+    Data,
+    documents,
+    move,
+    since,
+    spread,
+    tick,
+    updates,
+)
+
+
+def test_a_moved_document_is_found(both: Both, db: Data, cluster: TestCluster) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    for k in (1, 11):
+        db.a.insert_one({"_id": k, "k": k})
+        db.a.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
+    move(db, cluster, {"k": 1}, 1)
+    move(db, cluster, {"k": 11}, 0)
+    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
+    now = [{"_id": 1, "k": 1, "v": 2}, {"_id": 11, "k": 11, "v": 1}]
+    for target in ("a", 1):
+        events = both.read(db.name, target, options=since(start))
+        assert documents(events) == [*now, now[0]]
+
+
+def test_an_orphan_is_not_returned(both: Both, db: Data, cluster: TestCluster) -> None:
+    if not cluster.real:
+        pytest.skip("embedded shards clean up at once")
+    spread(db, cluster)
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "k": 1})
+    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 1}})
+    with kept_orphans(cluster):
+        move(db, cluster, {"k": 1}, 1)
+        db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
+        events = both.read(db.name, "a", options=since(start))
+        with cluster.direct(next(iter(cluster.shards))) as donor:
+            orphan = donor[db.name].a.find_one({"_id": 1})
+    assert orphan == {"_id": 1, "k": 1, "v": 1}
+    assert documents(events) == [{"_id": 1, "k": 1, "v": 2}] * 2
+
+
+@contextmanager
+def kept_orphans(cluster: TestCluster) -> Iterator[None]:
+    with cluster.direct(next(iter(cluster.shards))) as donor:
+        point = {"configureFailPoint": "suspendRangeDeletion"}
+        donor.admin.command({**point, "mode": "alwaysOn"})
+        try:
+            yield
+        finally:
+            donor.admin.command({**point, "mode": "off"})
+
+
+def test_a_deleted_document_is_null(both: Both, db: Data, cluster: TestCluster) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    for k in range(8, 13):
+        db.a.insert_one({"_id": k, "k": k})
+        db.a.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
+    db.a.delete_many({"k": {"$in": [8, 12]}})
+    found = documents(both.read(db.name, "a", options=since(start)))
+    assert found == [None, *({"_id": k, "k": k, "v": 1} for k in (9, 10, 11)), None]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [{"_id": "hashed"}, {"k": "hashed"}, {"k": 1, "l": 1}, {"n.k": 1}, {"_id": 1}, None],
+    ids=str,
+)
+def test_lookups_work_with_shard_keys_of_all_kinds(
+    both: Both, db: Data, key: Mapping[str, Any] | None
+) -> None:
+    if key is not None:
+        db.client.admin.command("shardCollection", f"{db.name}.a", key=dict(key))
+    start = tick(db.client)
+    stored = [{"_id": n, "k": n, "l": -n, "n": {"k": n}} for n in range(12)]
+    db.a.insert_many(stored)
+    for n in range(12):
+        whole = {"_id": n, "k": n, "l": -n, "n.k": n}
+        for v in range(3):
+            db.a.update_one(whole, {"$set": {"v": v}})
+    db.a.delete_one({"_id": 5, "k": 5, "l": -5, "n.k": 5})
+    now = [None if n == 5 else {**stored[n], "v": 2} for n in range(12)]
+    assert documents(both.read(db.name, "a", options=since(start))) == [
+        document for document in now for _ in range(3)
+    ]
+
+
+def test_lookups_work_with_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
+    """Servers treat 1, 1.0 and NumberLong(1) as one _id, and compare texts by collation."""
+    ids: list[Any] = [
+        1, 2.0, bson.Int64(3), bson.Decimal128("4"), "a", "B", bson.ObjectId(), None, True,
+        {"x": 1, "y": [1.0, "z"]}, bson.Binary(b"x"), bson.Timestamp(1, 1), bson.MaxKey(),
+    ]  # fmt: skip
+    folding = {"locale": "en", "strength": 2}
+    db.create_collection("a", collation=folding)
+    start = tick(db.client)
+    for each in ids:
+        db.a.insert_one({"_id": each})
+        db.a.update_one({"_id": each}, {"$set": {"v": 1}})
+    for old, new in ((1, 1.0), ("a", "A"), (bson.Int64(3), 3)):
+        db.a.delete_one({"_id": old})
+        db.a.insert_one({"_id": new, "new": True})
+    db.a.delete_one({"_id": 2})
+    found = documents(both.read(db.name, "a", options=since(start)))
+    if cluster.real:
+        # The embedded cluster's finds ignore a collection's collation.
+        assert found[4] == {"_id": "A", "new": True}
+    assert found[:4] == [
+        {"_id": 1.0, "new": True},
+        None,
+        {"_id": 3, "new": True},
+        {"_id": bson.Decimal128("4"), "v": 1},
+    ]
+    assert [type(each["_id"]) for each in (found[0], found[2])] == [float, int]
+    assert all(each["v"] == 1 for each in found[5:])
+
+
+def test_equal_ids_on_several_shards_are_distinguished(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    for k in (1, 11):
+        db.a.insert_one({"_id": "x", "k": k})
+        db.a.update_one({"_id": "x", "k": k}, {"$set": {"v": k}})
+    found = documents(both.read(db.name, "a", options=since(start)))
+    assert found == [{"_id": "x", "k": k, "v": k} for k in (1, 11)]
+
+
+def test_a_changed_shard_key_identifies_another_document(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    for n in (1, 2):
+        db.a.insert_one({"_id": n, "k": n})
+        db.a.update_one({"_id": n, "k": n}, {"$set": {"v": 1}})
+    with db.client.start_session() as session, session.start_transaction():
+        db.a.update_one({"_id": 1, "k": 1}, {"$set": {"k": 15}}, session=session)
+    found = documents(both.read(db.name, "a", options=since(start)))
+    assert found == [None, {"_id": 2, "k": 2, "v": 1}]
+
+
+def test_documents_of_a_recreated_collection_are_not_returned(both: Both, db: Data) -> None:
+    start = tick(db.client)
+    for name in ("a", "b"):
+        db[name].insert_one({"_id": 1})
+        db[name].update_one({"_id": 1}, {"$set": {"v": 1}})
+    db.a.drop()
+    db.a.insert_one({"_id": 1, "other": True})
+    db.b.rename("c")
+    assert documents(both.read(db.name, options=since(start))) == [None, None]
+
+
+def test_transactions_updates_are_looked_up(both: Both, db: Data, cluster: TestCluster) -> None:
+    spread(db, cluster)
+    db.a.insert_many([{"_id": k, "k": k} for k in (1, 2, 11, 12)])
+    db.b.insert_one({"_id": 1})
+    start = tick(db.client)
+    with db.client.start_session() as session, session.start_transaction():
+        for v in range(2):
+            for k in (1, 2, 11, 12):
+                db.a.update_one({"_id": k, "k": k}, {"$set": {"v": v}}, session=session)
+        db.b.update_one({"_id": 1}, {"$set": {"v": 1}}, session=session)
+    events = both.read(db.name, options=since(start))
+    assert len(updates(events)) == 9
+    assert all("lsid" in event and "txnNumber" in event for event in events)
+    for event in updates(events):
+        assert event["fullDocument"]["_id"] == event["documentKey"]["_id"]
+        assert event["fullDocument"]["v"] == 1
+
+
+def test_a_stream_resumes_after_an_event_with_a_lookup(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    for k in range(8, 12):
+        db.a.insert_one({"_id": k, "k": k})
+        db.a.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
+    stages = [{"$project": {"fullDocument": 1, "operationType": 1}}]
+    events = both.read(db.name, "a", options=since(start), stages=stages)
+    assert len(events) == 8
+    for place in range(8):
+        options = {**LOOKUP, "resumeAfter": events[place]["_id"]}
+        assert both.read(db.name, "a", options=options, stages=stages) == events[place + 1 :]
+
+
+def test_the_feed_includes_the_documents(
+    process: RouterProcess, db: Data, cluster: TestCluster
+) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "k": 1})
+    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 1}})
+    move(db, cluster, {"k": 1}, 1)
+    wanted = {"database": db.name, "collection": "a", **since(start)}
+    assert process.feed_port is not None
+    with socket.create_connection(("127.0.0.1", process.feed_port), timeout=PATIENCE) as feed:
+        feed.sendall(json_util.dumps(wanted).encode() + b"\n")
+        with feed.makefile() as lines:
+            events = [json_util.loads(next(lines)) for _ in range(2)]
+    assert documents(events) == [{"_id": 1, "k": 1, "v": 1}]
+
+
+def test_drivers_get_the_documents(router: Client, db: Data, cluster: TestCluster) -> None:
+    """A waiting reader gets every document while chunks move back and forth."""
+    spread(db, cluster)
+    db.a.insert_many([{"_id": k, "k": k} for k in range(20)])
+    with router[db.name].a.watch(full_document="updateLookup") as stream:
+        for v in range(4):
+            move(db, cluster, {"k": 1}, (v + 1) % 2)
+            for k in range(20):
+                db.a.update_one({"_id": k, "k": k}, {"$set": {"v": v}})
+            events = [next(stream) for _ in range(20)]
+            assert sorted(event["fullDocument"]["_id"] for event in events) == list(range(20))
+            assert all(event["fullDocument"]["v"] == v for event in events)

@@ -1,0 +1,100 @@
+"""Large documents: several replies, events that are split, events that are too large."""
+
+from typing import Any
+
+import pytest
+from pymongo.errors import OperationFailure
+
+from tests.harness.clusters import TestCluster
+from tests.integration.lookups.both import (
+    IMAGES,
+    LOOKUP,
+    Both,
+    Data,
+    drain,
+    move,
+    since,
+    spread,
+    tick,
+)
+
+SPLIT = {"$changeStreamSplitLargeEvent": {}}
+_NINE_MB = 9_000_000
+
+
+def test_large_documents_are_split_into_several_replies(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
+    spread(db, cluster)
+    start = tick(db.client)
+    for k in range(8):
+        db.a.insert_one({"_id": k, "k": k + 6, "x": "a" * 3_000_000})
+        for v in range(3):
+            db.a.update_one({"_id": k, "k": k + 6}, {"$set": {"v": v}})
+    stages = [{"$match": {"operationType": "update"}}, {"$addFields": {"y": 1}}]
+    for chosen in (stages[:1], stages):
+        events = both.read(db.name, "a", options=since(start), stages=chosen)
+        assert [(each["fullDocument"]["_id"], each["fullDocument"]["v"]) for each in events] == [
+            (k, 2) for k in range(8) for _ in range(3)
+        ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("images", [False, True], ids=["", "images"])
+def test_large_events_are_split_after_the_lookup(
+    both: Both, db: Data, cluster: TestCluster, images: bool
+) -> None:
+    """With images, the shards already split events that the lookup enlarges further."""
+    spread(db, cluster)
+    options: dict[str, Any] = {}
+    if images:
+        db.command("collMod", "a", **IMAGES)
+        options["fullDocumentBeforeChange"] = "whenAvailable"
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "k": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    db.a.insert_one({"_id": 11, "k": 11})
+    db.a.update_one({"_id": 11, "k": 11}, {"$set": {"v": 1}})
+    move(db, cluster, {"k": 1}, 1)
+    events = both.read(db.name, "a", options=since(start, **options), stages=[SPLIT])
+    parts = [event for event in events if "splitEvent" in event]
+    assert [part["splitEvent"]["of"] for part in parts] == [2 + images] * (2 + images)
+    joined = {name: value for part in parts for name, value in part.items()}
+    assert joined["fullDocument"]["x"] == "b" * _NINE_MB
+    assert joined["operationType"] == "update"
+    assert events[-1]["fullDocument"] == {"_id": 11, "k": 11, "v": 1}
+    for place, event in enumerate(events):
+        if "splitEvent" in event:
+            options["resumeAfter"] = event["_id"]
+            rest = both.read(db.name, "a", options={**LOOKUP, **options}, stages=[SPLIT])
+            assert rest == events[place + 1 :]
+
+
+def test_a_fragment_of_an_event_that_is_now_small_is_not_found(
+    both: Both, db: Data, cluster: TestCluster
+) -> None:
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    events = both.read(db.name, "a", options=since(start), stages=[SPLIT])
+    db.a.delete_one({"_id": 1})
+    for part in events[1:]:
+        options = {**LOOKUP, "resumeAfter": part["_id"]}
+        command = {"aggregate": "a", "pipeline": [{"$changeStream": options}, SPLIT], "cursor": {}}
+        for client in both.clients:
+            with pytest.raises(OperationFailure) as error:
+                drain(client, command, db.name, tick(db.client))
+            assert error.value.code == 280
+            assert "was not large enough to be split" in str(error.value)
+
+
+def test_a_large_event_fails_without_splitting(both: Both, db: Data) -> None:
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    command = {"aggregate": "a", "pipeline": [{"$changeStream": since(start)}], "cursor": {}}
+    for client in both.clients:
+        with pytest.raises(OperationFailure) as error:
+            drain(client, command, db.name, tick(db.client))
+        assert error.value.code == 10334
+        assert "Size must be between 0 and 16793600(16MB)" in str(error.value)
