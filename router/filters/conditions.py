@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from router.filters.paths import Element, Path
+from router.filters.fields import Element, Path
 from router.filters.values import (
     DATE,
     MISSING,

@@ -1,13 +1,13 @@
 """An index over filters: an event meets only the filters that its fields may satisfy."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import chain
 from typing import Final, Generic, TypeVar
 
 from router.filters.conditions import OneOf
-from router.filters.paths import Element, Path, PathReader
+from router.filters.fields import Element, Path
+from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
-from router.filters.values import STRING, key
+from router.filters.values import INT32, STRING, key, unpack_int32
 
 T = TypeVar("T", bound=Hashable)
 
@@ -60,6 +60,7 @@ class FilterIndex(Generic[T]):
         self._entries: dict[T, _Entry[T]] = {}
         self._tables: dict[Path, dict[Hashable, list[_Entry[T]]]] = {}
         self._always: list[_Entry[T]] = []
+        self._in_order: Sequence[dict[Hashable, list[_Entry[T]]]] = ()
         self._hashed = PathReader(())
         self._others = PathReader(())
         self._stale = False
@@ -111,10 +112,10 @@ class FilterIndex(Generic[T]):
         always, others, candidates = self._always, self._others, self._candidates
         for data in events:
             entries = candidates(data)
-            if not (entries or always):
-                continue
+            if always:
+                entries = [*entries, *always]
             event: _Event | None = None
-            for entry in chain(entries, always):
+            for entry in entries:
                 # A filter may be found by several values of one event.
                 if entry.events and entry.events[-1] is data:
                     continue
@@ -129,22 +130,37 @@ class FilterIndex(Generic[T]):
             entry.events = []
         return routed
 
-    def _candidates(self, data: bytes) -> list[_Entry[T]]:
+    def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
-        found: list[_Entry[T]] = []
-        for table, elements in zip(self._tables.values(), self._hashed.read(data), strict=True):
+        found: Sequence[_Entry[T]] = ()
+        tables = self._in_order
+        for table, elements in zip(tables, self._hashed.read(data), strict=True):
             for kind, start, end in elements:
-                value = data[start + 4 : end - 1] if kind == STRING else key(data, kind, start, end)
-                if value in table:
-                    found += table[value]
+                value: Hashable
+                if kind == STRING:
+                    value = data[start + 4 : end - 1]
+                elif kind == INT32:
+                    value = unpack_int32(data, start)[0]
+                else:
+                    value = key(data, kind, start, end)
+                entries = table.get(value)
+                if entries is not None:
+                    found = [*found, *entries] if found else entries
         return found
 
     def _prepare(self) -> None:
         """Decide which paths are read."""
-        self._hashed = PathReader(self._tables)
+        self._in_order = tuple(self._tables.values())
+        self._hashed = _reader(self._hashed, self._tables)
         paths: dict[Path, None] = {}
         for entry in self._entries.values():
             if not entry.certain:
                 paths.update(dict.fromkeys(entry.filter.condition.paths()))
-        self._others = PathReader(paths)
+        self._others = _reader(self._others, paths)
         self._stale = False
+
+
+def _reader(known: PathReader, paths: Iterable[Path]) -> PathReader:
+    """Return a reader of ``paths``: ``known``, with what it has learned, if it reads them."""
+    wanted = tuple(paths)
+    return known if known.paths == wanted else PathReader(wanted)

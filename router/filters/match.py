@@ -22,7 +22,7 @@ from router.filters.conditions import (
     ordered,
     starts_with,
 )
-from router.filters.paths import Path
+from router.filters.fields import Path
 from router.filters.values import (
     ARRAY,
     BINARY,

@@ -27,8 +27,9 @@ NAN_KEY: Final = (DOUBLE, b"NaN")
 _MOST_DEPTH: Final = 200
 
 unpack_length = Struct("<I").unpack_from
+pack_length = Struct("<I").pack
 _double = Struct("<d").unpack_from
-_int32 = Struct("<i").unpack_from
+unpack_int32 = Struct("<i").unpack_from
 _int64 = Struct("<q").unpack_from
 _uint64 = Struct("<Q").unpack_from
 
@@ -72,7 +73,7 @@ def number(data: bytes, kind: int, start: int) -> Hashable:
     Python compares its numbers exactly across their types, as MongoDB does.
     """
     if kind == INT32:
-        return int(_int32(data, start)[0])
+        return int(unpack_int32(data, start)[0])
     if kind == INT64:
         return int(_int64(data, start)[0])
     if kind == DOUBLE:

@@ -4,8 +4,10 @@ from random import Random
 
 import bson
 import pytest
+from bson import Regex
 
-from router.filters.paths import NOTHING, PathReader
+from router.filters.fields import NOTHING, Path
+from router.filters.paths import PathReader
 from tests.filters.chance import Chance
 
 PATHS = [
@@ -19,15 +21,35 @@ PATHS = [
 ]
 
 
+@pytest.mark.parametrize("kinds", [3, 10, 300])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_used_reader_reads_what_a_new_one_reads(seed: int) -> None:
+def test_a_reader_finds_what_a_walk_finds(seed: int, kinds: int) -> None:
     random = Random(seed)
     chance = Chance(random, repeated=True)
-    paths = random.sample(PATHS, 3)
-    used = PathReader(paths)
+    reader = PathReader(random.sample(PATHS, 3))
+    events = [bson.encode(chance.event()) for _ in range(kinds)]
     for _ in range(300):
-        event = bson.encode(chance.event())
-        assert used.read(event) == PathReader(paths).read(event)
+        event = random.choice(events)
+        assert reader.read(event) == reader.walk(event)
+
+
+@pytest.mark.parametrize("paths", [[(b"a", b"t")], [(b"a", b"t"), (b"s",)], [(b"a", b"s", b"x")]])
+def test_lengths_of_strings_and_documents_differ(paths: list[Path]) -> None:
+    random = Random(1)
+    reader = PathReader(paths)
+    for _ in range(200):
+        inner = {"s": "x" * random.randrange(9), "d": {"n": b"x" * random.randrange(9)}, "t": 5}
+        outer = {"r": Regex("x" * random.randrange(9)), "a": inner, "s": "y" * random.randrange(9)}
+        event = bson.encode(outer)
+        assert reader.read(event) == reader.walk(event)
+
+
+def test_a_layout_matches_no_other_field_of_the_same_size() -> None:
+    reader = PathReader([(b"t",)])
+    reader.read(bson.encode({"x": "abc", "y": 1, "t": 7}))
+    for other in ({"x": "abc", "z": 1, "t": 7}, {"x": b"abc", "y": 1, "t": 7}, {"x": "abc"}):
+        event = bson.encode(other)
+        assert reader.read(event) == reader.walk(event)
 
 
 def test_a_document_that_leaves_the_layout_is_read_to_its_end() -> None:

@@ -1,0 +1,132 @@
+"""The fields that paths lead through, and the walk over a document that finds them.
+
+An array along a path stands for its documents; an array at the end of a path stands for its
+elements and for itself. A path that ends in nothing yields MISSING, but an array along the path
+yields nothing for elements that are no documents. Source: docs/protocol.md#filters.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from router.filters.values import ARRAY, DOCUMENT, MISSING, value_end
+
+Path = tuple[bytes, ...]
+"""The names of a dotted path."""
+
+Element = tuple[int, int, int]
+"""A value: its type, and its start and end in the event's bytes."""
+
+NOTHING: Final[Element] = (MISSING, 0, 0)
+"""The element of a path that ends in nothing."""
+
+
+class Field:
+    """A field to read: ``slot`` if a path ends here, ``inner`` if paths lead further.
+
+    ``slots`` are those of all paths through the field, ``bit`` stands for it in a set of fields of
+    one document.
+    """
+
+    __slots__ = ("bit", "inner", "slot", "slots")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.slot = -1
+        self.inner: Document | None = None
+        self.slots: list[int] = []
+
+
+class Document:
+    """The fields to read from a document; ``all`` is the set of their bits."""
+
+    __slots__ = ("all", "fields")
+
+    def __init__(self) -> None:
+        self.fields: dict[bytes, Field] = {}
+        self.all = 0
+
+    def field(self, name: bytes) -> Field:
+        """Return the field of that name, adding it if necessary."""
+        field = self.fields.get(name)
+        if field is None:
+            bit = 1 << len(self.fields)
+            field = self.fields[name] = Field(bit)
+            self.all |= bit
+        return field
+
+    def missing(self, seen: int) -> list[int]:
+        """Return the slots of the paths through all fields but those ``seen``."""
+        absent = [field for field in self.fields.values() if not seen & field.bit]
+        return [slot for field in absent for slot in field.slots]
+
+
+def tree_of(paths: Iterable[Path]) -> Document:
+    """Return the fields that lead to ``paths``; the slot of a path is its index."""
+    root = Document()
+    for slot, path in enumerate(paths):
+        document = root
+        for name in path[:-1]:
+            field = document.field(name)
+            field.slots.append(slot)
+            if field.inner is None:
+                field.inner = Document()
+            document = field.inner
+        last = document.field(path[-1])
+        last.slots.append(slot)
+        last.slot = slot
+    return root
+
+
+def read_fields(data: bytes, start: int, wanted: Document, found: list[list[Element]]) -> None:
+    """Append the elements of the ``wanted`` fields of the document at ``start`` to their slots.
+
+    Of fields with the same name in one document the first one counts.
+    """
+    everything = wanted.all
+    position = start + 4
+    seen = 0
+    while (kind := data[position]) != 0:
+        stop = data.index(0, position + 1) + 1
+        end = value_end(data, kind, stop)
+        field = wanted.fields.get(data[position + 1 : stop - 1])
+        if field is not None and not seen & field.bit:
+            seen |= field.bit
+            take(data, (kind, stop, end), field, found)
+            if seen == everything:
+                return
+        position = end
+    for slot in wanted.missing(seen):
+        found[slot].append(NOTHING)
+
+
+def take(data: bytes, element: Element, field: Field, found: list[list[Element]]) -> None:
+    """Append the value of a field to its slot, and read the fields inside it."""
+    kind, start, _ = element
+    if field.slot >= 0:
+        if kind == ARRAY:
+            found[field.slot] += _elements(data, start)
+        found[field.slot].append(element)
+    inner = field.inner
+    if inner is None:
+        return
+    if kind == DOCUMENT:
+        read_fields(data, start, inner, found)
+    elif kind == ARRAY:
+        for each in _elements(data, start):
+            if each[0] == DOCUMENT:
+                read_fields(data, each[1], inner, found)
+    else:
+        for slot in field.slots:
+            if slot != field.slot:
+                found[slot].append(NOTHING)
+
+
+def _elements(data: bytes, start: int) -> list[Element]:
+    """Return the elements of the array at ``start``."""
+    found: list[Element] = []
+    position = start + 4
+    while (kind := data[position]) != 0:
+        stop = data.index(0, position + 1) + 1
+        position = value_end(data, kind, stop)
+        found.append((kind, stop, position))
+    return found
