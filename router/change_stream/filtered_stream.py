@@ -29,6 +29,9 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError
 LEAST_KEPT: Final = 64 * 1024
 """Bytes of memory that the events of a filtered stream may always take."""
 
+FULL: Final = LEAST_KEPT // 2
+"""Bytes of memory of unread events beyond which a log reader should not be kept waiting."""
+
 _MALFORMED: Final = (ValueError, IndexError, struct.error)
 
 _TIME_AND_VERSION: Final = TIME_DIGITS + 4
@@ -42,11 +45,11 @@ class FilteredStream:
 
     It is readable like a merged stream. Its log has the matching events of all blocks that the
     merged stream has released. It releases nothing itself: its ``Distribution`` does.
-    ``on_events`` is called when events have been appended. Once it is ``closed`` it gets no events
-    any more, and so makes no promises either.
+    ``on_events`` is called when events have been appended, ``waited_for`` is whether its log
+    reader waits. Once it is ``closed`` it gets no events any more, and so makes no promises either.
     """
 
-    __slots__ = ("_distribution", "closed", "filter", "log", "on_events")
+    __slots__ = ("_distribution", "closed", "filter", "log", "on_events", "waited_for")
 
     def __init__(
         self, distribution: "Distribution", stream_filter: StreamFilter, floor: bytes
@@ -55,6 +58,7 @@ class FilteredStream:
         self.filter = stream_filter
         self.log = MergedLog(floor, event_key, distribution.stream.log.join_bytes)
         self.on_events: Callable[[], None] | None = None
+        self.waited_for = False
         self.closed = False
 
     def release(self) -> bool:
@@ -128,6 +132,8 @@ class Distribution:
         """Bytes of memory that the unread events of all filtered streams take."""
         self.examined = 0
         """The number of events that have met the filters."""
+        self.pressed = False
+        """Whether the events of a log reader that waits have become ``FULL``; reset it."""
         self.matches = 0
         """The number of times that a filter has let an event through."""
 
@@ -251,12 +257,17 @@ class Distribution:
             self._break(error)
 
     def _append(self, filtered: FilteredStream, events: list[bytes]) -> None:
-        before = filtered.held_bytes
+        size = sum(map(len, events))
         log = filtered.log
-        log.append(events, event_key(events[-1]), sum(map(len, events)))
-        if before >= LEAST_KEPT:
-            log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self._count)))
-        self.held_bytes += filtered.held_bytes - before
+        self.held_bytes += weight(len(events), size)
+        log.append(events, event_key(events[-1]), size)
+        held = filtered.held_bytes
+        if held >= FULL:
+            if filtered.waited_for:
+                self.pressed = True
+            if held > LEAST_KEPT:
+                log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self._count)))
+                self.held_bytes += filtered.held_bytes - held
         if filtered.on_events is not None:
             filtered.on_events()
 

@@ -54,7 +54,7 @@ async def get_more(call: Call) -> AnyAnswer:
     if max_time_ms is None:
         max_time_ms = DEFAULT_AWAIT_MS
     owner = Owner(call.lsid, call.user_name)
-    async with node.cursors.checkout(cursor_id, owner) as cursor:
+    with node.cursors.checkout(cursor_id, owner) as cursor:
         refusal = lost_rights(node, cursor)
         if refusal is not None:
             node.cursors.kill((cursor_id,), owner)

@@ -86,6 +86,8 @@ class MergedCursor:
         events.
         """
         deadline = self._loop.time() + max_time
+        if max_time > 0 and self._gathers(batch_size or None):
+            await self._wait(max_time)
         while self._killed is None and not self._release():
             left = deadline - self._loop.time()
             if left <= 0:
@@ -129,6 +131,12 @@ class MergedCursor:
     def _release(self) -> bool:
         """Release events if necessary; return whether ``_take_ready`` has a result at once."""
         return self._move_error is not None or (self._moving is None and self._log_reader.release())
+
+    def _gathers(self, max_events: int | None) -> bool:
+        """Return whether the ready events are so few that more should be waited for."""
+        if self._shared is None or self._moving is not None or self._killed is not None:
+            return False
+        return self._shared.runner.filtered.gathers(self._log_reader, max_events)
 
     def _take_ready(self, max_events: int | None) -> Batch:
         """Return the events that are ready and resume prefetching.

@@ -3,9 +3,10 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager
 from heapq import nsmallest
 from operator import itemgetter
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import structlog
@@ -61,6 +62,29 @@ class _Entry:
         self.ticket = ticket
         self.last_used = now
         self.busy = False
+
+
+class _Checkout:
+    """A cursor that is in use for one getMore; use it as a context manager."""
+
+    __slots__ = ("_cursor_id", "_entry", "_registry")
+
+    def __init__(self, registry: "CursorRegistry", cursor_id: int, entry: _Entry) -> None:
+        self._registry = registry
+        self._cursor_id = cursor_id
+        self._entry = entry
+
+    def __enter__(self) -> MergedCursor:
+        return self._entry.cursor
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+        self._registry.checked_in(self._cursor_id, self._entry, cancelled=cancelled)
 
 
 class CursorRegistry:
@@ -151,9 +175,8 @@ class CursorRegistry:
             plan["mergerouter"] = {"filter": self._streams.explain_filter(read)}
         return plan
 
-    @asynccontextmanager
-    async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[MergedCursor]:
-        """Check the cursor out for one getMore.
+    def checkout(self, cursor_id: int, owner: Owner) -> AbstractContextManager[MergedCursor]:
+        """Check the cursor out for one getMore, until the end of the ``with`` block.
 
         Raises CommandError: 43 CursorNotFound, 143 CursorInUse, or the error for a different
         session or user. A cursor that has ended or failed, or whose getMore is cancelled, is
@@ -167,16 +190,14 @@ class CursorRegistry:
             raise CommandError(ErrorCode.CursorInUse, f"Cursor already in use (id: {cursor_id}).")
         check_session(cursor_id, entry.owner, owner)
         entry.busy = True
-        try:
-            yield entry.cursor
-        except asyncio.CancelledError:
+        return _Checkout(self, cursor_id, entry)
+
+    def checked_in(self, cursor_id: int, entry: _Entry, *, cancelled: bool) -> None:
+        """End the use of a cursor; ``cancelled`` is whether its getMore was cancelled."""
+        entry.busy = False
+        entry.last_used = self._loop.time()
+        if cancelled or entry.cursor.finished:
             self._remove(cursor_id)
-            raise
-        finally:
-            entry.busy = False
-            entry.last_used = self._loop.time()
-            if entry.cursor.finished:
-                self._remove(cursor_id)
 
     def __contains__(self, cursor_id: int) -> bool:
         """Return whether the cursor is in this registry."""

@@ -236,7 +236,7 @@ class Feed:
                 check_rights(user, watch)  # the rights may have changed during the opening
             await _write_events(batch, watch, writer)
             while not batch.closed:
-                async with self._cursors.checkout(cursor.cursor_id, owner) as held:
+                with self._cursors.checkout(cursor.cursor_id, owner) as held:
                     batch = await held.next_batch(_EVENTS_A_BATCH, wait)
                 await _write_events(batch, watch, writer)
                 if batch.events:

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import anyio
 import structlog
 
 from router.commands.answer import (
@@ -79,7 +78,8 @@ class ClientConnection:
         self._has_logged_in = client.login is None
         if not self._has_logged_in:
             stream.max_frame = self._limits.message_size_before_login
-        self._scope: anyio.CancelScope | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._interrupted = False
 
     async def serve(self) -> None:
         """Answer until the client disconnects or breaks the protocol, then release everything."""
@@ -146,19 +146,27 @@ class ClientConnection:
 
     def interrupt(self) -> None:
         """Cancel the command in flight; the client gets InterruptedAtShutdown."""
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._task is not None:
+            self._interrupted = True
+            self._task.cancel()
 
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
         self._counters.by_kind[_KINDS.get(request.name, "command")] += 1
         if request.query is not None and not await self._legacy_allowed(request):
             return
-        with anyio.CancelScope() as self._scope:
+        self._task = asyncio.current_task()
+        try:
             await self._answer(request)
-        if self._scope.cancelled_caught and not request.replied:
-            await self._send_error(request, interrupted(request.name), request.request_id)
-        self._scope = None
+        except asyncio.CancelledError:
+            task, self._task = self._task, None
+            # The client may have disconnected at the same time, which cancels the task too.
+            if not self._interrupted or task is None or task.uncancel():
+                raise
+            if not request.replied:
+                await self._send_error(request, interrupted(request.name), request.request_id)
+        finally:
+            self._task, self._interrupted = None, False
         await self._stream.drain()
 
     async def _answer(self, request: Request) -> None:

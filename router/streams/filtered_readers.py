@@ -5,12 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from router.change_stream.filtered_stream import Distribution, FilteredStream
-from router.change_stream.log_reader import ReadableStream
+from router.change_stream.filtered_stream import FULL, Distribution, FilteredStream
+from router.change_stream.log_reader import LogReader, ReadableStream
 from router.change_stream.merged_stream import MergedStream
 from router.filters.stream_filter import StreamFilter
 
-_MOST_DELAY: Final = 0.1
+_MOST_DELAY: Final = 0.25
 """Seconds for which a backlog may delay the wake of a reader that has events."""
 
 _REPLY_COST: Final = 60e-6
@@ -22,9 +22,10 @@ class FilteredReaders:
 
     A waiting reader is woken by events that its own filter lets through, not by others. One block
     is released in each iteration of the event loop, so that a backlog of which filters let little
-    through does not delay other tasks. Readers are woken at its end, or after ``_MOST_DELAY``, and
-    no sooner than the replies to those woken before can have been sent: under load, replies have
-    many events each. ``released`` is called after each block. Must be created in a running loop.
+    through does not delay other tasks. Readers are woken at its end, after ``_MOST_DELAY``, or when
+    one has many events, and no sooner than the replies to those woken before can have been sent.
+    During a backlog a reader with few events waits for more. So under load replies have many events
+    each. ``released`` is called after each block. Must be created in a running loop.
     """
 
     def __init__(self, stream: MergedStream, kept_bytes: int, released: Callable[[], None]) -> None:
@@ -60,22 +61,42 @@ class FilteredReaders:
         if isinstance(stream, FilteredStream) and not stream.closed:
             self.distribution.forget(stream, number)
 
-    def add_waiter(self, stream: ReadableStream, waiter: asyncio.Future[None]) -> bool:
+    def serves(self, log_reader: LogReader) -> bool:
+        """Return whether the log reader reads a filtered stream."""
+        return isinstance(log_reader.stream, FilteredStream)
+
+    def gathers(self, log_reader: LogReader, max_events: int | None) -> bool:
+        """Return whether a reader with events to read should wait for more: there is a backlog."""
+        stream = log_reader.stream
+        if not isinstance(stream, FilteredStream) or not self._stream.ready:
+            return False
+        unread = stream.log.end - log_reader.number
+        if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
+            return False
+        return stream.held_bytes < FULL and self.distribution.error is None
+
+    def add_waiter(self, log_reader: LogReader, waiter: asyncio.Future[None]) -> bool:
         """Complete ``waiter`` once the filter has let an event through, or the stream is over.
 
-        Return whether ``stream`` is filtered; otherwise nothing is done.
+        Return whether the log reader's stream is filtered; otherwise nothing is done.
         """
+        stream = log_reader.stream
         if not isinstance(stream, FilteredStream):
             return False
         self._waiting[stream] = waiter
-        stream.on_events = partial(self._serve, stream, waiter)
-        self._schedule()
+        stream.waited_for = True
+        if stream.log.end > log_reader.number:
+            self._serve(stream, waiter)
+        else:
+            stream.on_events = partial(self._serve, stream, waiter)
+            self._schedule()
         return True
 
     def remove_waiter(self, stream: ReadableStream) -> None:
         """Undo ``add_waiter``."""
         if isinstance(stream, FilteredStream):
             self._waiting.pop(stream, None)
+            stream.waited_for = False
             stream.on_events = None
 
     def arrived(self) -> None:
@@ -132,9 +153,10 @@ class FilteredReaders:
         if not self._served:
             return
         now = self._loop.time()
-        if self._stream.ready and now < self._wake_at:
+        pressed = self.distribution.pressed
+        if self._stream.ready and now < self._wake_at and not pressed:
             return
-        if now < self._not_before:
+        if now < self._not_before and not pressed:
             if self._later is None:
                 self._later = self._loop.call_at(self._not_before, self._wake_late)
             return
@@ -142,6 +164,7 @@ class FilteredReaders:
         for waiter in self._served:
             _complete(waiter)
         self._served.clear()
+        self.distribution.pressed = False
 
     def _wake_late(self) -> None:
         self._later = None

@@ -103,7 +103,8 @@ class StreamRunner:
         loads.delivered_bytes += batch.size
         self._taken += len(batch.events)
         self._count()
-        self._read_on()
+        if not self.filtered.serves(log_reader):
+            self._read_on()
         return batch
 
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
@@ -133,11 +134,12 @@ class StreamRunner:
         It is released when new events become readable for ``log_reader`` or the stream ends.
         """
         self._touch()
-        # A resumed stream may just have dropped events that its client has, which frees budget.
-        self._read_on()
-        self._nudge_laggards(self._loop.time())
         reads = log_reader.stream
-        if not self.filtered.add_waiter(reads, waiter):
+        if not (self.filtered.waiting and self.filtered.serves(log_reader)):
+            # A resumed stream may just have dropped events that its client has, which frees budget.
+            self._read_on()
+            self._nudge_laggards(self._loop.time())
+        if not self.filtered.add_waiter(log_reader, waiter):
             self._waiters.add(waiter)
         timer = self._loop.call_later(timeout, release, waiter)
         try:
@@ -284,6 +286,7 @@ class StreamRunner:
         """Resume prefetching after events have been distributed to filtered readers."""
         self._count()
         self._read_on()
+        self._nudge_laggards(self._loop.time())
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
         remote = self._remotes.get(number)

@@ -1,8 +1,8 @@
 """Merged cursors without a cluster, for tests of the layers above them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import bson
@@ -107,8 +107,8 @@ class FakeCursors:
         self.cursors[cursor.cursor_id] = cursor
         return cursor, Batch(self.first, sum(map(len, self.first)), TOKEN, closed=False)
 
-    @asynccontextmanager
-    async def checkout(self, cursor_id: int, owner: Owner) -> AsyncIterator[FakeCursor]:
+    @contextmanager
+    def checkout(self, cursor_id: int, owner: Owner) -> Iterator[FakeCursor]:
         cursor = self.cursors.get(cursor_id)
         if cursor is None:
             raise CommandError(43, f"Cursor not found (id: {cursor_id}).")

@@ -26,13 +26,13 @@ async def test_a_stream_works_with_each_parameter_at_its_minimum(
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.shards["s0"].insert(105, 1)
     cluster.noop(106)
-    async with registry.checkout(cursor.cursor_id, OWNER):
+    with registry.checkout(cursor.cursor_id, OWNER):
         assert await read_until(cursor, 1) == [1]
     for member in cluster.members:
         member.commands.clear()
     quiet = asyncio.get_running_loop().time() + 0.3
     if cursor.cursor_id in registry:
-        async with registry.checkout(cursor.cursor_id, OWNER):
+        with registry.checkout(cursor.cursor_id, OWNER):
             assert (await cursor.next_batch(None, 0.3)).events == []
     assert asyncio.get_running_loop().time() < quiet + 1
     asked = sum(member.commands.total() for member in cluster.members)

@@ -102,20 +102,18 @@ async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster)
 async def test_an_unknown_cursor_is_an_error(cluster: ScriptedCluster):
     registry = cluster.registry()
     with pytest.raises(CommandError, match=r"Cursor not found \(id: 12345\)\.") as failure:
-        async with registry.checkout(12345, OWNER):
-            pass
+        registry.checkout(12345, OWNER)
     assert failure.value.code == 43
 
 
 async def test_a_cursor_serves_one_get_more_at_a_time(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
-    async with registry.checkout(cursor.cursor_id, OWNER):
+    with registry.checkout(cursor.cursor_id, OWNER):
         with pytest.raises(CommandError) as failure:
-            async with registry.checkout(cursor.cursor_id, OWNER):
-                pass
+            registry.checkout(cursor.cursor_id, OWNER)
         assert failure.value.code == 143
-    async with registry.checkout(cursor.cursor_id, OWNER) as again:
+    with registry.checkout(cursor.cursor_id, OWNER) as again:
         assert again is cursor
 
 
@@ -134,8 +132,7 @@ async def test_a_cursor_of_another_session_or_user_is_refused(
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), made_by)
     with pytest.raises(CommandError) as failure:
-        async with registry.checkout(cursor.cursor_id, used_by):
-            pass
+        registry.checkout(cursor.cursor_id, used_by)
     assert failure.value.code == code
     assert cursor.cursor_id in registry
 
@@ -145,7 +142,7 @@ async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
     cursor, _ = await registry.open(stream(), OWNER)
 
     async def get_more() -> None:
-        async with registry.checkout(cursor.cursor_id, OWNER) as held:
+        with registry.checkout(cursor.cursor_id, OWNER) as held:
             await held.next_batch(None, 60)
 
     task = asyncio.create_task(get_more())
@@ -177,7 +174,7 @@ async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
     cursor, _ = await registry.open(stream(), OWNER)
 
     async def get_more() -> None:
-        async with registry.checkout(cursor.cursor_id, OWNER) as held:
+        with registry.checkout(cursor.cursor_id, OWNER) as held:
             await held.next_batch(None, 60)
 
     task = asyncio.create_task(get_more())
@@ -234,7 +231,7 @@ async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):
     cluster.noop(110)
     cursor, _ = await registry.open(stream(), OWNER)
     assert await read_until(cursor, 2) == [1, 2]
-    async with registry.checkout(cursor.cursor_id, OWNER) as held:
+    with registry.checkout(cursor.cursor_id, OWNER) as held:
         last = await held.next_batch(None, 1)
     assert last.closed
     assert last.events == []

@@ -59,9 +59,8 @@ async def test_a_fatal_error_reaches_the_client_at_once(cluster: ScriptedCluster
     shard = cluster.shards["s2"]
     cursor, _ = await registry.open(stream(), OWNER)
     shard.fail("getMore", 286, "resume point lost")
-    with pytest.raises(CommandError) as failure:
-        async with registry.checkout(cursor.cursor_id, OWNER) as held:
-            await held.next_batch(None, 5)
+    with pytest.raises(CommandError) as failure, registry.checkout(cursor.cursor_id, OWNER) as held:
+        await held.next_batch(None, 5)
     assert failure.value.code == 286
     assert failure.value.labels == {"NonResumableChangeStreamError"}
     where = f"Error on remote shard 127.0.0.1:{shard.port} :: caused by :: resume point lost"

@@ -1,0 +1,82 @@
+"""Filtered readers during a backlog: replies are few and full."""
+
+import asyncio
+
+from bson import Timestamp
+
+from router.change_stream.log_reader import LogReader
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.request import parse_request
+from router.change_stream.resume_token import first_key
+from router.change_stream.starting_point import starting_point
+from router.filters.stream_filter import compile_filter
+from router.streams.filtered_readers import FilteredReaders
+from shard_client.remote_cursor.cursor_reply import CursorBatch
+from tests.doubles.scripted_streams import hwm
+from tests.harness.until import PATIENCE
+from tests.unit.router.tokens import data_of, event
+
+START = Timestamp(10, 1)
+EVENTS, EVERY = 6000, 100
+
+
+class Backlog:
+    """One shard's stream with several blocks of events, of which each reader gets every 100th."""
+
+    def __init__(self, size: int = 0) -> None:
+        command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
+        request = parse_request("db", command)
+        self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
+        self.readers = FilteredReaders(self.stream, 0, lambda: None)
+        self.point = starting_point(request, START, 1)
+        self.size = size
+
+    def reader(self, tenant: int) -> LogReader:
+        wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
+        return LogReader(self.readers.open(wanted, first_key(START)), self.point)
+
+    def arrive(self) -> None:
+        events = [
+            event(
+                data_of(11, 1, inc=number + 1),
+                fullDocument={"tenant": number % EVERY, "filler": b"x" * self.size},
+            )
+            for number in range(EVENTS)
+        ]
+        size = sum(len(each) for _, each in events)
+        for remote, target in self.stream.remotes.items():
+            arrived = (events, size) if target == "s0" else ([], 0)
+            self.stream.batch_arrived(remote, CursorBatch(1, arrived[0], hwm(20), arrived[1]))
+
+    async def wait(self, *readers: LogReader) -> None:
+        """Wait until the first one is woken."""
+        waiters = [asyncio.get_running_loop().create_future() for _ in readers]
+        for reader, waiter in zip(readers, waiters, strict=True):
+            self.readers.add_waiter(reader, waiter)
+        async with asyncio.timeout(PATIENCE):
+            await waiters[0]
+        for reader in readers:
+            self.readers.remove_waiter(reader.stream)
+
+
+async def test_a_reader_with_few_events_waits_for_more() -> None:
+    backlog = Backlog()
+    first, second = backlog.reader(1), backlog.reader(2)
+    backlog.arrive()
+    assert not backlog.readers.gathers(second, None), "nothing is there"
+    backlog.stream.release()
+    assert backlog.readers.gathers(second, None)
+    assert not backlog.readers.gathers(second, 5), "its batch would be full"
+    await backlog.wait(second, first)
+    assert not backlog.readers.gathers(second, None), "the backlog has ended"
+    assert len(second.take(None).events) == EVENTS / EVERY
+
+
+async def test_a_reader_with_many_events_is_woken_before_the_end() -> None:
+    backlog = Backlog(size=3000)
+    reader = backlog.reader(1)
+    backlog.arrive()
+    await backlog.wait(reader)
+    assert backlog.stream.ready
+    assert not backlog.readers.gathers(reader, None), "it should not wait for more"
+    assert len(reader.take(None).events) < EVENTS / EVERY
