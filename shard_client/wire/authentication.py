@@ -5,6 +5,7 @@ docs/protocol.md#authentication.
 """
 
 import asyncio
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ MEMBER, MEMBER_SOURCE = "__system", "local"
 _KEY_LENGTHS = range(6, 1025)
 _BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
 _LARGEST_FILE = 64 * 1024
+_ITERATIONS = re.compile(r",i=([0-9]{1,9})(?:,|$)")
+_LEAST_ITERATIONS, _MOST_ITERATIONS = 4096, 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,9 @@ async def _converse(
             },
             timeout=timeout,
         )
-        client.set_server_first(_payload(reply))
+        challenge = _payload(reply)
+        _check_iterations(challenge)
+        client.set_server_first(challenge)
         loop = asyncio.get_running_loop()
         proof = await loop.run_in_executor(None, client.get_client_final)
         following = {"saslContinue": 1, "conversationId": reply.get("conversationId")}
@@ -169,6 +174,17 @@ async def _converse(
         ) from None
     if not reply.get("done"):
         raise ProtocolError("the server does not end the login")
+
+
+def _check_iterations(challenge: str) -> None:
+    """Refuse a number of iterations that makes the password easy to guess, or takes too long."""
+    found = _ITERATIONS.search(challenge)
+    if found is None or not _LEAST_ITERATIONS <= int(found[1]) <= _MOST_ITERATIONS:
+        raise CommandError(
+            ErrorCode.AuthenticationFailed,
+            "the server's part of the login is not valid: it must have from "
+            f"{_LEAST_ITERATIONS} to {_MOST_ITERATIONS} iterations",
+        )
 
 
 def _payload(reply: Mapping[str, Any]) -> str:

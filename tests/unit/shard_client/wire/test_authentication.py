@@ -56,6 +56,23 @@ async def test_a_server_that_does_not_know_the_password_is_refused(payload: byte
     assert "secret" not in str(failure.value)
 
 
+@pytest.mark.parametrize("iterations", ["1", "4095", "10000001", "9" * 5000, "-1", "x", ""])
+async def test_numbers_of_iterations_out_of_bounds(iterations: str) -> None:
+    """Few make the password easy to guess, many would occupy a thread for ever."""
+
+    class Server(ScramServer):
+        async def command(self, *args: Any, **how: Any) -> dict[str, Any]:
+            reply = await super().command(*args, **how)
+            changed = bytes(reply["payload"]).replace(b"i=4096", b"i=" + iterations.encode())
+            return {**reply, "payload": Binary(changed)}
+
+    server = Server()
+    with pytest.raises(CommandError, match="iterations") as failure:
+        await log_in(server, credentials(), timeout=1)
+    assert failure.value.code == 18
+    assert len(server.commands) == 1
+
+
 async def test_a_server_that_ends_the_login_early_is_refused() -> None:
     class Liar(ScramServer):
         async def command(self, *args: Any, **how: Any) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""Drivers log in through the router, watch, write and run transactions with a user's rights."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+from pymongo.errors import OperationFailure
+
+from tests.drivers.download_cache import DownloadError
+from tests.drivers.node_packages import node_packages
+from tests.integration.security.clients import Servers, client
+
+NODE_TESTS = Path(__file__).parents[1] / "node"
+_SECONDS = 90.0
+NAME = "sharded"
+EXPECTED = {"user": "writer", "seen": [1, 2, 99], "refused": [13, 13, 13]}
+
+
+@pytest.fixture
+def uri(servers: Servers) -> Iterator[str]:
+    """Return the connection string of a user that may write the sharded collection of ``db``."""
+    with client(servers.mongos, "root") as root:
+        root.admin.command("enableSharding", "db")
+        root.admin.command("shardCollection", f"db.{NAME}", key={"_id": 1})
+        root.admin.command("split", f"db.{NAME}", middle={"_id": 50})
+        for key, shard in ((0, 0), (99, 1)):
+            to = list(servers.cluster.shards)[shard]
+            root.admin.command("moveChunk", f"db.{NAME}", find={"_id": key}, to=to)
+        try:
+            yield f"mongodb://writer:writer@{servers.router}/"
+        finally:
+            root.db[NAME].drop()
+
+
+def test_pymongo(uri: str) -> None:
+    with pymongo.MongoClient[dict[str, Any]](uri) as connected:
+        collection = connected.db[NAME]
+        with collection.watch(max_await_time_ms=1000) as watching:
+            collection.insert_one({"_id": 1})
+            with connected.start_session() as session, session.start_transaction():
+                collection.insert_one({"_id": 2}, session=session)
+                collection.insert_one({"_id": 99}, session=session)
+            assert [watching.next()["documentKey"]["_id"] for _ in range(3)] == EXPECTED["seen"]
+        for attempt in (
+            lambda: connected.other.c.insert_one({}),
+            connected.other.c.watch,
+            connected.watch,
+        ):
+            with pytest.raises(OperationFailure) as refused:
+                attempt()
+            assert refused.value.code == 13
+
+
+@pytest.mark.parametrize("driver", [AsyncIOMotorClient, AsyncMongoClient])
+async def test_asynchronous_drivers(uri: str, driver: Any) -> None:
+    connected = driver(uri)
+    collection = connected.db[NAME]
+    watching = collection.watch(max_await_time_ms=1000)
+    async with watching if driver is AsyncIOMotorClient else await watching as stream:
+        await stream.try_next()
+        await collection.insert_one({"_id": 1})
+        starting = connected.start_session()
+        session = await starting if driver is AsyncIOMotorClient else starting
+        async with session:
+            beginning = session.start_transaction()
+            async with beginning if driver is AsyncIOMotorClient else await beginning:
+                await collection.insert_one({"_id": 2}, session=session)
+                await collection.insert_one({"_id": 99}, session=session)
+        seen = [(await stream.next())["documentKey"]["_id"] for _ in range(3)]
+    assert seen == EXPECTED["seen"]
+    with pytest.raises(OperationFailure) as refused:
+        await connected.other.c.insert_one({})
+    assert refused.value.code == 13
+    closing = connected.close()
+    if closing is not None:
+        await closing
+
+
+@pytest.fixture(scope="module")
+def node_modules() -> Path:
+    try:
+        return node_packages(NODE_TESTS / "package.json")
+    except DownloadError as error:
+        pytest.skip(f"Node's packages are not available: {error}")
+
+
+def last_line(*command: str | Path, **environment: str) -> Any:
+    """Run a program and return the document in its last line of output."""
+    finished = subprocess.run(
+        command,
+        cwd=NODE_TESTS,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.timeout(300)  # npm may first have to install the packages
+def test_node_s_driver(uri: str, node_modules: Path) -> None:
+    assert last_line("node", "secured.js", uri, "db", NAME, NODE_PATH=str(node_modules)) == EXPECTED
+
+
+@pytest.mark.timeout(300)
+def test_mongosh(uri: str, node_modules: Path) -> None:
+    mongosh = node_modules / ".bin" / "mongosh"
+    if not mongosh.exists():
+        pytest.skip("npm could not install mongosh")
+    script = f"""
+        const c = db.getSiblingDB("db").getCollection("{NAME}");
+        const stream = c.watch([], {{maxAwaitTimeMS: 500}});
+        stream.tryNext();
+        c.insertOne({{_id: 1}});
+        const session = db.getMongo().startSession();
+        session.withTransaction(() => {{
+          const inside = session.getDatabase("db").getCollection("{NAME}");
+          inside.insertOne({{_id: 2}});
+          inside.insertOne({{_id: 99}});
+        }});
+        const seen = [];
+        while (seen.length < 3) {{
+          const event = stream.tryNext();
+          if (event) seen.push(event.documentKey._id);
+        }}
+        stream.close();
+        const code = (attempt) => {{
+          try {{ attempt(); return 0; }} catch (error) {{ return error.code; }}
+        }};
+        const other = db.getSiblingDB("other").c;
+        const refused = [
+          code(() => other.insertOne({{}})),
+          code(() => other.watch().tryNext()),
+          code(() => db.getMongo().watch().tryNext()),
+        ];
+        const user = db.runCommand({{connectionStatus: 1}}).authInfo.authenticatedUsers[0].user;
+        print(JSON.stringify({{user, seen, refused}}));
+    """
+    assert last_line(mongosh, "--quiet", "--norc", uri, "--eval", script) == EXPECTED
+
+
+def test_mongosh_logs_in_later(servers: Servers, node_modules: Path) -> None:
+    """``db.auth`` in a shell that was started without a user, twice."""
+    mongosh = node_modules / ".bin" / "mongosh"
+    if not mongosh.exists():
+        pytest.skip("npm could not install mongosh")
+    script = """
+        const admin = db.getSiblingDB("admin");
+        const code = (attempt) => { try { attempt(); return 0; } catch (e) { return e.code; } };
+        const find = () => db.getSiblingDB("db").c.findOne();
+        const codes = [code(find), code(() => admin.auth("reader", "wrong"))];
+        admin.auth("reader", "reader");
+        codes.push(code(find), code(() => admin.auth("reader", "reader")));
+        print(JSON.stringify(codes));
+    """
+    found = [
+        last_line(mongosh, "--quiet", "--norc", f"mongodb://{address}/", "--eval", script)
+        for address in (servers.mongos, servers.router)
+    ]
+    assert found[1] == found[0] == [13, 18, 0, 0]
