@@ -145,6 +145,8 @@ def _is_untouched(condition: Mapping[str, Any]) -> bool:
 def _is_untouched_field(name: str, value: Any) -> bool:
     if name in ("$and", "$or", "$nor"):
         return _are_documents(value) and all(_is_untouched(each) for each in value)
+    if name == "$comment":
+        return True
     return name.partition(".")[0] in _UNTOUCHED and _is_plain(value)
 
 

@@ -83,7 +83,6 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
     "condition",
     [
         {"$expr": {"$eq": ["$operationType", "update"]}},
-        {"$comment": "x"},
         {"$sampleRate": 0.5},
         {"operationType": {"$unknown": 1}},
         {"operationType": {"$not": {"$unknown": 1}}},
@@ -97,6 +96,11 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
 )
 def test_unknown_conditions_run_after_the_lookup(condition):
     assert divide([{"$match": condition}]) == ((), ({"$match": condition},))
+
+
+def test_a_comment_keeps_no_condition_behind_the_lookup():
+    match = {"$match": {"$nor": [{"$comment": "x", "ns": {"$type": "object"}}]}}
+    assert divide([match]) == ((match,), ())
 
 
 def test_nested_operators_are_inspected():
