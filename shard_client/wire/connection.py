@@ -138,7 +138,8 @@ class Connection:
             raise NetworkError(f"cannot connect to {format_address(address)}: {error}") from error
         connection = cls(address, stream)
         try:
-            await connection._say_hello(compressors, app_name, deadline - loop.time())
+            left = max(0.001, deadline - loop.time())
+            await connection._say_hello(compressors, app_name, left)
             if credentials is not None:
                 await connection._log_in(credentials, deadline)
         except BaseException:
@@ -309,7 +310,7 @@ class Connection:
         except TimeoutError as error:
             self.abort()
             peer = format_address(self.address)
-            raise NetworkError(f"{peer} did not answer within {timeout} s") from error
+            raise NetworkError(f"{peer} did not answer within {timeout:.3g} s") from error
         except ProtocolError as error:
             raise self._broken(error) from error
         except BaseException:
