@@ -16,6 +16,7 @@ from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.remote_cursor.late_kills import LateKills
 from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
@@ -84,6 +85,7 @@ class Cluster:
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.pool = ConnectionPool(self._limits.pool, access=access)
+        self.late_kills = LateKills(self.pool.borrow)
         self._list = SharedAnswer(self._listed, "read the shard list")
         self._list_error: CommandError | None = None
         self._follow(CONFIG, configdb)
@@ -132,6 +134,7 @@ class Cluster:
             preference=preference,
             attempt_timeout=self._limits.connect_timeout,
             pool=self.pool,
+            late_kills=self.late_kills,
         )
 
     async def connect(self, target: str, host: str | None = None) -> Connection:
@@ -207,6 +210,7 @@ class Cluster:
     async def close(self) -> None:
         """Close the cluster's monitors and connections."""
         await self._list.close()
+        await self.late_kills.close()
         self.pool.close()
         for replica_set in self._sets.values():
             self._release(replica_set)

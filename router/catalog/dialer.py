@@ -9,6 +9,8 @@ import structlog
 from shard_client.backoff import Backoff
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.remote_cursor.late_kills import LateKills
+from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet
@@ -50,6 +52,7 @@ class MemberDialer:
         preference: ReadPreference,
         attempt_timeout: float,
         pool: ConnectionPool,
+        late_kills: LateKills,
     ) -> None:
         self._directory = directory
         self._target = target
@@ -57,6 +60,7 @@ class MemberDialer:
         self._preference = preference
         self._attempt_timeout = attempt_timeout
         self._pool = pool
+        self._late_kills = late_kills
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
@@ -103,6 +107,10 @@ class MemberDialer:
         """Require a new lookup of the member's role before it is selected again."""
         if self._replica_set is not None:
             self._replica_set.invalidate(address)
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        """Kill a cursor once its member answers again."""
+        self._late_kills.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
         replica_set = await self._directory.locate(self._target, self._host, fresh=fresh)

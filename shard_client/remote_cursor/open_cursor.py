@@ -1,5 +1,8 @@
 """A cursor that is open on a server, and the commands that read or kill it."""
 
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import bson
@@ -7,6 +10,10 @@ from bson.int64 import Int64
 
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
+
+Borrow = Callable[[Address, float], AbstractAsyncContextManager[Connection]]
+"""Provides an idle connection to the member at an address; the seconds limit connecting. Entering
+raises CommandError, NetworkError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,18 @@ class OpenCursor:
                 "$db": database,
             }
         )
+
+    async def kill(self, borrow: Borrow, deadline: float) -> bool:
+        """Kill the cursor over a borrowed connection to its member; False if that failed.
+
+        ``deadline`` is on the running loop's clock.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with borrow(self.address, max(0.001, deadline - loop.time())) as connection:
+                return await self.kill_over(connection, max(0.001, deadline - loop.time()))
+        except (CommandError, NetworkError):
+            return False
 
     async def kill_over(self, connection: Connection, timeout: float) -> bool:
         """Kill the cursor over an idle connection to its member; False if that failed.

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 import structlog
@@ -10,9 +9,9 @@ import structlog
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, slice_cursor_reply, token_data
-from shard_client.remote_cursor.open_cursor import OpenCursor
+from shard_client.remote_cursor.open_cursor import Borrow, OpenCursor
 from shard_client.remote_cursor.remote_settings import SentCommands
-from shard_client.wire.connection import Address, Connection
+from shard_client.wire.connection import Connection
 
 log = structlog.get_logger()
 
@@ -51,7 +50,8 @@ class ProgressCursor:
     (docs/design.md#idle-shards).
 
     ``borrow(address, timeout)`` yields a connection to the main cursor's member for the duration of
-    a query. ``command(pbrt)`` returns the raw ``aggregate`` that opens the cursor after a promise.
+    a query. ``kill_later(cursor)`` kills a cursor whose member does not answer now.
+    ``command(pbrt)`` returns the raw ``aggregate`` that opens the cursor after a promise.
     ``on_batch`` is called after each reply, with an empty batch that has the promise of both
     cursors; ``on_end`` with each finished task; ``on_cost`` with the seconds that a query kept the
     member busy. With ``fragments``, the main cursor splits events into fragments, which sort after
@@ -63,7 +63,8 @@ class ProgressCursor:
     def __init__(
         self,
         *,
-        borrow: Callable[[Address, float], AbstractAsyncContextManager[Connection]],
+        borrow: Borrow,
+        kill_later: Callable[[OpenCursor], None],
         command: Callable[[bytes], bytes],
         on_batch: Callable[[CursorBatch], None],
         on_end: Callable[["asyncio.Task[None]"], None],
@@ -76,6 +77,7 @@ class ProgressCursor:
         most_behind: int,
     ) -> None:
         self._borrow = borrow
+        self._kill_later = kill_later
         self._command = command
         self._on_batch = on_batch
         self._on_end = on_end
@@ -181,13 +183,8 @@ class ProgressCursor:
                 await asyncio.wait(late)
         self._leave_behind()
         cursor, self._left_behind = self._left_behind, None
-        try:
-            if cursor is not None:
-                left = max(0.001, deadline - self._loop.time())
-                async with self._borrow(cursor.address, left) as connection:
-                    await cursor.kill_over(connection, left)
-        except (CommandError, NetworkError) as error:
-            log.info("cursor left on its shard", member=cursor and cursor.address, error=str(error))
+        if cursor is not None:
+            await self._kill(cursor, deadline)
 
     async def _query(self, first: OpenCursor, batch_size: int, await_ms: int) -> None:
         kept = self._cursor is not None
@@ -219,12 +216,13 @@ class ProgressCursor:
     async def _close(self, cursor: OpenCursor) -> None:
         self._cursor = None
         try:
-            async with self._borrow(cursor.address, self._connect_timeout) as connection:
-                await cursor.kill_over(connection, self._reply_timeout)
-        except (CommandError, NetworkError) as error:
-            log.info("cursor left on its shard", member=cursor.address, error=str(error))
+            await self._kill(cursor, self._loop.time() + self._reply_timeout)
         finally:
             self._task = None
+
+    async def _kill(self, cursor: OpenCursor, deadline: float) -> None:
+        if not await cursor.kill(self._borrow, deadline):
+            self._kill_later(cursor)
 
     async def _next(self, first: OpenCursor, batch_size: int, await_ms: int) -> CursorBatch:
         if self._cursor is not None and (
@@ -250,7 +248,9 @@ class ProgressCursor:
 
     async def _open(self, connection: Connection) -> None:
         if self._left_behind is not None:
-            if self._left_behind.address == connection.address:
+            if self._left_behind.address != connection.address:
+                self._kill_later(self._left_behind)
+            else:
                 await self._left_behind.kill_over(connection, self._reply_timeout)
             if connection.closed:
                 raise NetworkError("the connection was lost")  # the next attempt kills it
@@ -271,4 +271,6 @@ class ProgressCursor:
 
     def _leave_behind(self) -> None:
         if self._cursor is not None:
+            if self._left_behind is not None:
+                self._kill_later(self._left_behind)
             self._left_behind, self._cursor = self._cursor, None

@@ -61,6 +61,7 @@ class RemoteCursor:
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
+        self._dialer = dialer
         self._link = MemberLink(dialer, settings)
         self._opening = opening
         self._on_batch = on_batch
@@ -77,6 +78,7 @@ class RemoteCursor:
             if probing is None
             else ProgressCursor(
                 borrow=dialer.borrow,
+                kill_later=dialer.kill_later,
                 command=lambda pbrt: self._encoded(*probing.opening(pbrt)),
                 on_batch=self._progress_arrived,
                 on_end=self._ended,
@@ -249,7 +251,9 @@ class RemoteCursor:
     async def _open(self) -> None:
         connection = await self._park(self._link.connect())
         if self._left_behind is not None:
-            if self._left_behind.address == connection.address:
+            if self._left_behind.address != connection.address:
+                self._dialer.kill_later(self._left_behind)
+            else:
                 await self._left_behind.kill_over(connection, self._settings.close_timeout)
             if not connection.closed:  # else the next attempt kills it
                 self._left_behind = None
@@ -359,15 +363,13 @@ class RemoteCursor:
             self._on_failure(failure, self._link.last_address)
 
     async def _kill(self, deadline: float) -> None:
+        cursors = [each for each in (self._left_behind, self._cursor) if each is not None]
+        self._cursor = self._left_behind = None
         try:
-            for cursor in filter(None, (self._left_behind, self._cursor)):
-                left = max(0.001, deadline - self._loop.time())
-                async with self._link.borrow(cursor.address, left) as connection:
-                    await cursor.kill_over(connection, max(0.001, deadline - self._loop.time()))
-        except (CommandError, NetworkError) as error:
-            log.info("cursor left on its shard", remote=self.name, error=str(error))
+            for cursor in cursors:
+                if not await cursor.kill(self._link.borrow, deadline):
+                    self._dialer.kill_later(cursor)
         finally:
-            self._cursor = self._left_behind = None
             self._link.release()
 
 

@@ -4,6 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.wire.connection import Address, Connection
 
 LARGE_REPLY: Final = 128 * 1024
@@ -39,6 +40,10 @@ class Dialer(Protocol):
 
     def suspect(self, address: Address) -> None:
         """Report a member that does not answer, or is no longer the one to read from."""
+        ...
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        """Kill a cursor once its member, which does not answer now, answers again."""
         ...
 
 

@@ -13,6 +13,8 @@ from router.streams.member_load import MemberLoad
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.late_kills import LateKills
+from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.remote_cursor.remote_settings import RemoteSettings
@@ -51,6 +53,7 @@ class Reader:
     def __post_init__(self) -> None:
         self.clock = ClusterClock()
         self.pool = ConnectionPool()
+        self.late_kills = LateKills(self.pool.borrow, first_pause=0.01)
         self.cursor = RemoteCursor(
             "s",
             dialer=self,
@@ -86,6 +89,9 @@ class Reader:
 
     def suspect(self, address: Address) -> None:
         self.suspected.append(address)
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        self.late_kills.add(cursor)
 
     def brought(self, batch: CursorBatch) -> None:
         self.batches.append(batch)
