@@ -10,6 +10,7 @@ from bisect import bisect_left
 from itertools import count
 from typing import Any
 
+import bson
 import uvloop
 from bson import Timestamp
 
@@ -68,10 +69,15 @@ class _SeekingTape(EventTape):
 
 
 def _member(name: str, events: PreparedEvents) -> ReplayMember:
+    """A member that replays events; of a stream that projects to tokens it sends the tokens."""
     ids = count(1)
+    tokens = [(token, bson.encode({"_id": {"_data": token}})) for token in events.tokens]
+    bare = PreparedEvents(tokens)
 
-    def play(command: dict[str, object]) -> EventTape:
-        return _SeekingTape(next(ids), "admin.$cmd.aggregate", START, events, END)
+    def play(command: dict[str, Any]) -> EventTape:
+        only_tokens = command["pipeline"][-1] == {"$project": {"_id": 1}}
+        sent = bare if only_tokens else events
+        return _SeekingTape(next(ids), "admin.$cmd.aggregate", START, sent, END)
 
     return ReplayMember(name, play)
 

@@ -1,6 +1,6 @@
 """The settings of streams and their defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.remote_cursor.remote_settings import LARGE_REPLY, RemoteSettings
@@ -26,6 +26,10 @@ class StreamSettings:
     batch_target_bytes: int = 4 * _MIB
     """Target size of a batch while there is a backlog; batchSize is adapted to it. Fewer, larger
     batches wake the shards less often. Smaller if many shards share the stream's buffer."""
+    one_shard_batch_bytes: int = 256 * 1024
+    """Target size of the batches of a stream that one shard alone serves ($_passthroughToShard), of
+    which two are buffered. Such a stream has nothing to merge, and its clients often read a part
+    of it only, so events that are read ahead may never be needed."""
     reply_bytes: int = 16 * _MIB
     """Maximum bytes of events in one reply to a client."""
     reply_target_bytes: int = 4 * _MIB
@@ -130,6 +134,16 @@ class StreamSettings:
     """How long an idle connection is kept (ShardingTaskExecutorPoolHostTimeoutMS)."""
     local_threshold: float = LOCAL_THRESHOLD
     """Latency window: how much the round trip of a selected member may exceed the nearest one's."""
+
+    def for_one_shard(self) -> "StreamSettings":
+        """Return the settings of a stream that one shard alone serves."""
+        batch = min(self.one_shard_batch_bytes, self.batch_target_bytes)
+        return replace(
+            self,
+            batch_target_bytes=batch,
+            remote_buffer_bytes=min(2 * batch, self.remote_buffer_bytes),
+            reply_target_bytes=min(2 * batch, self.reply_target_bytes),
+        )
 
     @property
     def pool(self) -> PoolLimits:

@@ -44,6 +44,10 @@ class FlowControl:
         """Record that a client reads the stream or waits for it."""
         self._read_until = now + self._limits.linger
 
+    def clients_left(self) -> None:
+        """Record that the stream has no client any more, so that nothing is read ahead for one."""
+        self._read_until = float("-inf")
+
     def is_unread(self, now: float) -> bool:
         """Return whether no client has read the stream for so long that prefetching stops."""
         return now > self._read_until

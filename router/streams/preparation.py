@@ -64,6 +64,8 @@ async def prepare_stream(
     mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has no
     shards.
     """
+    if request.passthrough_to_shard is not None:
+        limits = limits.for_one_shard()
     start_at = request.start_time
     if start_at is None:
         start_at, listed = await clock.now(request)

@@ -107,6 +107,10 @@ class StreamRunner:
             self._read_on()
         return batch
 
+    def clients_left(self) -> None:
+        """Stop prefetching, as the stream has no client; the next one resumes it."""
+        self._flow.clients_left()
+
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
         """Return a description of the stream and its remotes; ``cursor_ids`` read it."""
         stream = self.stream

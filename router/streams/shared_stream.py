@@ -68,6 +68,8 @@ class SharedStream:
         if self._readers or self._closed:
             return
         if self._shareable and self.healthy and self._limits.share_linger > 0:
+            if self._prepared is not None:
+                self._prepared.runner.clients_left()
             self._lingering = self._loop.call_later(self._limits.share_linger, self._end)
         else:
             self._end()

@@ -244,6 +244,22 @@ async def test_remotes_linger_after_their_last_client(cluster: ScriptedCluster):
     await until(lambda: cluster.open_cursors == 0)
 
 
+async def test_nothing_is_read_ahead_for_clients_that_have_left(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=60.0, await_quiet=0.02)
+    cursor, _ = await registry.open(stream(), OWNER)
+    write(cluster, 101)
+    assert await read_until(cursor, 1) == [101]
+    shared = cursor.shared
+    assert shared is not None
+    remotes = shared.runner._remotes.values()
+    registry.kill([cursor.cursor_id], OWNER)
+    await until(lambda: all(each.cursor is not None and each.cursor.paused for each in remotes))
+    write(cluster, 103)
+    again, _ = await registry.open(stream(102), OWNER)
+    assert again.shared is shared
+    assert await read_until(again, 1) == [103]
+
+
 async def test_an_error_reaches_every_client_after_earlier_events(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursors = await opened(registry, 3)

@@ -161,6 +161,25 @@ async def test_prefetching_stops_when_the_client_stops_reading(cluster: Scripted
     assert await read_until(cursor, 1) == [1]
 
 
+async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster):
+    shard = cluster.shards["s0"]
+    for n in range(1000):
+        shard.insert(Timestamp(101, n + 1), n, filler="x" * 1000)
+    registry = cluster.registry(one_shard_batch_bytes=20_000)
+    cursor, _ = await registry.open(stream(**{"$_passthroughToShard": {"shard": "s0"}}), OWNER)
+    shared = cursor.shared
+    assert shared is not None
+    first = await cursor.next_batch(None, 5.0)
+    assert (
+        len(first.events) < 150
+    )  # the first batch of a cursor has 101 events, whatever their size
+    (remote,) = shared.runner._remotes.values()
+    await until(lambda: remote.cursor is not None and remote.cursor.paused)
+    assert shared.runner.stream.all_buffered_bytes < 150_000
+    numbers_read = [*numbers(first), *await read_until(cursor, 1000 - len(first.events))]
+    assert numbers_read == list(range(1000))
+
+
 async def test_buffers_stay_within_their_budgets_and_the_gate_never_sticks(
     cluster: ScriptedCluster,
 ):
