@@ -28,6 +28,8 @@ _SELECTION_TIMEOUT = 2.5
 
 # Events of a reply of a shard itself. What a task reads beyond its end is one reply at most.
 _DIRECT_BATCH = 2000
+# Tokens of a reply to the planner, which rarely needs more of a stream.
+_TOKEN_BATCH = 500
 
 _ONE_SHARD = "$_passthroughToShard"
 # CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
@@ -124,7 +126,7 @@ class RouterClient:
         if not self._options.splits_large_events:
             stages.append({"$project": {"_id": 1}})
         # An empty first batch always comes with a token (docs/protocol.md#cursor-replies).
-        return self._watch(position, stages, None, 0, max_await)
+        return self._watch(position, stages, None, _TOKEN_BATCH, max_await)
 
     def present(self) -> Timestamp:
         """A cluster time that no finished write lies behind. Raises PyMongoError, StreamError."""

@@ -1,0 +1,132 @@
+"""Debezium's messages, made by Spark of a stream's rows and of a snapshot's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson.binary import UuidRepresentation
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_sink.debezium import VERSION, to_debezium
+from spark_sink.errors import OptionError
+from tests.spark.conftest import Shop
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+ENVELOPE = {
+    "before", "after", "updateDescription", "source", "op", "ts_ms", "ts_us", "ts_ns",
+    "transaction",
+}  # fmt: skip
+SOURCE = {
+    "version", "connector", "name", "ts_ms", "ts_us", "ts_ns", "snapshot", "db", "rs", "collection",
+    "ord", "lsid", "txnNumber", "wallTime",
+}  # fmt: skip
+
+
+def changes(spark: SparkSession, shop: Shop, *, streaming: bool = False, **more: str) -> DataFrame:
+    start = f"{shop.created.time},{shop.created.inc}"
+    reader = spark.readStream if streaming else spark.read
+    options = {"uri": shop.uri, "database": shop.database, "startAtOperationTime": start, **more}
+    if not streaming:
+        options["mode"] = "changes"
+    return reader.format("mergerouter").options(**options).load()
+
+
+def decoded(frame: DataFrame) -> list[tuple[str, Any, Any]]:
+    return [
+        (row.topic, json.loads(row.key), None if row.value is None else json.loads(row.value))
+        for row in frame.collect()
+    ]
+
+
+def test_a_stream_becomes_messages(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    database, one = shop.database, {"_id": 1, "customer": 1}
+    shop.client[database].command(
+        "collMod", "orders", changeStreamPreAndPostImages={"enabled": True}
+    )
+    shop.orders.insert_one({**one, "n": 1})
+    shop.orders.update_one(one, {"$set": {"n": 2}})
+    shop.orders.replace_one(one, {**one, "m": 3})
+    shop.orders.delete_one(one)
+    shop.client[database].items.drop()  # which is no message
+    wanted = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+    rows = changes(spark, shop, streaming=True, **wanted)
+    query = to_debezium(rows, "fulfillment").writeStream.format("memory").queryName("messages")
+    query = query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    query.start().awaitTermination()
+    found = decoded(spark.table("messages"))
+    assert {topic for topic, _, _ in found} == {f"fulfillment.{database}.orders"}
+    assert {json.dumps(key) for _, key, _ in found} == {'{"id": "1"}'}
+    values = [value for _, _, value in found]
+    assert values.pop() is None  # the tombstone after the delete
+    assert [value["op"] for value in values] == ["c", "u", "u", "d"]
+    for value in values:
+        assert set(value) == ENVELOPE
+        assert set(value["source"]) == SOURCE
+    documents = [
+        {"_id": 1, "customer": 1, "n": 1}, {"_id": 1, "customer": 1, "n": 2},
+        {"_id": 1, "customer": 1, "m": 3}, None,
+    ]  # fmt: skip
+    for value, before, after in zip(values, [None, *documents], documents, strict=False):
+        assert (value["before"] and json.loads(value["before"])) == before
+        assert (value["after"] and json.loads(value["after"])) == after
+    assert values[1]["updateDescription"] == {
+        "removedFields": None, "updatedFields": '{"n": 2}', "truncatedArrays": None,
+    }  # fmt: skip
+    with shop.orders.watch(start_at_operation_time=shop.created) as watch:
+        for value in values:
+            event, source = watch.next(), value["source"]
+            time = event["clusterTime"]
+            assert (source["ts_ms"], source["ord"]) == (time.time * 1000, time.inc)
+            assert source["wallTime"] == int(event["wallTime"].timestamp() * 1000)
+            assert (source["version"], source["connector"]) == (VERSION, "mongodb")
+            assert (source["db"], source["collection"]) == (database, "orders")
+            assert (source["name"], source["snapshot"]) == ("fulfillment", False)
+            assert value["ts_ms"] >= source["ts_ms"] - 1000
+
+
+def test_a_snapshot_becomes_reads(spark: SparkSession, shop: Shop) -> None:
+    shop.insert(5)
+    rows = spark.read.format("mergerouter").options(
+        uri=shop.uri, database=shop.database, collection="orders", mode="snapshot"
+    )
+    values = [value for _, _, value in decoded(to_debezium(rows.load(), "fulfillment"))]
+    assert [value["op"] for value in values] == ["r"] * 5
+    assert all(value["source"]["snapshot"] for value in values)
+    assert sorted(json.loads(value["after"])["_id"] for value in values) == [0, 1, 2, 3, 4]
+
+
+def test_transactions_are_surrounded_by_their_boundaries(spark: SparkSession, shop: Shop) -> None:
+    shop.insert(1)
+    names: list[str] = []
+    for numbers in ([11, 16], [12, 17, 18]):  # on both shards
+        with shop.client.start_session() as session, session.start_transaction():
+            for number in numbers:
+                document = {"_id": number, "customer": number % 10}
+                shop.orders.insert_one(document, session=session)
+            identifier = session.session_id["id"].as_uuid(UuidRepresentation.STANDARD)
+            names.append(identifier.hex)
+    rows = changes(spark, shop)
+    found = decoded(to_debezium(rows, "fulfillment", transactions=True))
+    boundaries = [value for topic, _, value in found if topic == "fulfillment.transaction"]
+    assert [each["status"] for each in boundaries] == ["BEGIN", "END"] * 2
+    assert {each["id"].partition(":")[0] for each in boundaries} == set(names)
+    counts = {each["id"]: each["event_count"] for each in boundaries if each["status"] == "END"}
+    assert sorted(counts.values()) == [2, 3]
+    within: dict[str, list[int]] = {}
+    open_one = None
+    for topic, key, value in found:
+        if topic == "fulfillment.transaction":
+            open_one = key["id"] if value["status"] == "BEGIN" else None
+        elif value["transaction"] is None:
+            assert open_one is None
+            assert value["source"]["txnNumber"] is None
+        else:
+            assert value["transaction"]["id"] == open_one
+            within.setdefault(open_one, []).append(value["transaction"]["total_order"])
+    assert {name: list(range(1, count + 1)) for name, count in counts.items()} == within
+    with pytest.raises(OptionError, match="foreachBatch"):
+        to_debezium(changes(spark, shop, streaming=True), "fulfillment", transactions=True)
