@@ -41,6 +41,7 @@ class Member:
         token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md#resume-tokens).
         oplog_size: the number of entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
+        transaction_lifetime: seconds after which an open transaction is aborted.
         clock: a logical clock to share; by default the member has one of its own.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
@@ -55,6 +56,7 @@ class Member:
         token_version: int = 1,
         oplog_size: int = 200_000,
         noop_interval: float = 10.0,
+        transaction_lifetime: float = 60.0,
         clock: LogicalClock | None = None,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
@@ -65,6 +67,7 @@ class Member:
         self.token_version = token_version
         self.version, self.wire_version = _VERSIONS[token_version]
         self.noop_interval = noop_interval
+        self.transaction_lifetime = transaction_lifetime
         self.wall = wall
         self.address = ("127.0.0.1", 0)
         self._random = random or Random()

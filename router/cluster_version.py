@@ -36,6 +36,9 @@ class ClusterVersion:
         cluster: the shards and the config server.
         upstream: the upstream, if there is one.
         learnt: called with the lowest version whenever it changes.
+        ask_timeout: seconds for which a server may take to answer.
+        retry_pause: seconds until the next try if no server has answered.
+        refresh_pause: seconds after which all servers are asked again.
     """
 
     def __init__(
@@ -43,7 +46,14 @@ class ClusterVersion:
         cluster: Cluster,
         upstream: UpstreamMongos | None,
         learnt: Callable[[ServerIdentity], None],
+        *,
+        ask_timeout: float = _ASK_TIMEOUT,
+        retry_pause: float = _RETRY_PAUSE,
+        refresh_pause: float = _REFRESH_PAUSE,
     ) -> None:
+        self._ask_timeout = ask_timeout
+        self._retry_pause = retry_pause
+        self._refresh_pause = refresh_pause
         self._cluster = cluster
         self._upstream = upstream
         self._learnt = learnt
@@ -61,15 +71,15 @@ class ClusterVersion:
                     component="SHARDING",
                     error=str(error),
                 )
-                await asyncio.sleep(_RETRY_PAUSE)
+                await asyncio.sleep(self._retry_pause)
             else:
                 return
 
     async def keep_learning(self) -> None:
-        """Ask again every minute, and at once when a new connection reports a changed version."""
+        """Ask again now and then, and at once when a new connection reports a changed version."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_REFRESH_PAUSE):
+                async with asyncio.timeout(self._refresh_pause):
                     await self._cluster.versions_changed.wait()
             self._cluster.versions_changed.clear()
             try:
@@ -88,7 +98,7 @@ class ClusterVersion:
         }
         failure: Exception | None = None
         try:
-            await asyncio.wait(asking, timeout=_ASK_TIMEOUT)
+            await asyncio.wait(asking, timeout=self._ask_timeout)
         finally:
             for task in asking:
                 task.cancel()
@@ -118,16 +128,16 @@ class ClusterVersion:
             assert self._upstream is not None
             connection = await self._upstream.connect()
             try:
-                return await _version_of(connection)
+                return await self._version_of(connection)
             finally:
                 await connection.close()
         connection = await self._cluster.connect(target, host)
         try:
-            return await _version_of(connection)
+            return await self._version_of(connection)
         finally:
             self._cluster.release(connection)
 
-
-async def _version_of(connection: Connection) -> ServerIdentity:
-    build_info = await connection.command("admin", {"buildInfo": 1}, timeout=_ASK_TIMEOUT)
-    return ServerIdentity.of_server(connection.hello, build_info)
+    async def _version_of(self, connection: Connection) -> ServerIdentity:
+        command = {"buildInfo": 1}
+        build_info = await connection.command("admin", command, timeout=self._ask_timeout)
+        return ServerIdentity.of_server(connection.hello, build_info)

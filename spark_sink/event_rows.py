@@ -58,7 +58,16 @@ class EventRows:
     relaxed.
     """
 
-    def __init__(self, *, raw_documents: bool = False, canonical: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        raw_documents: bool = False,
+        canonical: bool = False,
+        rows_per_batch: int = ROWS_PER_BATCH,
+        bytes_per_batch: int = BYTES_PER_BATCH,
+    ) -> None:
+        self._rows_per_batch = rows_per_batch
+        self._bytes_per_batch = bytes_per_batch
         self._to_json: ToJson = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         documents: DataType = BinaryType() if raw_documents else StringType()
@@ -101,7 +110,7 @@ class EventRows:
         for event in events:
             rows.append(self._row(event, shard))
             size += len(event.raw)
-            if len(rows) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+            if len(rows) >= self._rows_per_batch or size >= self._bytes_per_batch:
                 yield self._batch(rows)
                 rows, size = [], 0
         if rows:

@@ -31,7 +31,6 @@ from embedded.transactions import Transaction
 from shard_client.errors import CommandError
 
 _ENDS = frozenset({"commitTransaction", "abortTransaction", "prepareTransaction"})
-_TRANSACTION_SECONDS = 60.0
 
 
 async def execute(mongod: Member, database: str, command: Document, client: Client) -> Document:
@@ -139,7 +138,7 @@ def _begin(request: Request, session: Session, number: int) -> None:
             journal.abort(transaction)
 
     loop = asyncio.get_running_loop()
-    transaction.expiry = loop.call_later(_TRANSACTION_SECONDS, expire)
+    transaction.expiry = loop.call_later(request.mongod.transaction_lifetime, expire)
 
 
 def _reach_read_time(request: Request) -> None:

@@ -53,8 +53,8 @@ class Child:
         self._silent_since: float | None = None
 
     @classmethod
-    async def start(cls, start: WorkerStart) -> Self:
-        """Start a worker's process; raises OSError."""
+    async def start(cls, start: WorkerStart, program: str = _PROGRAM) -> Self:
+        """Start a worker's process, which runs the module ``program``; raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         our_handoff, their_handoff = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, their_handoff:
@@ -63,7 +63,7 @@ class Child:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    _PROGRAM,
+                    program,
                     *map(str, descriptors),
                     pass_fds=descriptors,
                     stdin=asyncio.subprocess.PIPE,

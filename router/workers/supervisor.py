@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,7 @@ class Supervisor:
         settings: the router's settings.
         arguments: the command line, for getCmdLineOpts.
         now: the wall clock.
+        start_child: starts a worker; raises OSError.
     """
 
     def __init__(
@@ -57,7 +58,10 @@ class Supervisor:
         settings: Settings,
         arguments: Sequence[str],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        start_child: Callable[[WorkerStart], Awaitable[Child]] = Child.start,
     ) -> None:
+        self._start_child = start_child
         self._settings = settings
         self._arguments = tuple(arguments)
         self._mark = new_mark()
@@ -188,7 +192,7 @@ class Supervisor:
             ports=self._ports,
         )
         try:
-            child = await Child.start(start)
+            child = await self._start_child(start)
         except OSError as error:
             log.error("Cannot start a worker", component="CONTROL", error=str(error))
             return _CANNOT_START

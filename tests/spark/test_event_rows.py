@@ -28,7 +28,6 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sink import event_rows
 from spark_sink.event_rows import EventRows
 from spark_sink.event_slices import DOCUMENT, Slice, fields_of
 from spark_sink.extended_json import canonical_json, relaxed_json
@@ -212,10 +211,9 @@ def test_a_pipeline_may_change_the_fields_types():
     assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'
 
 
-def test_batches_are_bounded_in_rows_and_bytes(monkeypatch):
-    monkeypatch.setattr(event_rows, "ROWS_PER_BATCH", 3)
-    monkeypatch.setattr(event_rows, "BYTES_PER_BATCH", 1000)
+def test_batches_are_bounded_in_rows_and_bytes():
+    bounded = EventRows(rows_per_batch=3, bytes_per_batch=1000)
     small = [raw({"_id": {"_data": event_token(1, n)}}) for n in range(1, 8)]
     large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
-    batches = list(EventRows().arrow_batches(small + large))
+    batches = list(bounded.arrow_batches(small + large))
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]

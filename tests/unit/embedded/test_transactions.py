@@ -1,10 +1,12 @@
 """Transactions of one member: isolation, conflicts, oplog entries; retryable writes."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from bson import Timestamp
 
+from embedded.mongod import Mongod
 from embedded.sessions import full_lsid
 from shard_client.errors import CommandError
 from tests.unit.embedded.members import OTHER_SESSION, SESSION, Driver
@@ -18,8 +20,8 @@ def set_field(_id: object, **fields: object) -> dict:
     return {"update": "c", "updates": [{"q": {"_id": _id}, "u": {"$set": fields}}]}
 
 
-async def seeded() -> tuple[Driver, Driver]:
-    one = Driver()
+async def seeded(**options: Any) -> tuple[Driver, Driver]:
+    one = Driver(Mongod("rs", **options))
     await one.run(insert({"_id": 1, "n": 0}, {"_id": 2, "n": 0}))
     return one, Driver(one.mongod, OTHER_SESSION)
 
@@ -230,9 +232,8 @@ async def test_a_new_transaction_ends_the_sessions_last_one() -> None:
     assert (await other.run(set_field(1, n=2)))["nModified"] == 1
 
 
-async def test_the_open_transaction_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedded.commands.dispatch._TRANSACTION_SECONDS", 0.01)
-    one, other = await seeded()
+async def test_the_open_transaction_expires() -> None:
+    one, other = await seeded(transaction_lifetime=0.01)
     await one.start()
     await one.within(set_field(1, n=1))
     assert (await other.run(set_field(1, n=2)))["nModified"] == 1

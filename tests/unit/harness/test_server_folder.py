@@ -43,16 +43,12 @@ def test_a_killed_owner_leaves_no_servers_and_files(
     assert not _runs(int(server))
 
 
-def test_only_folders_without_owner_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.harness.server_folder._home", lambda: tmp_path)
-    monkeypatch.setattr("tests.harness.server_folder._CREATION_SECONDS", 0.0)
+def test_only_folders_without_owner_are_removed(tmp_path: Path) -> None:
     abandoned = tmp_path / "mergerouter-cluster-abandoned"
     abandoned.mkdir()
     (abandoned / "owner.lock").touch()
-    first = ServerFolder()
-    second = ServerFolder()
+    first = ServerFolder(tmp_path, creation_seconds=0.0)
+    second = ServerFolder(tmp_path, creation_seconds=0.0)
     assert not abandoned.exists()
     assert first.path.is_dir()
     second.remove()

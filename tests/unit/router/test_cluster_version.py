@@ -7,14 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from router import cluster_version
 from router.cluster_version import ClusterVersion
 from router.commands.node import Node
 from router.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError
 from tests.doubles.fake_clusters import Server, VersionedServers
 from tests.doubles.fake_cursors import FakeCursors
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 V6, V7, V8 = ("6.0.15", 17), ("7.0.2", 21), ("8.0.4-rc1", 25)
 
@@ -24,9 +23,11 @@ def node(servers: VersionedServers) -> Node:
     return Node(clock=cursors.clock, cursors=cursors, cluster=cast(Any, servers))
 
 
-def version(servers: VersionedServers, router: Node, *, upstream: bool = False) -> ClusterVersion:
+def version(
+    servers: VersionedServers, router: Node, *, upstream: bool = False, **times: float
+) -> ClusterVersion:
     mongos = cast(UpstreamMongos, servers) if upstream else None
-    return ClusterVersion(cast(Any, servers), mongos, router.become)
+    return ClusterVersion(cast(Any, servers), mongos, router.become, **times)
 
 
 @asynccontextmanager
@@ -43,14 +44,13 @@ async def changed(router: Node) -> None:
     await router.topology.wait_beyond(router.topology.document(), timeout=10)
 
 
-async def test_it_retries_until_a_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_version, "_RETRY_PAUSE", 0)
+async def test_it_retries_until_a_server_answers() -> None:
     failures: list[Exception] = [CommandError(133, "no primary"), NetworkError("cut")]
     servers = VersionedServers(failures, s0=V8, config=V8)
     router = node(servers)
     assert not router.identity.known
     waiting = asyncio.create_task(changed(router))
-    await version(servers, router).learn()
+    await version(servers, router, retry_pause=0.0).learn()
     await waiting
     assert not servers.failures
     assert all(connection.closed for connection in servers.connections)
@@ -71,12 +71,12 @@ async def test_it_retries_until_a_server_answers(monkeypatch: pytest.MonkeyPatch
     ],
 )
 async def test_the_lowest_version_counts(
-    servers: dict[str, Server | None], expected: Server, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, Server | None], expected: Server
 ) -> None:
-    monkeypatch.setattr(cluster_version, "_ASK_TIMEOUT", 0.05)
+    ask_timeout = 0.05 if None in servers.values() else PATIENCE
     asked = VersionedServers(**servers)
     router = node(asked)
-    await version(asked, router, upstream=True).learn()
+    await version(asked, router, upstream=True, ask_timeout=ask_timeout).learn()
     assert (router.identity.version, router.identity.max_wire_version) == expected
 
 
@@ -100,13 +100,10 @@ async def test_a_rolling_upgrade_is_followed() -> None:
         assert (router.identity.version, router.topology.counter) == ("7.0.2", counter + 1)
 
 
-async def test_a_restarting_server_does_not_change_the_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
+async def test_a_restarting_server_does_not_change_the_version() -> None:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = node(servers)
-    watch = version(servers, router)
+    watch = version(servers, router, refresh_pause=0.0)
     await watch.learn()
     del servers.servers["config"]  # a shard missing from the list would have left the cluster
     servers.servers["config2"] = V7
@@ -120,11 +117,10 @@ async def test_a_restarting_server_does_not_change_the_version(
         assert router.identity.version == "7.0.2"
 
 
-async def test_a_shard_that_leaves_no_longer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_version, "_REFRESH_PAUSE", 0.0)
+async def test_a_shard_that_leaves_no_longer_counts() -> None:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = node(servers)
-    watch = version(servers, router)
+    watch = version(servers, router, refresh_pause=0.0)
     await watch.learn()
     async with learning(watch):
         del servers.servers["s0"]

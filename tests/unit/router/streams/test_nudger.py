@@ -187,10 +187,14 @@ async def test_a_returning_shard_is_nudged_at_its_new_address(cluster: ScriptedC
 async def test_the_duration_of_nudges_is_measured(cluster: ScriptedCluster):
     nudged = Nudged(cluster, nudges_per_second=1000.0)
     cluster.shards["s1"].slow["appendOplogNote"] = 0.03
+    loop = asyncio.get_running_loop()
+    longest = 0.0
     for number in range(10):
+        asked = loop.time()
         await nudged.once(Timestamp(200 + number, 1))
-    assert nudged.begun == sorted(nudged.begun)
-    assert nudged.begun[0] < 0.01 < nudged.begun[-1] < 0.1
+        longest = max(longest, loop.time() - asked)
+    assert nudged.begun[0] < 0.01, "a guess before the first nudge"
+    assert 0.01 < nudged.begun[-1] < longest
     await nudged.nudger.close()
 
 
@@ -230,7 +234,7 @@ async def test_nudging_can_be_turned_off(cluster: ScriptedCluster):
 async def test_members_that_advance_by_themselves_are_not_nudged(
     cluster: ScriptedCluster,
 ):
-    registry = cluster.registry(NUDGING, nudge_delay=0.5)
+    registry = cluster.registry(NUDGING, nudge_delay=PATIENCE)
     cursor, _ = await registry.open(stream(), OWNER)
     for second in range(110, 116, 2):
         cluster.noop(second)

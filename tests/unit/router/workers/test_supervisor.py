@@ -3,15 +3,17 @@
 import asyncio
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
-from router.workers import child, supervisor
 from router.workers.channel import DRIVER
+from router.workers.child import Child
 from router.workers.dispatcher import ConnectionDispatcher
+from router.workers.start import WorkerStart
 from router.workers.supervisor import Supervisor, WorkerFailedError
 from tests.harness.until import PATIENCE
 
@@ -29,12 +31,10 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_worker_s_failed_start_ends_the_router_with_its_status(
-    monkeypatch: pytest.MonkeyPatch, folders: Path
-) -> None:
-    monkeypatch.setattr(child, "_PROGRAM", "tests.doubles.ending_worker")
+async def test_a_worker_s_failed_start_ends_the_router_with_its_status(folders: Path) -> None:
+    ending = partial(Child.start, program="tests.doubles.ending_worker")
     with pytest.raises(WorkerFailedError, match="ended with status 3") as raised:
-        await Supervisor(settings(), []).run(asyncio.Event())
+        await Supervisor(settings(), [], start_child=ending).run(asyncio.Event())
     assert raised.value.status == 3
     assert not os.listdir(folders)
 
@@ -48,22 +48,17 @@ async def test_the_start_fails_if_no_process_can_be_started(
     assert not os.listdir(folders)
 
 
-async def test_a_signal_before_all_are_ready_ends_the_started_workers(
-    monkeypatch: pytest.MonkeyPatch, folders: Path
-) -> None:
-    monkeypatch.setattr(child, "_PROGRAM", "http.server")  # runs, but never reports ready
+async def test_a_signal_before_all_are_ready_ends_the_started_workers(folders: Path) -> None:
     started: list[int] = []
-    start = child.Child.start
 
-    async def noted(told: supervisor.WorkerStart) -> child.Child:
-        made = await start(told)
+    async def noted(start: WorkerStart) -> Child:
+        made = await Child.start(start, program="http.server")  # runs, but never reports ready
         started.append(made.process.pid)
         stop.set()
         return made
 
-    monkeypatch.setattr(child.Child, "start", noted)
     stop = asyncio.Event()
-    await asyncio.wait_for(Supervisor(settings(), []).run(stop), PATIENCE)
+    await asyncio.wait_for(Supervisor(settings(), [], start_child=noted).run(stop), PATIENCE)
     assert started
     for pid in started:
         with pytest.raises(ProcessLookupError):
