@@ -154,6 +154,9 @@ def serve(
     ] = None,
     max_conns: Annotated[int | None, flag("net.maxIncomingConnections", "--maxConns")] = None,
     key_file: Annotated[str | None, flag("security.keyFile", "--keyFile")] = None,
+    cluster_auth_mode: Annotated[
+        str | None, flag("security.clusterAuthMode", "--clusterAuthMode")
+    ] = None,
     tls_mode: Annotated[str | None, flag("net.tls.mode", "--tlsMode")] = None,
     tls_certificate_key_file: Annotated[
         Path | None, flag("net.tls.certificateKeyFile", "--tlsCertificateKeyFile")
@@ -215,7 +218,7 @@ def serve(
             },
         },
         "replication": {"localPingThresholdMs": local_threshold},
-        "security": {"keyFile": key_file},
+        "security": {"keyFile": key_file, "clusterAuthMode": cluster_auth_mode},
         "systemLog": {"verbosity": verbose or None, "quiet": quiet},
         "setParameter": parse_assignments(set_parameter or []),
         "upstream": upstream,

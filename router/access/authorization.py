@@ -48,6 +48,16 @@ def login_required(name: str) -> CommandError:
     return CommandError(ErrorCode.Unauthorized, f"command {name} requires authentication")
 
 
+def not_for_certificates(name: str) -> CommandError:
+    """Return the error for a command that a client with a certificate's login cannot pass on."""
+    return CommandError(
+        ErrorCode.Unauthorized,
+        f"{name} takes a login on the upstream mongos, to which the router cannot pass on a "
+        "certificate: log in with SCRAM-SHA-256, or connect to the mongos itself. Change streams "
+        "work with a certificate",
+    )
+
+
 def require(
     user: User, resource: Resource, *actions: str, database: str, command: Mapping[str, Any]
 ) -> None:

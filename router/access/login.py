@@ -2,13 +2,15 @@
 
 The client proves itself to that server with its own credentials; the router sees no password. With
 an upstream, the server is the client's own upstream connection, which is then logged in as the
-client; without one, it is the config server's primary.
+client; without one, it is the config server's primary. A certificate, which the router has checked
+in the handshake, cannot be relayed: such a client is logged in here alone.
 """
 
 import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from router.access.certificate_login import user_of_certificate
 from router.access.login_log import LoginLog
 from router.access.logins_in_progress import LoginsInProgress
 from router.access.users import User, UserName, Users
@@ -18,6 +20,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.connection import Address, Connection
+from shard_client.wire.tls import Certificate
 
 _CONNECT_TIMEOUT = 5.0
 _FAILURES = frozenset(
@@ -81,6 +84,8 @@ class Login:
         self.begun_at: float | None = None
         """The event loop's time at which a login began that is in progress; None if none is."""
         self._user: User | None = None
+        self.by_certificate = False
+        """Whether the client has logged in here, by its certificate, and not on the upstream."""
         self._conversation: ServerLink | None = None
 
     @property
@@ -171,6 +176,48 @@ class Login:
             await self._done(relaying)
         return {name: value for name, value in reply.items() if name in _STEP_FIELDS}
 
+    async def present(
+        self,
+        certificate: Certificate | None,
+        own: Certificate | None,
+        database: object,
+        command: Mapping[str, Any],
+        *,
+        speculative: bool = False,
+    ) -> dict[str, Any]:
+        """Log in with the client's certificate, which the router itself checks.
+
+        Args:
+            certificate: the client's certificate; None without one.
+            own: the router's certificate.
+            database: the command's database.
+            command: the fields of ``authenticate``.
+            speculative: whether they are part of a hello.
+
+        Returns:
+            The reply's fields.
+
+        Raises:
+            CommandError: the login is refused, or the config server does not answer.
+        """
+        await self._begin()
+        try:
+            self._log.begun(str(database), command, speculative=speculative)
+            try:
+                name = user_of_certificate(certificate, own, database, command)
+                self._check_same(name)
+                self._user = await self._users.get(name)
+            except CommandError as error:
+                if error.code in _FAILURES:
+                    self._log.failed(error)
+                    await asyncio.sleep(self._failed_delay)
+                raise
+            self.by_certificate = True
+            self._log.succeeded(name.user, name.database)
+            return {"dbname": name.database, "user": name.user}
+        finally:
+            self.close()
+
     async def log_out(self, link: ServerLink | None, database: str) -> None:
         """End the login of a user of ``database``, here and on the connection to the upstream.
 
@@ -178,10 +225,10 @@ class Login:
             CommandError: the upstream's error.
             NetworkError: the connection broke.
         """
-        if link is not None:
+        if link is not None and not self.by_certificate:
             await link.command(database, {"logout": 1})
         if self._user is not None and self._user.name.database == database:
-            self._user = None
+            self._user, self.by_certificate = None, False
         self.close()
 
     def close(self) -> None:

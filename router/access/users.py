@@ -91,7 +91,7 @@ class Users:
             return user
         found = await self._read([name])
         if name not in found:
-            raise CommandError(ErrorCode.UserNotFound, f"Could not find user {name}")
+            raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')
         _update(user, found[name])
         return self._users.setdefault(name, user)
 

@@ -77,6 +77,17 @@ class StatusCollector(Collector):
         yield _gauge("workers", "Processes that serve clients.", len(self._processes))
         starts = [each["started"].timestamp() for each in self._processes]
         yield _gauge("start_time_seconds", "Time of the start since 1970.", min(starts, default=0))
+        ends = [
+            each["status"]["security"]["SSLServerCertificateExpirationDate"].timestamp()
+            for each in self._processes
+            if "security" in each["status"]
+        ]
+        if ends:
+            yield _gauge(
+                "certificate_expiry_seconds",
+                "Time since 1970 at which the certificate that clients see expires.",
+                min(ends),
+            )
         cpu = CounterMetricFamily(
             _PREFIX + "cpu_seconds", "CPU time used by each process.", labels=["worker"]
         )

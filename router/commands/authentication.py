@@ -4,12 +4,13 @@ Without authorization these commands pass through to the upstream, as any other.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from router.access.certificate_login import is_certificate_login
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.fields import check_known
-from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 _FIELDS = {
@@ -34,17 +35,18 @@ async def sasl_step(call: Call) -> AnyAnswer:
 
 
 async def authenticate(call: Call) -> AnyAnswer:
-    """Refuse MONGODB-X509: the client's certificate ends at the router.
+    """Log in by the certificate that the client has presented (MONGODB-X509, docs/security.md).
 
     Raises:
-        CommandError: always, with authorization.
+        CommandError: the certificate stands for no user, or the command is malformed.
     """
-    if call.client.login is None:
+    login = call.client.login
+    if login is None:
         return PASS_THROUGH
-    raise CommandError(
-        ErrorCode.AuthenticationFailed,
-        "the router cannot pass a certificate on; log in with SCRAM-SHA-256 or SCRAM-SHA-1",
+    reply = await login.present(
+        call.client.certificate, call.node.own_certificate, call.database, call.command
     )
+    return Answer(reply)
 
 
 async def log_out(call: Call) -> AnyAnswer:
@@ -57,7 +59,8 @@ async def log_out(call: Call) -> AnyAnswer:
 async def connection_status(call: Call) -> AnyAnswer:
     """Return the user that is logged in, with its roles and, on request, its privileges."""
     user = call.client.login.user if call.client.login is not None else None
-    if user is not None and call.upstream is not None:
+    login = call.client.login
+    if user is not None and call.upstream is not None and login and not login.by_certificate:
         return PASS_THROUGH
     info: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
     if user is not None:
@@ -78,7 +81,20 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
     asked = {name: call.command[name] for name in _OF_HELLO if name in call.command}
     if login is None or not asked:
         return {}
-    return await login.hello(call.upstream_link, asked)
+    speculative = asked.get("speculativeAuthenticate")
+    if not is_certificate_login(speculative):
+        return await login.hello(call.upstream_link, asked)
+    del asked["speculativeAuthenticate"]
+    answer = await login.hello(call.upstream_link, asked) if asked else {}
+    with suppress(CommandError):  # it leaves no trace in the reply, as with mongos
+        answer["speculativeAuthenticate"] = await login.present(
+            call.client.certificate,
+            call.node.own_certificate,
+            speculative.get("db"),
+            speculative,
+            speculative=True,
+        )
+    return answer
 
 
 RELAYED = (

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from router.tls.certificates import Certificates
     from router.upstream_mongos import UpstreamMongos
     from shard_client.cluster_clock import ClusterClock
+    from shard_client.wire.tls import Certificate
 
 
 def _now() -> datetime:
@@ -110,6 +111,11 @@ class Node:
         if identity != self.identity:
             self.identity = identity
             self.topology.advance()
+
+    @property
+    def own_certificate(self) -> "Certificate | None":
+        """The certificate that the router shows to servers; None without TLS."""
+        return None if self.certificates is None else self.certificates.contexts.own
 
     def times(self) -> dict[str, Any]:
         """Return $clusterTime and operationTime for a reply; empty until a time is known."""

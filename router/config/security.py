@@ -1,14 +1,22 @@
 """``security``: how the router logs in to the cluster; with it, clients have to log in, too."""
 
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from shard_client.wire.authentication import Credentials, read_key_file, read_secret_file
+from shard_client.wire.authentication import (
+    BY_CERTIFICATE,
+    Credentials,
+    read_key_file,
+    read_secret_file,
+)
 
 HIDDEN = "<password>"
 """What is shown instead of a password, as by mongos."""
+
+
+ClusterAuthMode = Literal["keyFile", "sendKeyFile", "sendX509", "x509"]
 
 
 class Logins(NamedTuple):
@@ -37,6 +45,9 @@ class Security(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    cluster_auth_mode: ClusterAuthMode = Field(default="keyFile", alias="clusterAuthMode")
+    """How the router logs in to shards and config server as a member: with keyFile (keyFile,
+    sendKeyFile), or with its certificate (sendX509, x509); clients then have to log in, too."""
     key_file: str | None = Field(default=None, alias="keyFile")
     """The cluster's key file, with which the router logs in; clients then have to log in, too."""
     user: str | None = None
@@ -63,7 +74,12 @@ class Security(BaseModel):
     @property
     def authorization(self) -> bool:
         """Whether clients have to log in: the router itself does."""
-        return self.key_file is not None or self.user is not None
+        return self.key_file is not None or self.user is not None or self.by_certificate
+
+    @property
+    def by_certificate(self) -> bool:
+        """Whether the router logs in as a member with its certificate."""
+        return self.cluster_auth_mode in ("sendX509", "x509")
 
     def logins(self) -> Logins:
         """Read the secrets.
@@ -77,6 +93,8 @@ class Security(BaseModel):
         if self.user is not None:
             user = Credentials(self.user, self.auth_source, (self._password(),))
         member = None if self.key_file is None else read_key_file(Path(self.key_file))
+        if self.by_certificate:
+            member = BY_CERTIFICATE
         return Logins(member or user, user)
 
     def _password(self) -> str:

@@ -217,6 +217,15 @@ class Settings(_Section):
         parse_parameters(self.set_parameter)
         return self
 
+    @model_validator(mode="after")
+    def _certificate_is_sent(self) -> Self:
+        if self.security.by_certificate and not self.net.tls.towards_cluster:
+            raise ValueError(
+                f"security.clusterAuthMode {self.security.cluster_auth_mode} takes TLS towards the "
+                "cluster: set net.tls.mode to requireTLS or preferTLS"
+            )
+        return self
+
     @property
     def parameters(self) -> dict[str, Any]:
         """All start parameters by name."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from router.access.authorization import not_for_certificates
 from router.commands.answer import (
     PASS_THROUGH,
     Answer,
@@ -254,6 +255,8 @@ class ClientConnection:
             if request.name == "aggregate":
                 message = f"{request.name} without a change stream takes an upstream mongos"
             raise CommandError(ErrorCode.CommandNotFound, message)
+        if self.client.login is not None and self.client.login.by_certificate:
+            raise not_for_certificates(request.name)
         link = self.client.upstream_link(upstream)
         try:
             if request.name in LOCAL_ONLY and not self.client.is_local and await link.is_local():

@@ -26,7 +26,7 @@ from shard_client.replica_set.read_preference import (
 )
 from shard_client.replica_set.replica_set import named_hosts, no_member
 from shard_client.wire.access import OPEN, Access
-from shard_client.wire.authentication import MECHANISM
+from shard_client.wire.authentication import EXTERNAL, MECHANISM, X509
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
 
 log = structlog.get_logger()
@@ -277,6 +277,8 @@ def _login_options(access: Access) -> dict[str, Any]:
     credentials = access.credentials
     if credentials is None:
         return {}
+    if credentials.mechanism == X509:
+        return {"authSource": EXTERNAL, "authMechanism": X509}
     return {
         "username": credentials.user,
         "password": credentials.password,

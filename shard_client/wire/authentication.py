@@ -1,4 +1,4 @@
-"""Log in to a server with SCRAM-SHA-256, as a cluster member or as a user.
+"""Log in to a server with SCRAM-SHA-256 or a certificate, as a cluster member or as a user.
 
 Sources: RFC 5802, RFC 7677; MongoDB's authentication specification for drivers;
 docs/protocol.md#authentication.
@@ -20,7 +20,10 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 
 MECHANISM = "SCRAM-SHA-256"
-"""The only mechanism: members accept no older one from each other."""
+"""The mechanism of passwords: members accept no older one from each other."""
+
+X509, EXTERNAL = "MONGODB-X509", "$external"
+"""The mechanism of certificates, and the database of their users."""
 
 MEMBER, MEMBER_SOURCE = "__system", "local"
 """The user as which the members of a cluster log in to each other, and its database."""
@@ -37,7 +40,8 @@ class Credentials:
     """A user, the database that it belongs to, and its password.
 
     ``passwords`` has more than one entry only for a key file with several keys: each is tried in
-    turn. Passwords do not appear in the object's representation.
+    turn. It is empty for a login with the certificate of the connection. Passwords do not appear in
+    the object's representation.
     """
 
     user: str
@@ -45,9 +49,18 @@ class Credentials:
     passwords: tuple[str, ...] = field(repr=False)
 
     @property
-    def password(self) -> str:
-        """The first password."""
-        return self.passwords[0]
+    def password(self) -> str | None:
+        """The first password; None for a login with a certificate."""
+        return self.passwords[0] if self.passwords else None
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism of the login."""
+        return MECHANISM if self.passwords else X509
+
+
+BY_CERTIFICATE = Credentials("the subject of its certificate", EXTERNAL, ())
+"""The login with the certificate of the connection, whose subject the server knows."""
 
 
 class Commands(Protocol):
@@ -128,6 +141,9 @@ async def log_in(connection: Commands, credentials: Credentials, *, timeout: flo
         NetworkError: the connection broke.
         ProtocolError: a reply is malformed.
     """
+    if credentials.mechanism == X509:
+        await connection.command(EXTERNAL, {"authenticate": 1, "mechanism": X509}, timeout=timeout)
+        return
     last = len(credentials.passwords) - 1
     for number, password in enumerate(credentials.passwords):
         try:

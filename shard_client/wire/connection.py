@@ -135,7 +135,10 @@ class Connection:
         except TimeoutError as error:
             raise NetworkError(f"connecting to {format_address(address)} timed out") from error
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            raise NetworkError(f"cannot connect to {format_address(address)}: {error}") from error
+            cause = str(error) or (
+                "the connection ended during the TLS handshake" if tls else type(error).__name__
+            )
+            raise NetworkError(f"cannot connect to {format_address(address)}: {cause}") from error
         connection = cls(address, stream)
         try:
             left = max(0.001, deadline - loop.time())

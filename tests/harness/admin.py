@@ -4,6 +4,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
@@ -64,11 +65,21 @@ def stream(*remotes: RemoteDescription, holder: str, reason: str) -> StreamDescr
     )
 
 
+class FixedCertificates:
+    """A router's certificate that expires a day after NOW."""
+
+    def describe(self) -> dict[str, object]:
+        expires = datetime.fromtimestamp(NOW + 24 * 3600, UTC)
+        return {"SSLServerCertificateExpirationDate": expires}
+
+
 @asynccontextmanager
 async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     """Return a facade with one stream on two shards, of which north is behind."""
     checks: Any = FixedChecks(NOW - 3600)
-    async with facade(checks=checks, lag=LoopLag(), **fields) as made:
+    certificates: Any = FixedCertificates()
+    shown = {"checks": checks, "lag": LoopLag(), "certificates": certificates}
+    async with facade(**{**shown, **fields}) as made:
         made.cursors.streams = [
             stream(
                 remote("config", behind=1, topology=True),

@@ -1,0 +1,150 @@
+"""MONGODB-X509: clients log in with their certificates, as on mongos."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.errors import OperationFailure
+
+from tests.harness.certificates import Authority
+from tests.harness.clusters import Client, RealCluster
+from tests.harness.routers import RouterProcess, start_router
+
+SUBJECT = "CN=reader,OU=clients,O=tests"
+CLIENTS = (("O", "tests"), ("OU", "clients"))
+
+
+@pytest.fixture(scope="module")
+def reader_file(authority: Authority, cluster: RealCluster) -> Path:
+    """The certificate of a user that may read the database ``db``."""
+    root: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as root:
+        roles = [{"role": "read", "db": "db"}]
+        root["$external"].command("createUser", SUBJECT, roles=roles)
+        root.db.certificates.insert_one({})
+    return authority.issue("reader", subject=CLIENTS)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["upstream", "alone"])
+def router(
+    request: pytest.FixtureRequest, cluster: RealCluster, authority: Authority, key_file: Path
+) -> Iterator[RouterProcess]:
+    with start_router(
+        cluster.configdb,
+        f"mongodb://{cluster.mongos}/" if request.param else None,
+        keyFile=key_file,
+        tlsMode="requireTLS",
+        tlsCertificateKeyFile=authority.issue("router"),
+        tlsCAFile=authority.file,
+        set_parameter={"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1},
+    ) as started:
+        yield started
+
+
+def client(port: int, authority: Authority, certificate: Path, **options: Any) -> Client:
+    return pymongo.MongoClient(
+        "127.0.0.1", port, tls=True, tlsCAFile=str(authority.file),
+        tlsCertificateKeyFile=str(certificate), directConnection=True, **options,
+    )  # fmt: skip
+
+
+def test_a_stream(
+    router: RouterProcess, cluster: RealCluster, authority: Authority, reader_file: Path
+) -> None:
+    root: Client
+    with (
+        pymongo.MongoClient(cluster.mongos_uri) as root,
+        client(router.port, authority, reader_file, authMechanism="MONGODB-X509") as reader,
+    ):
+        status = reader.admin.command("connectionStatus")["authInfo"]
+        assert status["authenticatedUsers"] == [{"user": SUBJECT, "db": "$external"}]
+        assert status["authenticatedUserRoles"] == [{"role": "read", "db": "db"}]
+        with reader.db.certificates.watch(max_await_time_ms=500) as stream:
+            stream.try_next()
+            written = root.db.certificates.insert_one({}).inserted_id
+            assert stream.next()["documentKey"] == {"_id": written}
+        with pytest.raises(OperationFailure) as refused:
+            reader.other.c.watch()
+        assert refused.value.code == 13
+
+
+def test_reads_and_writes_are_refused(
+    router: RouterProcess, authority: Authority, reader_file: Path
+) -> None:
+    with client(router.port, authority, reader_file, authMechanism="MONGODB-X509") as reader:
+        with pytest.raises(OperationFailure) as refused:
+            reader.db.certificates.find_one()
+        upstream = "upstream" in (refused.value.details or {})["errmsg"]
+        assert refused.value.code == (13 if upstream else 59)
+        assert upstream == any("--upstream" in word for word in router.process.args)
+
+
+def test_a_dropped_user_loses_its_streams(
+    router: RouterProcess, cluster: RealCluster, authority: Authority
+) -> None:
+    subject, name = "CN=leaver,OU=clients,O=tests", "$external"
+    leaver_file = authority.issue("leaver", subject=CLIENTS)
+    root: Client
+    with (
+        pymongo.MongoClient(cluster.mongos_uri) as root,
+        client(router.port, authority, leaver_file, authMechanism="MONGODB-X509") as leaver,
+    ):
+        root[name].command("createUser", subject, roles=[{"role": "read", "db": "db"}])
+        with leaver.db.certificates.watch(max_await_time_ms=200) as stream:
+            stream.try_next()
+            root[name].command("dropUser", subject)
+            with pytest.raises(OperationFailure) as ended:
+                stream.next()
+        assert ended.value.code == 13
+
+
+@pytest.mark.parametrize("certificate", ["reader", "stranger", "router", "server"])
+def test_logins_are_answered_as_by_mongos(
+    router: RouterProcess,
+    cluster: RealCluster,
+    authority: Authority,
+    reader_file: Path,
+    certificate: str,
+) -> None:
+    made = {
+        "reader": lambda: reader_file,
+        "stranger": lambda: authority.issue("stranger", subject=CLIENTS),
+        "router": lambda: authority.issue("router2"),
+        "server": lambda: authority.issue("server2"),
+    }
+    file = made[certificate]()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("$external", {"authenticate": 1, "mechanism": "MONGODB-X509", "user": "CN=other"}),
+        ("$external", {"authenticate": 1, "mechanism": "SCRAM-SHA-1", "user": "a"}),
+        ("$external", {"authenticate": 1}),
+        ("admin", {"authenticate": 1, "mechanism": "MONGODB-X509"}),
+        ("admin", hello(user="CN=other")),
+        ("admin", hello()),
+        ("$external", {"authenticate": 1, "mechanism": "MONGODB-X509"}),
+        ("$external", {"authenticate": 1, "mechanism": "MONGODB-X509", "user": SUBJECT}),
+        ("admin", {"connectionStatus": 1}),
+    ]
+    answers = []
+    for port in (int(cluster.mongos.rpartition(":")[2]), router.port):
+        with client(port, authority, file, maxPoolSize=1) as connected:
+            answers.append([answer(connected, *each) for each in asked])
+    assert answers[1] == answers[0]
+
+
+def hello(**fields: Any) -> dict[str, Any]:
+    login = {"authenticate": 1, "mechanism": "MONGODB-X509", "db": "$external", **fields}
+    return {"hello": 1, "speculativeAuthenticate": login}
+
+
+def answer(connected: Client, database: str, command: dict[str, Any]) -> Any:
+    try:
+        reply = connected[database].command(command)
+    except OperationFailure as error:
+        # mongos goes on with a remark about its own settings.
+        text = str((error.details or {})["errmsg"]).partition("client authentication")[0]
+        return error.code, text
+    if "hello" in command:
+        return reply.get("speculativeAuthenticate")
+    return {name: reply[name] for name in ("dbname", "user", "authInfo") if name in reply}

@@ -1,0 +1,106 @@
+"""Certificates that are exchanged while the router runs."""
+
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pymongo
+import pytest
+from cryptography import x509
+from pymongo.errors import OperationFailure
+
+from tests.harness.certificates import Authority
+from tests.harness.clusters import Client, RealCluster
+from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
+
+BAD_CONFIGURATION = 140
+
+
+@pytest.fixture(scope="module")
+def file(authority: Authority) -> Path:
+    """The router's certificate, which is replaced."""
+    return authority.issue("first")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-workers"])
+def router(
+    request: pytest.FixtureRequest,
+    cluster: RealCluster,
+    authority: Authority,
+    key_file: Path,
+    file: Path,
+) -> Iterator[RouterProcess]:
+    authority.issue("first", file=file)
+    with start_router(
+        cluster.configdb,
+        f"mongodb://{cluster.mongos}/",
+        workers=request.param,
+        keyFile=key_file,
+        tlsMode="requireTLS",
+        tlsCertificateKeyFile=file,
+        tlsCAFile=authority.file,
+        tlsAllowConnectionsWithoutCertificates=True,
+    ) as started:
+        yield started
+
+
+def shown_names(router: RouterProcess, authority: Authority) -> set[str]:
+    """Return the common names in the certificates of several new connections."""
+    context = ssl.create_default_context(cafile=authority.file)
+    names = set()
+    for _ in range(6):  # the workers are dealt connections in turn
+        with (
+            socket.create_connection(("127.0.0.1", router.port), timeout=PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connected,
+        ):
+            der = connected.getpeercert(binary_form=True)
+            assert der is not None
+            subject = x509.load_der_x509_certificate(der).subject
+            names.add(str(subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value))
+    return names
+
+
+def test_by_command_and_by_signal(
+    router: RouterProcess, cluster: RealCluster, authority: Authority, file: Path
+) -> None:
+    uri = f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}"
+    root: Client
+    with (
+        pymongo.MongoClient(uri) as root,
+        root.db.exchange.watch(max_await_time_ms=500) as stream,
+    ):
+        stream.try_next()
+        assert shown_names(router, authority) == {"first"}
+
+        authority.issue("second", file=file)
+        assert root.admin.command("rotateCertificates")["ok"] == 1
+        assert shown_names(router, authority) == {"second"}
+        described = root.admin.command("serverStatus")["security"]
+        assert described["SSLServerSubjectName"] == "CN=second,OU=servers,O=tests"
+        assert described["SSLServerHasCertificateAuthority"] is True
+
+        file.write_text("no certificate")
+        with pytest.raises(OperationFailure, match="PEM form") as failed:
+            root.admin.command("rotateCertificates")
+        assert failed.value.code == BAD_CONFIGURATION
+        assert shown_names(router, authority) == {"second"}
+
+        authority.issue("third", file=file)
+        router.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + PATIENCE
+        while shown_names(router, authority) != {"third"}:
+            assert time.monotonic() < deadline, "SIGHUP exchanges no certificate"
+
+        # The connection and the stream from before go on, and so does the monitoring, which the
+        # exchange makes connect anew.
+        written = root.db.exchange.insert_one({}).inserted_id
+        assert stream.next()["documentKey"] == {"_id": written}
+        with root.db.other.watch(max_await_time_ms=500) as another:
+            another.try_next()
+            written = root.db.other.insert_one({}).inserted_id
+            assert another.next()["documentKey"] == {"_id": written}
+    assert not [line for line in router.logs() if line.get("msg", "").startswith("No primary")]

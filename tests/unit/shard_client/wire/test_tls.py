@@ -1,0 +1,111 @@
+"""Connections to servers whose TLS is not as it must be: refused, with the cause."""
+
+import asyncio
+import ssl
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shard_client.errors import NetworkError
+from shard_client.wire.connection import Connection
+from shard_client.wire.tls import Certificate, TlsContexts, TlsFiles
+from tests.harness.certificates import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("foreign"), "foreign")
+
+
+@pytest.fixture(scope="module")
+def files(authority: Authority) -> TlsFiles:
+    return TlsFiles(authority.issue("router"), ca=authority.file)
+
+
+def serving(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def only_tls_1_1(certificate: Path) -> ssl.SSLContext:
+    context = serving(certificate)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
+
+
+async def failure(server: ssl.SSLContext | None, files: TlsFiles) -> str:
+    """Return the error of a connection to a server with this context."""
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"no TLS")
+        writer.close()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0, ssl=server) as listening:
+        address = ("127.0.0.1", listening.sockets[0].getsockname()[1])
+        with pytest.raises(NetworkError) as raised:
+            await Connection.open(address, timeout=10, tls=TlsContexts(files).outgoing)
+    return str(raised.value)
+
+
+async def test_an_expired_certificate(authority: Authority, files: TlsFiles) -> None:
+    expired = serving(authority.issue("expired", days=-1))
+    assert "certificate has expired" in await failure(expired, files)
+
+
+async def test_a_foreign_certificate(foreign: Authority, files: TlsFiles) -> None:
+    text = await failure(serving(foreign.issue("shard")), files)
+    assert "unable to get local issuer certificate" in text
+
+
+async def test_a_certificate_for_another_host(authority: Authority, files: TlsFiles) -> None:
+    other = serving(authority.issue("other", hosts=("other.example",)))
+    assert "IP address mismatch, certificate is not valid for '127.0.0.1'" in await failure(
+        other, files
+    )
+    # The setting lets the handshake succeed: this server then ends the connection.
+    allowed = await failure(other, replace(files, invalid_hostnames=True))
+    assert "certificate" not in allowed
+
+
+async def test_a_revoked_certificate(authority: Authority, files: TlsFiles) -> None:
+    revoked = authority.issue("revoked")
+    strict = replace(files, crl=authority.revoke(revoked))
+    assert "certificate revoked" in await failure(serving(revoked), strict)
+
+
+async def test_tls_1_1(authority: Authority, files: TlsFiles) -> None:
+    text = await failure(only_tls_1_1(authority.issue("old")), files)
+    assert "the connection ended during the TLS handshake" in text
+
+
+async def test_a_server_without_tls(files: TlsFiles) -> None:
+    assert "wrong version number" in (await failure(None, files)).lower().replace("_", " ")
+
+
+async def test_without_an_authority_the_system_s_count(
+    authority: Authority, files: TlsFiles
+) -> None:
+    text = await failure(serving(authority.issue("shard")), replace(files, ca=None))
+    assert "certificate verify failed" in text.lower()
+
+
+def test_a_subject_is_written_as_servers_write_it(authority: Authority) -> None:
+    subject = (("O", "tests"), ("OU", "clients"), ("emailAddress", "a,b@x"))
+    certificate = Certificate.read(authority.issue("alice", subject=subject))
+    # What mongod 6.0 has in serverStatus, in logs and as the name of the user.
+    assert certificate.subject == "CN=alice,emailAddress=a\\,b@x,OU=clients,O=tests"
+    values = {value for _, value in certificate.membership}
+    assert values == {"tests", "clients"}
