@@ -19,8 +19,8 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.running import cause_of
 from spark_sink.sink.changes import Change, Portion, change_of_event
 from spark_sink.sink.write_options import WriteOptions, parse_write_options
+from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
-from tests.spark.history import event_token
 from tests.spark.test_current_tables import change_at_random
 from tests.spark.test_exactly_once import Query
 
