@@ -1,8 +1,9 @@
 """Measurement of the event loop's lag: how late a timer runs."""
 
 import asyncio
-from bisect import bisect_left
 from typing import Any, Final
+
+from router.histogram import Histogram
 
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the histogram's buckets in seconds; the last bucket has none."""
@@ -11,14 +12,10 @@ _INTERVAL = 0.25
 
 
 class LoopLag:
-    """A histogram of the event loop's lag, measured four times a second after ``start``.
-
-    ``counts`` are the measurements by bucket, ``total`` is the sum of the lags in seconds.
-    """
+    """A histogram of the event loop's lag, measured four times a second after ``start``."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.total = 0.0
+        self.histogram = Histogram(BOUNDS)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -33,15 +30,10 @@ class LoopLag:
         if self._timer is not None:
             self._timer.cancel()
 
-    def record(self, lag: float) -> None:
-        """Record one measurement of ``lag`` seconds."""
-        self.counts[bisect_left(BOUNDS, lag)] += 1
-        self.total += lag
-
     def to_document(self) -> dict[str, Any]:
         """Return the histogram as a document."""
-        return {"counts": list(self.counts), "total": self.total}
+        return self.histogram.to_document()
 
     def _measure(self) -> None:
-        self.record(max(0.0, self._loop.time() - self._due))
+        self.histogram.record(max(0.0, self._loop.time() - self._due))
         self.start()

@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 
 from router.admin.figures import earliest_place, error_name, seconds_left
 from router.admin.sources import RouterStatus
-from router.loop_lag import BOUNDS
+from router.loop_lag import BOUNDS as LAG_BOUNDS
+from router.streams.member_load import TIME_BOUNDS
 
 _PREFIX: Final = "mergerouter_"
 _CONFIG: Final = "config"
@@ -105,7 +106,9 @@ class StatusCollector(Collector):
             memory.add_metric(worker, each["residentBytes"])
             if each["loopLag"] is not None:
                 lag.add_metric(
-                    worker, _buckets(each["loopLag"]["counts"]), each["loopLag"]["total"]
+                    worker,
+                    _buckets(LAG_BOUNDS, each["loopLag"]["counts"]),
+                    each["loopLag"]["total"],
                 )
         yield from (cpu, memory, lag)
         yield _counter(
@@ -189,6 +192,16 @@ class StatusCollector(Collector):
             "Memory beyond which only empty buffers are filled (totalBufferBytes).",
             sum(each["bufferLimitBytes"] for each in processes),
         )
+        yield self._delays(
+            "gate_wait_seconds",
+            "Time for which events waited for the gate, once for each batch of a shard or more.",
+            "gateWaits",
+        )
+        yield self._delays(
+            "reply_delay_seconds",
+            "Time from the release of events until the reply to a waiting client is begun.",
+            "replyDelays",
+        )
         yield _counter(
             "delivered_events",
             "Change events given to clients.",
@@ -198,6 +211,15 @@ class StatusCollector(Collector):
             "delivered_event_bytes",
             "Bytes of these change events.",
             sum(each["delivered"]["bytes"] for each in processes),
+        )
+
+    def _delays(self, name: str, text: str, field: str) -> HistogramMetricFamily:
+        """Return one histogram, summed over all processes."""
+        histograms = [each[field] for each in self._processes]
+        counts = [sum(each) for each in zip(*(each["counts"] for each in histograms), strict=True)]
+        total = sum(each["total"] for each in histograms)
+        return HistogramMetricFamily(
+            _PREFIX + name, text, buckets=_buckets(TIME_BOUNDS, counts), sum_value=total
         )
 
     def _member_metrics(self) -> Iterator[Metric]:
@@ -340,11 +362,11 @@ def _labelled(
     return metric
 
 
-def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:
+def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
     """Return the cumulative buckets of a histogram."""
     total = 0
     buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts, strict=True):
+    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
         total += count
         buckets.append((bound, total))
     return buckets

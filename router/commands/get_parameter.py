@@ -7,6 +7,7 @@ from router.catalog.cluster import CONFIG
 from router.commands.answer import Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.fields import GENERIC_FIELDS, wrong_type
+from router.commands.log_level import LOG_PARAMETERS, log_parameters
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -30,10 +31,10 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    own: Mapping[str, Any] = call.node.parameters
+    own: Mapping[str, Any] = {**call.node.parameters, **log_parameters()}
     if not everything:
         own = {name: own[name] for name in call.command if name in own}
-    found = {name: _detailed(value) for name, value in own.items()} if details else dict(own)
+    found = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
     names = [] if everything else [name for name in call.command if _is_others(call, name)]
     if names or everything:
         found = {**await _ask_others(call, names), **found}
@@ -59,13 +60,14 @@ def _flags(asked: object) -> tuple[bool, bool]:
     return details, everything
 
 
-def _detailed(value: Any) -> dict[str, Any]:
-    return {"value": value, "settableAtRuntime": False, "settableAtStartup": True}
+def _detailed(name: str, value: Any) -> dict[str, Any]:
+    of_log = name in LOG_PARAMETERS
+    return {"value": value, "settableAtRuntime": of_log, "settableAtStartup": not of_log}
 
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.node.parameters)
+        name not in (call.name, *call.node.parameters, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )

@@ -58,6 +58,8 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
             "events": cursors.loads.delivered,
             "bytes": cursors.loads.delivered_bytes,
         },
+        "gateWaits": cursors.loads.gate_waits.to_document(),
+        "replyDelays": cursors.loads.reply_delays.to_document(),
         "errors": {str(code): count for code, count in node.counters.errors.items()},
         "places": {
             "cursor": cursors.earliest_place,

@@ -12,6 +12,7 @@ from router.commands import (
     get_parameter,
     hello,
     local_only,
+    log_level,
     process_status,
     server_status,
     sessions,
@@ -52,6 +53,7 @@ _ALL: tuple[Command, ...] = (
     *fail_points.COMMANDS,
     *get_parameter.COMMANDS,
     *certificates.COMMANDS,
+    *log_level.COMMANDS,
     *local_only.COMMANDS,
     Command(("listCommands",), list_commands, "the commands", before_login=True),
 )

@@ -84,6 +84,28 @@ def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str
     return line
 
 
+MOST_VERBOSE = 5
+"""mongos's highest verbosity."""
+
+
+class LogLevel:
+    """The verbosity of this process's log, which setParameter changes at run time."""
+
+    def __init__(self) -> None:
+        self.verbosity = 0
+
+    def drop_debug(
+        self, logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """Drop a debug line if the verbosity is 0; a processor of structlog."""
+        if method == "debug" and not self.verbosity:
+            raise structlog.DropEvent
+        return event
+
+
+LEVEL = LogLevel()
+
+
 class LogStream:
     """A stream for log lines whose failures never reach the code that logs.
 
@@ -132,10 +154,12 @@ def configure_logging(
         quiet: log only warnings and errors, as ``systemLog.quiet``.
         stream: the stream that receives the lines.
     """
-    level = logging.WARNING if quiet else (logging.DEBUG if verbosity > 0 else logging.INFO)
+    LEVEL.verbosity = verbosity
+    level = logging.WARNING if quiet else logging.DEBUG
     output = sys.stdout if stream is None else stream
     structlog.configure(
         processors=[
+            LEVEL.drop_debug,
             structlog.contextvars.merge_contextvars,
             structlog.processors.format_exc_info,
             as_mongos,

@@ -14,6 +14,7 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of
 from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
+from router.streams.delays import Delays
 from router.streams.departures import Departures
 from router.streams.description import FilterCounts, StreamDescription
 from router.streams.filtered_readers import FilteredReaders
@@ -56,6 +57,7 @@ class StreamRunner:
         self._nudger = nudger
         self._flow = FlowControl(limits, memory)
         self._loop = asyncio.get_running_loop()
+        self._delays = Delays(nudger.loads, self._loop)
         self._remotes: dict[int, Remote] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[None]] = set()
@@ -150,6 +152,7 @@ class StreamRunner:
             await waiter
         finally:
             timer.cancel()
+            self._delays.went_on(waiter)
             self.filtered.remove_waiter(reads)
             self._waiters.discard(waiter)
             self._touch()
@@ -161,6 +164,7 @@ class StreamRunner:
         self._wake()
 
     def _wake(self) -> None:
+        self._delays.woke(self._waiters)
         for waiter in self._waiters:
             release(waiter)
         self._waiters.clear()
@@ -257,7 +261,9 @@ class StreamRunner:
             load = self._nudger.loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
-            self._flow.pace.event(self._loop.time())
+            now = self._loop.time()
+            self._flow.pace.event(now)
+            self._delays.arrived(now)
             self._count()
         remote.record(batch)
         if actions:
@@ -274,6 +280,8 @@ class StreamRunner:
             # Waiting clients have consumed the log, so new events wake them.
             self._wake()
         self.filtered.arrived()
+        if self._delays.waiting and stream.waiting_for is None:
+            self._delays.released()
         # Prepare the next reply while the client processes the last one.
         stream.merge_ahead(self._limits.reply_target_bytes)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo.errors import OperationFailure
 
 from tests.harness.admin import get
 from tests.harness.clusters import TestCluster
@@ -21,9 +22,12 @@ def router(cluster: TestCluster, request: pytest.FixtureRequest) -> Iterator[Rou
         yield started
 
 
-def metric(text: str, name: str, labels: str = "") -> float:
-    """Return the sum of a metric's samples whose labels contain ``labels``."""
-    assert f"# TYPE mergerouter_{name} " in text
+def metric(text: str, name: str, labels: str = "", kind: str = "") -> float:
+    """Return the sum of a metric's samples whose labels contain ``labels``.
+
+    ``kind`` is the name of the metric, if the samples have a suffix.
+    """
+    assert f"# TYPE mergerouter_{kind or name} " in text
     found = re.findall(rf"^mergerouter_{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
     return sum(float(value) for its_labels, value in found if labels in its_labels)
 
@@ -48,6 +52,9 @@ def test_events_are_counted_in_and_out(router: RouterProcess) -> None:
             assert metric(text, "history_left_seconds", 'place="cursor"') > 0
         for name, of in (("received_events_total", 'shard="shard'), ("delivered_events_total", "")):
             assert metric(text, name, of) - metric(before, name, of) == 10, name
+        for name in ("gate_wait_seconds", "reply_delay_seconds"):
+            counts = [metric(each, f"{name}_count", kind=name) for each in (before, text)]
+            assert counts[1] > counts[0], name
         assert metric(text, "workers") == metric(text, "workers_expected")
         assert metric(text, "replica_set_up") == 3
         # The cursor is closed: its client may come back with its resume token.
@@ -59,3 +66,45 @@ async def test_a_client_may_not_ask_for_a_worker_s_status(router: RouterProcess)
     client = await RawClient.connect(router.port)
     reply = await client.command("admin", {"_mergerouterProcessStatus": 1})
     assert reply["code"] == 59
+
+
+def test_the_log_level_changes_at_run_time_in_all_workers(
+    router: RouterProcess, cluster: TestCluster
+) -> None:
+    client: pymongo.MongoClient[dict[str, Any]]
+    with pymongo.MongoClient(router.uri) as client:
+        assert client.admin.command({"setParameter": 1, "logLevel": 1})["was"] == 0
+        for _ in range(10):  # new connections go to all workers
+            with pymongo.MongoClient[dict[str, Any]](router.uri) as other:
+                assert other.admin.command({"getParameter": 1, "logLevel": 1})["logLevel"] == 1
+        lines = [line for line in router.logs() if line.get("s") == "D1"]
+        assert lines
+        verbosity = {"verbosity": 0}
+        reply = client.admin.command({"setParameter": 1, "logComponentVerbosity": verbosity})
+        assert reply["was"] == {"verbosity": 1}
+        if cluster.real:  # everything else is the upstream's
+            with pytest.raises(OperationFailure, match="unrecognized parameter"):
+                client.admin.command({"setParameter": 1, "nosuch": 1})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code"),
+    [
+        ({"logLevel": -1}, 2),
+        ({"logLevel": "1"}, 2),
+        ({"logComponentVerbosity": 1}, 14),
+        ({"logComponentVerbosity": {"verbosity": "x"}}, 2),
+        ({"logComponentVerbosity": {"nosuch": {"verbosity": 1}}}, 2),
+    ],
+)
+def test_invalid_log_levels_have_mongos_s_codes(
+    router: RouterProcess, cluster: TestCluster, parameters: dict[str, Any], code: int
+) -> None:
+    uris = [router.uri, *([cluster.mongos_uri] if cluster.real else [])]
+    for uri in uris:
+        with (
+            pymongo.MongoClient[dict[str, Any]](uri) as client,
+            pytest.raises(OperationFailure) as raised,
+        ):
+            client.admin.command({"setParameter": 1, **parameters})
+        assert raised.value.code == code, uri

@@ -11,7 +11,8 @@ from tests.harness.facade import facade
 
 OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False}
 FLAG = {"value": True, "version": "6.0"}
-THEIRS = {"featureFlagX": FLAG, "logLevel": 0, "cursorTimeoutMillis": 600_000}
+THEIRS = {"featureFlagX": FLAG, "logLevel": 3, "cursorTimeoutMillis": 600_000}
+LOG = {"logLevel": 0, "logComponentVerbosity": {"verbosity": 0}}
 NOTHING = {"ok": 0.0, "errmsg": "no option found to get"}
 
 
@@ -29,7 +30,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"getParameter": 1, "featureFlagX": 1, "enableTestCommands": 1, "nosuch": 1},
         {"featureFlagX": FLAG, "enableTestCommands": False},
     ),
-    ({"getParameter": "*"}, {**THEIRS, **OWN}),
+    ({"getParameter": "*"}, {**THEIRS, **OWN, **LOG}),
+    ({"getParameter": 1, "logLevel": 1}, {"logLevel": 0}),
     (
         {"getParameter": {"showDetails": True}, "enableTestCommands": 1},
         {
