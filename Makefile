@@ -13,7 +13,7 @@ REAL_TESTS := tests/faults tests/differential tests/filters tests/drivers tests/
 SEEDS ?= 1000
 MINUTES ?= 30
 
-.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance spark-zip dist licences audit clean install
+.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance spark-zip site dist licences audit clean install
 
 test: lint typecheck fetch pytest-real pytest-embedded  ## lint, type-check and test
 
@@ -90,6 +90,9 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.bench-installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,bench]'
 	touch $@
+
+site: install  ## the documentation site, under build/site
+	$(BIN)/mkdocs build
 
 dist: install  ## wheel and source distribution under dist, equal for equal commits
 	rm -rf dist

@@ -19,6 +19,7 @@ SUITES = (
     "latency",
     "workers",
     "fanout",
+    "scale",
     "filters",
     "spark",
     "real_servers",

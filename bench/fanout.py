@@ -69,7 +69,7 @@ SUITE = Suite("fanout", "What do many watchers of one stream cost?", run)
 def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
     with router(cluster.configdb) as (port, pid):
         before = resident_memory(pid)
-        with _opened(port, clients, cluster.events) as processes:
+        with opened_clients(port, clients, cluster.events) as processes:
             idle = resident_memory(pid)
             cursors = sum(open_cursors(each) for each in cluster.all_ports)
             used = cpu_seconds(pid)
@@ -94,7 +94,7 @@ def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(port: int, clients: int, events: int) -> Iterator[list[Program]]:
+def opened_clients(port: int, clients: int, events: int) -> Iterator[list[Program]]:
     """Start processes that open the clients' cursors and then wait for a line on stdin."""
     shares = [clients // PROCESSES + (n < clients % PROCESSES) for n in range(PROCESSES)]
     start = f"{FIRST_SECOND}:1"

@@ -10,6 +10,7 @@ from tests.harness.clusters import TestCluster, start_cluster
 _HERE = Path(__file__).parent
 _SHARING = {
     "test_admin",
+    "test_docs_commands",
     "test_facade_cursors",
     "test_facade_drivers",
     "test_facade_lifecycle",

@@ -1,0 +1,126 @@
+"""Commands in the documentation that are marked as tested are run, on a cluster of the tests.
+
+A comment before a block of commands says what each of them does: ``<!-- test: exits -->`` ends with
+status 0, ``<!-- test: serves -->`` waits for connections, ``<!-- test: follows -->`` prints events.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pymongo
+import pytest
+
+from tests.harness.clusters import TestCluster
+from tests.harness.routers import RouterProcess, start_router
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"<!-- test: (\w+) -->\n\n((?:    .*\n)+)")
+
+
+class Documented(NamedTuple):
+    page: str
+    kind: str
+    command: str
+
+
+def documented() -> list[Documented]:
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for kind, block in _BLOCK.findall(page.read_text()):
+            whole = re.sub(r"\\\n\s*", "", block)
+            found += [Documented(page.name, kind, line.strip()) for line in whole.splitlines()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def router(cluster: TestCluster) -> Iterator[RouterProcess]:
+    with start_router(cluster.configdb, cluster.mongos_uri, admin_port=0) as started:
+        yield started
+
+
+@pytest.fixture
+def places(cluster: TestCluster, router: RouterProcess, tmp_path: Path) -> dict[str, str]:
+    """Return what the names and paths of the documentation are here."""
+    token, config = tmp_path / "token", tmp_path / "mergerouter.yaml"
+    token.write_text("secret")
+    config.write_text(
+        f"sharding: {{configDB: '{cluster.configdb}'}}\nnet: {{port: 0}}\n"
+        f"upstream: '{cluster.mongos_uri}'\n"
+    )
+    return {
+        r"(\.venv/bin/)?mergerouter(?= )": f"{sys.executable} -m router.cli",
+        r"cfg(RS)?/[\w.:,]+": cluster.configdb,
+        r"mongodb://mongos(\.example)?:27017": cluster.mongos_uri,
+        r"127\.0\.0\.1:27020": f"127.0.0.1:{router.port}",
+        r"127\.0\.0\.1:27022": f"127.0.0.1:{router.admin_port}",
+        r"/etc/mergerouter/token": str(token),
+        r"(?<=--config )mergerouter\.yaml": str(config),
+        r"(?<=port )27\d\d\d": "0",
+    }
+
+
+@pytest.mark.parametrize("case", documented(), ids=lambda case: f"{case.page}: {case.command}")
+def test_a_documented_command_works(
+    case: Documented, places: dict[str, str], router: RouterProcess, tmp_path: Path
+) -> None:
+    command = case.command
+    for pattern, here in places.items():
+        command = re.sub(pattern, lambda _found, here=here: here, command)
+    arguments = shlex.split(command, comments=True)
+    if case.kind == "serves" and "--port" not in arguments and "--config" not in arguments:
+        arguments += ["--port", "0"]
+    process = subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        if case.kind == "exits":
+            output, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, output
+            assert output
+        else:
+            {"serves": until_ready, "follows": until_followed}[case.kind](process, router)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until_ready(process: subprocess.Popen[str], _router: RouterProcess) -> None:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "Waiting for connections" in line:
+            return
+    raise AssertionError("".join(lines))
+
+
+def until_followed(process: subprocess.Popen[str], router: RouterProcess) -> None:
+    """Write until the command has printed an event: it may begin to watch at any time."""
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    client: pymongo.MongoClient[dict[str, Any]]
+    with pymongo.MongoClient(router.uri) as client:
+        for number in range(2000):
+            client.shop.orders.insert_one({"n": number})
+            assert process.poll() is None, process.stdout.read()
+            if "insert" in (process.stdout.readline() or ""):
+                return
+    raise AssertionError("no event was printed")
+
+
+def test_there_are_commands_to_test() -> None:
+    assert {each.kind for each in documented()} == {"exits", "serves", "follows"}

@@ -1,0 +1,57 @@
+"""The documentation site builds without a warning, and its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_of_the_docs_is_in_the_site(site: Path) -> None:
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} | {"index"}
+    assert pages <= {page.stem for page in site.glob("*.html")}
+
+
+def test_every_link_leads_to_a_file_and_an_anchor_of_the_site(site: Path) -> None:
+    texts = {page: page.read_text() for page in site.glob("*.html") if page.name != "404.html"}
+    anchors = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
+    checked = 0
+    for page, text in texts.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            if re.match(r"https?:|data:", link):
+                continue
+            path, _, anchor = unquote(link.partition("?")[0]).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor and target in anchors:
+                assert anchor in anchors[target], f"{page.name}: {link}"
+            checked += 1
+    assert checked > 100
+
+
+def test_nothing_is_loaded_from_other_servers(site: Path) -> None:
+    for page in site.glob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text()
+        )
+        assert [each for each in loaded if "canonical" not in each] == [], page.name
