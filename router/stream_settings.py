@@ -123,11 +123,15 @@ class StreamSettings:
     """Maximum number of open merged cursors."""
     max_cursors_per_client: int = 5_000
     """The same for one client's address."""
+    max_cursors_per_user: int = 8_000
+    """The same for one user, where clients log in."""
     max_streams: int = 500
     """Maximum number of different open streams: each has a cursor on every member, and a connection
     to every shard while it is read (docs/connections.md)."""
     max_streams_per_client: int = 250
     """The same for one client's address."""
+    max_streams_per_user: int = 400
+    """The same for one user, where clients log in."""
     member_connections: int = 1000
     """Maximum number of connections to one member (ShardingTaskExecutorPoolMaxSize)."""
     idle_connection: float = 300.0

@@ -205,6 +205,12 @@ _ALL = (
         least=1,
     ),
     _of_limits(
+        "maxCursorsPerUser",
+        "max_cursors_per_user",
+        "Cursors of one user, where clients log in.",
+        least=1,
+    ),
+    _of_limits(
         "maxStreams",
         "max_streams",
         "Different streams open at a time; clients with identical requests share one.",
@@ -214,6 +220,12 @@ _ALL = (
         "maxStreamsPerClient",
         "max_streams_per_client",
         "Different streams of one client's address.",
+        least=1,
+    ),
+    _of_limits(
+        "maxStreamsPerUser",
+        "max_streams_per_user",
+        "Different streams opened by one user, where clients log in.",
         least=1,
     ),
     _of_limits(

@@ -9,6 +9,7 @@ from router.cursors.merged_cursor import MergedCursor
 from router.lookup.completion import Completion
 from router.memory import Holding, Memory
 from router.merge.merged_log import ELEMENT_OVERHEAD, cut
+from router.streams.admission import Payer
 from router.streams.pool import StreamPool
 from router.streams.shared_stream import SharedStream
 from shard_client.errors import CommandError
@@ -28,7 +29,7 @@ class LookupCursor(MergedCursor):
         streams: the pool in which it finds another stream.
         shared: the stream on which it starts.
         log_reader: the log reader on that stream.
-        client: the address to which streams are charged.
+        payer: who streams are charged to.
         completion: completes its events.
         enough: size in bytes at which a reply is sent to a client that sets no batchSize.
         memory: the memory of the process.
@@ -41,13 +42,13 @@ class LookupCursor(MergedCursor):
         streams: StreamPool,
         shared: SharedStream,
         log_reader: LogReader,
-        client: str | None,
+        payer: Payer,
         *,
         completion: Completion,
         enough: int,
         memory: Memory,
     ) -> None:
-        super().__init__(cursor_id, request, streams, shared, log_reader, client)
+        super().__init__(cursor_id, request, streams, shared, log_reader, payer)
         self._completion = completion
         self._enough = enough
         self._held = Holding(memory)

@@ -4,6 +4,7 @@ import asyncio
 
 from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.request import StreamRequest
+from router.streams.admission import NOBODY, Payer
 from router.streams.pool import StreamPool
 from router.streams.runner import release
 from router.streams.shared_stream import SharedStream
@@ -26,7 +27,7 @@ class MergedCursor:
         streams: the pool in which it finds another stream.
         shared: the stream on which it starts, which has been entered for it.
         log_reader: the log reader on that stream.
-        client: the address to which streams opened for it are charged; None for no charge.
+        payer: who streams opened for it are charged to.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class MergedCursor:
         streams: StreamPool,
         shared: SharedStream,
         log_reader: LogReader,
-        client: str | None = None,
+        payer: Payer = NOBODY,
     ) -> None:
         self.cursor_id = cursor_id
         self.namespace = request.namespace
@@ -44,7 +45,7 @@ class MergedCursor:
         self._streams = streams
         self._shared: SharedStream | None = shared
         self._log_reader = log_reader
-        self._client = client
+        self._payer = payer
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._moving: asyncio.Task[None] | None = None
@@ -201,7 +202,7 @@ class MergedCursor:
 
     async def _follow(self) -> None:
         try:
-            self._shared = await self._streams.follow(self._request, self._log_reader, self._client)
+            self._shared = await self._streams.follow(self._request, self._log_reader, self._payer)
         except CommandError as error:
             self._move_error = error
         finally:

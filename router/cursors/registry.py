@@ -27,7 +27,7 @@ from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.stream_settings import StreamSettings
-from router.streams.admission import Admission, Ticket
+from router.streams.admission import Admission, Payer, Ticket
 from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
 from router.streams.member_load import MemberLoads
@@ -145,10 +145,11 @@ class CursorRegistry:
         """
         if self._closed:
             raise _shutting_down()
-        ticket = self.admission.cursor(owner.client)
+        payer = Payer(owner.client, owner.user)
+        ticket = self.admission.cursor(payer)
         cursor: MergedCursor | None = None
         try:
-            cursor = await self._new_cursor(request, owner.client)
+            cursor = await self._new_cursor(request, payer)
             first = cursor.first_batch()
             if self._closed:
                 raise _shutting_down()
@@ -323,11 +324,11 @@ class CursorRegistry:
         await self._nudger.close()
         await self._streams.close()
 
-    async def _new_cursor(self, request: StreamRequest, client: str | None) -> MergedCursor:
+    async def _new_cursor(self, request: StreamRequest, payer: Payer) -> MergedCursor:
         plan = LookupPlan.of(request)
         if plan is None:
-            reading = await self._streams.open(request, client)
-            return MergedCursor(self._new_id(), request, self._streams, *reading, client)
+            reading = await self._streams.open(request, payer)
+            return MergedCursor(self._new_id(), request, self._streams, *reading, payer)
         if self._reads is None:
             raise CommandError(
                 ErrorCode.InvalidOptions,
@@ -341,13 +342,13 @@ class CursorRegistry:
         completion = Completion(plan, self._reads, same_collection=older)
         try:
             await completion.check()
-            reading = await self._streams.open(plan.remote, client)
+            reading = await self._streams.open(plan.remote, payer)
         except BaseException:
             completion.close()
             raise
         enough = self._limits.reply_target_bytes
         return LookupCursor(
-            self._new_id(), plan.remote, self._streams, *reading, client,
+            self._new_id(), plan.remote, self._streams, *reading, payer,
             completion=completion, enough=enough, memory=self.memory,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Admission control: limits on cursors, streams, memory and connections."""
 
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.memory import LEAST_BATCH, NEEDS, Memory
 from router.stream_settings import StreamSettings
@@ -13,44 +13,57 @@ _OVERLOAD_LABELS: Final = ("SystemOverloadedError", "RetryableError")
 drivers' specifications) retry later with growing pauses; others treat it as an ordinary error."""
 
 
+class Payer(NamedTuple):
+    """Who cursors and streams are charged to: a client's address and a user, each if known."""
+
+    client: str | None = None
+    user: str | None = None
+
+
+NOBODY: Final = Payer()
+
+
 class Ticket:
     """The right to keep a cursor or stream open; ``end`` returns it and is idempotent."""
 
-    __slots__ = ("_client", "_ended", "_kind")
+    __slots__ = ("_ended", "_kind", "_payer")
 
-    def __init__(self, kind: "_Kind", client: str | None) -> None:
+    def __init__(self, kind: "_Kind", payer: Payer) -> None:
         self._kind = kind
-        self._client = client
+        self._payer = payer
         self._ended = False
-        kind.begun(client)
+        kind.begun(payer)
 
     def end(self) -> None:
         """Return the right, so that another cursor or stream can be admitted."""
         if not self._ended:
             self._ended = True
-            self._kind.ended(self._client)
+            self._kind.ended(self._payer)
 
 
 class _Kind:
-    """The number of open cursors, or of open streams, in total and by client."""
+    """The number of open cursors, or of open streams, in total, by client and by user."""
 
-    __slots__ = ("by_client", "open")
+    __slots__ = ("by_client", "by_user", "open")
 
     def __init__(self) -> None:
         self.open = 0
         self.by_client: Counter[str] = Counter()
+        self.by_user: Counter[str] = Counter()
 
-    def begun(self, client: str | None) -> None:
+    def begun(self, payer: Payer) -> None:
         self.open += 1
-        if client is not None:
-            self.by_client[client] += 1
+        for counter, name in ((self.by_client, payer.client), (self.by_user, payer.user)):
+            if name is not None:
+                counter[name] += 1
 
-    def ended(self, client: str | None) -> None:
+    def ended(self, payer: Payer) -> None:
         self.open -= 1
-        if client is not None:
-            self.by_client[client] -= 1
-            if not self.by_client[client]:
-                del self.by_client[client]
+        for counter, name in ((self.by_client, payer.client), (self.by_user, payer.user)):
+            if name is not None:
+                counter[name] -= 1
+                if not counter[name]:
+                    del counter[name]
 
 
 class Admission:
@@ -83,33 +96,47 @@ class Admission:
         """Streams that are open or being opened."""
         return self._streams.open
 
-    def cursor(self, client: str | None) -> Ticket:
-        """Admit one more cursor of ``client``. Raises CommandError (365)."""
+    def cursor(self, payer: Payer) -> Ticket:
+        """Admit one more cursor of ``payer``. Raises CommandError (365)."""
         limits = self._limits
         self._check(self._cursors.open, limits.max_cursors, "maxCursors", "cursors are open")
-        if client is not None:
+        if payer.client is not None:
             self._check(
-                self._cursors.by_client[client],
+                self._cursors.by_client[payer.client],
                 limits.max_cursors_per_client,
                 "maxCursorsPerClient",
-                f"cursors of {client} are open",
+                f"cursors of {payer.client} are open",
             )
-        return Ticket(self._cursors, client)
+        if payer.user is not None:
+            self._check(
+                self._cursors.by_user[payer.user],
+                limits.max_cursors_per_user,
+                "maxCursorsPerUser",
+                f"cursors of the user {payer.user} are open",
+            )
+        return Ticket(self._cursors, payer)
 
-    def stream(self, client: str | None, remotes: int) -> Ticket:
-        """Admit one more stream for ``client``; each stream has cursors on ``remotes`` members.
+    def stream(self, payer: Payer, remotes: int) -> Ticket:
+        """Admit one more stream for ``payer``; each stream has cursors on ``remotes`` members.
 
         Raises CommandError (365).
         """
         limits, streams = self._limits, self._streams
         different = "different change streams are open"
         self._check(streams.open, limits.max_streams, "maxStreams", different)
-        if client is not None:
+        if payer.client is not None:
             self._check(
-                streams.by_client[client],
+                streams.by_client[payer.client],
                 limits.max_streams_per_client,
                 "maxStreamsPerClient",
-                f"different change streams were opened by {client}",
+                f"different change streams were opened by {payer.client}",
+            )
+        if payer.user is not None:
+            self._check(
+                streams.by_user[payer.user],
+                limits.max_streams_per_user,
+                "maxStreamsPerUser",
+                f"different change streams were opened by the user {payer.user}",
             )
         self._check(
             streams.open,
@@ -123,7 +150,7 @@ class Admission:
                 f"{different}, which leaves no memory to read another one from {remotes} members"
             )
             self._refuse(streams.open, "totalBufferBytes", reason)
-        return Ticket(streams, client)
+        return Ticket(streams, payer)
 
     def lookup(self, remotes: int) -> None:
         """Admit one more cursor with document lookups, which ``Memory.lookups`` counts.

@@ -18,7 +18,7 @@ from router.change_stream.resume_token import cluster_time_of, first_key
 from router.change_stream.starting_point import starting_point
 from router.memory import Memory
 from router.stream_settings import StreamSettings
-from router.streams.admission import Admission
+from router.streams.admission import NOBODY, Admission, Payer
 from router.streams.cluster_time import ClusterTimeFetcher
 from router.streams.filter_planner import ALWAYS, FilterPlanner, Placement
 from router.streams.nudger import Nudger
@@ -106,11 +106,11 @@ class StreamPool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(
-        self, request: StreamRequest, client: str | None = None
+        self, request: StreamRequest, payer: Payer = NOBODY
     ) -> tuple[SharedStream, LogReader]:
         """Return a shared stream, entered, and a log reader on it from the start of ``request``.
 
-        Remotes that are opened for them are charged to ``client``. Raises CommandError.
+        Remotes that are opened for them are charged to ``payer``. Raises CommandError.
         """
         placement = self._planner.place(request)
         self._planner.join(placement, self._scope(placement), self._loop.time())
@@ -118,7 +118,7 @@ class StreamPool:
             start_at = request.start_time
             wanted = self._wanted(placement, start_at, None)
             while True:
-                shared, start_at = await self._enter(wanted, start_at, client)
+                shared, start_at = await self._enter(wanted, start_at, payer)
                 point = starting_point(request, start_at, self._cluster.token_version)
                 if shared.covers(point.after):
                     stream = self._part(shared, placement, wanted)(point.after)
@@ -132,11 +132,11 @@ class StreamPool:
             raise
 
     async def follow(
-        self, request: StreamRequest, log_reader: LogReader, client: str | None
+        self, request: StreamRequest, log_reader: LogReader, payer: Payer
     ) -> SharedStream:
         """Return a shared stream, entered, to which the log reader ``log_reader`` is attached.
 
-        For a log reader of ``client`` whose shared stream no longer covers the events that it
+        For a log reader of ``payer`` whose shared stream no longer covers the events that it
         needs, or whose filter is evaluated elsewhere from now on. Raises CommandError.
         """
         placement = self._placements[log_reader]
@@ -148,7 +148,7 @@ class StreamPool:
             spans = log_reader.needs_spans
             try:
                 shared, _ = await self._enter(
-                    wanted, wanted.start_time, client, log_reader.needs, spans
+                    wanted, wanted.start_time, payer, log_reader.needs, spans
                 )
             except CommandError as error:
                 if error.code != ErrorCode.TemporarilyUnavailable:
@@ -285,7 +285,7 @@ class StreamPool:
         self,
         request: StreamRequest,
         start_at: Timestamp | None,
-        client: str | None,
+        payer: Payer,
         after: bytes | None = None,
         spans: Set[ShardSpan] = frozenset(),
     ) -> tuple[SharedStream, Timestamp]:
@@ -310,7 +310,7 @@ class StreamPool:
             if group.main is not None and group.main.is_late(now):
                 group.main = shared
         if shared is None:
-            shared = self._new(group, request, start_at, client, spans)
+            shared = self._new(group, request, start_at, payer, spans)
         shared.enter()
         try:
             await shared.opened()
@@ -324,10 +324,10 @@ class StreamPool:
         group: _StreamGroup,
         request: StreamRequest,
         start_at: Timestamp | None,
-        client: str | None,
+        payer: Payer,
         spans: Set[ShardSpan],
     ) -> SharedStream:
-        ticket = self._admission.stream(client, self._cluster.targets)
+        ticket = self._admission.stream(payer, self._cluster.targets)
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
         prepare = partial(

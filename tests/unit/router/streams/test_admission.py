@@ -10,7 +10,7 @@ from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
 from router.memory import LEAST_BATCH, Memory
 from router.stream_settings import StreamSettings
-from router.streams.admission import Admission, Ticket
+from router.streams.admission import NOBODY, Admission, Payer, Ticket
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_mongos import scripted_mongos
@@ -44,6 +44,25 @@ async def test_more_cursors_than_allowed_are_refused(cluster: ScriptedCluster):
     registry.kill([cursors[0].cursor_id], OWNER)
     await registry.open(stream(), OWNER)
     assert registry.admission.refused == {"maxCursors": 1}
+
+
+async def test_one_user_cannot_use_the_others_share(cluster: ScriptedCluster):
+    """A user's clients count together, wherever they are."""
+    registry = cluster.registry(max_cursors_per_user=3, max_streams_per_user=2)
+    alice, bob = ([Owner(user=f"{name}@db", client=str(n)) for n in range(4)] for name in "ab")
+    first, _ = await registry.open(stream(**different(0)), alice[0])
+    await registry.open(stream(**different(1)), alice[1])
+    error = await refusal(registry, alice[2])
+    assert "2 different change streams were opened by the user a@db" in error.message
+    assert "maxStreamsPerUser" in error.message
+    await registry.open(stream(**different(1)), alice[2])
+    with pytest.raises(CommandError, match=r"3 cursors of the user a@db are open.*PerUser"):
+        await registry.open(stream(**different(1)), alice[3])
+    for number, owner in enumerate(bob[:2], 2):
+        await registry.open(stream(**different(number)), owner)
+    registry.kill([first.cursor_id], alice[0])
+    await registry.open(stream(**different(1)), alice[3])
+    assert registry.admission.refused == {"maxStreamsPerUser": 1, "maxCursorsPerUser": 1}
 
 
 async def test_one_client_cannot_use_the_others_share(cluster: ScriptedCluster):
@@ -97,11 +116,11 @@ async def test_memory_and_connections_bound_the_number_of_streams(
 
 def test_a_budget_too_small_for_any_stream_still_admits_one():
     admission = Admission(StreamSettings(total_buffer_bytes=1), Memory(1))
-    ticket = admission.stream(None, 10)
+    ticket = admission.stream(NOBODY, 10)
     with pytest.raises(CommandError):
-        admission.stream(None, 1)
+        admission.stream(NOBODY, 1)
     ticket.end()
-    admission.stream(None, 10)
+    admission.stream(NOBODY, 10)
 
 
 async def test_cursors_with_lookups_take_memory_as_remotes_do(cluster: ScriptedCluster):
@@ -185,7 +204,8 @@ def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
         client = chance.choice("abc")
         try:
             cursor = kind == "cursor"
-            ticket = admission.cursor(client) if cursor else admission.stream(client, 4)
+            payer = Payer(client)
+            ticket = admission.cursor(payer) if cursor else admission.stream(payer, 4)
         except CommandError:
             refused += 1
         else:
