@@ -7,8 +7,7 @@ from typing import Any
 from bson.int64 import Int64
 
 from embedded.change_streams import explain_change_stream, is_change_stream
-from embedded.commands.request import COMMANDS, Request, command
-from embedded.errors import namespace_not_found
+from embedded.commands.request import Request, command
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -44,33 +43,6 @@ async def host_info(_request: Request) -> Document:
     """Describe the machine."""
     system = {"hostname": platform.node(), "cpuAddrSize": 64, "numCores": os.cpu_count()}
     return {"system": system, "os": {"type": platform.system(), "name": platform.platform()}}
-
-
-@command("connectionStatus")
-async def connection_status(request: Request) -> Document:
-    """Return an empty list of users, because there is no authentication."""
-    info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
-    if request.command.get("showPrivileges"):
-        info["authenticatedUserPrivileges"] = []
-    return {"authInfo": info}
-
-
-@command("whatsmyuri")
-async def whats_my_uri(request: Request) -> Document:
-    """Return the client's address."""
-    return {"you": request.client.peer}
-
-
-@command("getCmdLineOpts")
-async def command_line(request: Request) -> Document:
-    """Return the options of a mongod in this role."""
-    host, port = request.mongod.address
-    parsed: Document = {
-        "net": {"bindIp": host, "port": port},
-        "replication": {"replSet": request.mongod.set_name},
-        "sharding": {"clusterRole": request.mongod.role},
-    }
-    return {"argv": ["mongod"], "parsed": parsed}
 
 
 @command("getParameter")
@@ -114,12 +86,6 @@ async def server_status(request: Request) -> Document:
         "metrics": {"cursor": {"open": {"total": Int64(len(mongod.cursors))}}},
         "oplog": {"entries": len(mongod.oplog)},
     }
-
-
-@command("listCommands")
-async def list_commands(_request: Request) -> Document:
-    """Return the names of all commands."""
-    return {"commands": {name: {"help": ""} for name in sorted(COMMANDS)}}
 
 
 @command("getLog")
@@ -190,11 +156,3 @@ async def database_stats(request: Request) -> Document:
         "objects": sum(map(len, collections)),
         "indexes": sum(len(each.indexes) for each in collections),
     }
-
-
-@command("validate")
-async def validate_collection(request: Request) -> Document:
-    """Return that a collection is valid, which is always so in memory."""
-    if request.collection is None:
-        raise namespace_not_found(f"Collection '{request.ns}' does not exist to validate.")
-    return {"ns": request.ns, "valid": True, "errors": [], "nrecords": len(request.collection)}

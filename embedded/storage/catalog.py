@@ -1,6 +1,6 @@
 """The databases, collections and views of a member."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from bson.binary import Binary
 
@@ -52,9 +52,6 @@ class Catalog:
     def databases(self) -> list[str]:
         """Return the names of all databases that have a collection."""
         return sorted({c.database for c in self._by_ns.values()})
-
-    def __iter__(self) -> Iterator[Collection]:
-        return iter(list(self._by_ns.values()))
 
     def create(
         self, database: str, name: str, options: Document | None = None, uuid: Binary | None = None

@@ -123,7 +123,7 @@ class _Evaluation(mongomock_aggregate._Parser):
         return _or_raise(self._or_missing(chosen))
 
     def _get_field(self, argument: Any) -> Any:
-        if isinstance(argument, Mapping):
+        if isinstance(argument, Mapping) and "field" in argument:
             name, holder = argument["field"], self._or_missing(argument.get("input", "$$CURRENT"))
         else:
             name, holder = argument, self._doc_dict

@@ -38,10 +38,7 @@ statements = st.dictionaries(
     max_size=4,
 )
 arguments = st.dictionaries(words, junk | st.lists(statements, min_size=1, max_size=2), max_size=4)
-NEED_AN_ADDRESS = {
-    "hello", "isMaster", "ismaster", "replSetGetStatus", "replSetGetConfig", "serverStatus",
-    "getCmdLineOpts",
-}  # fmt: skip
+NEED_AN_ADDRESS = {"hello", "isMaster", "ismaster", "serverStatus"}
 names = sorted(COMMANDS.keys() - NEED_AN_ADDRESS)
 
 

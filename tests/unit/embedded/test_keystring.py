@@ -117,6 +117,22 @@ def test_values_round_trip(value):
     assert sort_key(bson.decode(as_bson(found))) == sort_key(bson.decode(as_bson(value)))
 
 
+def test_decimals_of_all_magnitudes_sort_and_round_trip():
+    texts = [
+        "-1E+400", "-12345678901234567890.12345", "-9007199254740993.5", "-1E-320", "0",
+        "1E-6176", "9.9E-400", "1E-320",
+        "3E-308", "0.1234567890123456789012345678901234", "1.000000000000000000000000000000001",
+        "1234567890123456.5", "9007199254740993.5", "9223372036854775808.5",
+        "12345678901234567890.12345", "1E+400",
+    ]  # fmt: skip
+    decimals = [Decimal128(text) for text in texts]
+    encoded = [encode_key([each]) for each in decimals]
+    assert [key for key, _bits in encoded] == sorted(key for key, _bits in encoded)
+    for each, (key, bits) in zip(decimals, encoded, strict=True):
+        [found] = decode_key(key, bits)
+        assert found.to_decimal() == each.to_decimal()
+
+
 @given(st.lists(scalars, min_size=2, max_size=5))
 def test_keys_sort_as_values(items):
     by_value = sorted(items, key=sort_key)

@@ -184,3 +184,18 @@ def test_a_computed_diff_turns_one_document_into_the_other(before: Any, after: A
     found = compute_diff(before, after)
     if found is not None:
         assert identical(apply_diff(before, found), after)
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [({"and": 6}, 4), ({"or": 3}, 15), ({"xor": 5}, 9), ({"or": Int64(1)}, Int64(13))],
+)
+def test_bitwise_updates(operation: Any, expected: Any) -> None:
+    assert identical(diff({"_id": 1, "n": 12}, {"$bit": {"n": operation}}), {"u": {"n": expected}})
+
+
+@pytest.mark.parametrize("operation", [{"nand": 1}, {"or": 1}])
+def test_bitwise_updates_of_what_is_no_integer_are_refused(operation: Any) -> None:
+    with pytest.raises(CommandError) as caught:
+        update({"_id": 1, "n": 1.5 if "or" in operation else 1}, {"$bit": {"n": operation}})
+    assert caught.value.code == 2

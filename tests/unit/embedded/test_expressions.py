@@ -1,0 +1,55 @@
+"""Aggregation expressions, and the stages that replace or count documents."""
+
+from typing import Any
+
+import pytest
+from bson import Int64
+
+from embedded.storage.aggregation import aggregate
+from shard_client.errors import CommandError
+
+DOCUMENT = {"_id": 1, "a": 2, "b": {"c": 3}, "list": [1, 2], "none": None, "$odd": 7}
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ({"$in": ["$a", "$list"]}, True),
+        ({"$in": ["$b.c", "$list"]}, False),
+        ({"$in": ["$missing", "$list"]}, False),
+        ({"$or": ["$none", {"$gt": ["$a", 5]}]}, False),
+        ({"$or": ["$none", "$a"]}, True),
+        ({"$and": ["$a", "$missing"]}, False),
+        ({"$not": ["$missing"]}, True),
+        ({"$not": ["$a"]}, False),
+        ({"$ifNull": ["$missing", "$none", "$a"]}, 2),
+        ({"$ifNull": ["$missing", "$none"]}, None),
+        ({"$getField": {"$literal": "$odd"}}, 7),
+        ({"$getField": {"field": "c", "input": "$b"}}, 3),
+        ({"$objectToArray": "$b"}, [{"k": "c", "v": 3}]),
+        ({"$objectToArray": "$a"}, None),
+        ({"$type": "$a"}, "int"),
+        ({"$type": "$b"}, "object"),
+        ({"$type": "$missing"}, "missing"),
+    ],
+)
+def test_expressions(expression: Any, expected: Any) -> None:
+    [found] = aggregate([DOCUMENT], [{"$project": {"_id": 0, "x": expression}}])
+    assert found == {"x": expected}
+
+
+def test_a_field_that_is_missing_is_not_set() -> None:
+    [found] = aggregate([{"_id": 1}], [{"$set": {"x": {"$getField": "none"}}}])
+    assert found == {"_id": 1}
+
+
+def test_replace_root_takes_a_document() -> None:
+    assert aggregate([DOCUMENT], [{"$replaceRoot": {"newRoot": "$b"}}]) == [{"c": 3}]
+    with pytest.raises(CommandError) as caught:
+        aggregate([DOCUMENT], [{"$replaceRoot": {}}])
+    assert caught.value.code == 40231
+
+
+def test_count_gives_no_document_for_no_input() -> None:
+    assert aggregate([{"_id": 1}, {"_id": 2}], [{"$count": "n"}]) == [{"n": Int64(2)}]
+    assert aggregate([], [{"$count": "n"}]) == []
