@@ -13,6 +13,9 @@ from router.filters.stream_filter import StreamFilter
 _MOST_DELAY: Final = 0.25
 """Seconds for which a backlog may delay the wake of a reader that has events."""
 
+_GRACE: Final = 0.05
+"""Seconds without ready events after which a backlog has ended: the members may still send more."""
+
 _REPLY_COST: Final = 60e-6
 """Seconds that the router spends on one reply, apart from its events."""
 
@@ -41,6 +44,7 @@ class FilteredReaders:
         self._served: list[asyncio.Future[None]] = []
         self._wake_at = 0.0
         self._not_before = 0.0
+        self._backlog_until = 0.0
 
     def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
         """Return what ``stream_filter`` lets through beyond the sort key ``after``."""
@@ -68,7 +72,9 @@ class FilteredReaders:
     def gathers(self, log_reader: LogReader, max_events: int | None) -> bool:
         """Return whether a reader with events to read should wait for more: there is a backlog."""
         stream = log_reader.stream
-        if not isinstance(stream, FilteredStream) or not self._stream.ready:
+        if not isinstance(stream, FilteredStream):
+            return False
+        if not self._stream.ready and self._loop.time() >= self._backlog_until:
             return False
         unread = stream.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
@@ -153,13 +159,14 @@ class FilteredReaders:
         if not self._served:
             return
         now = self._loop.time()
-        pressed = self.distribution.pressed
-        if self._stream.ready and now < self._wake_at and not pressed:
-            return
-        if now < self._not_before and not pressed:
-            if self._later is None:
-                self._later = self._loop.call_at(self._not_before, self._wake_late)
-            return
+        if not self.distribution.pressed:
+            if self._stream.ready and now < self._wake_at:
+                return  # the next step decides
+            until = max(self._not_before, min(self._wake_at, self._backlog_until))
+            if now < until:
+                if self._later is None:
+                    self._later = self._loop.call_at(until, self._wake_late)
+                return
         self._not_before = now + _REPLY_COST * len(self._served)
         for waiter in self._served:
             _complete(waiter)
@@ -169,12 +176,15 @@ class FilteredReaders:
     def _wake_late(self) -> None:
         self._later = None
         self._wake_served()
+        self._schedule()
 
     def _release(self) -> None:
         stream = self._stream
         if stream.release() and not stream.ready:
             # The second call tells the stream that its last block has been read.
             stream.release()
+        if stream.ready:
+            self._backlog_until = self._loop.time() + _GRACE
         self._released()
 
 

@@ -4,13 +4,17 @@ Pure: times are arguments, in seconds on one clock; sizes are bytes of memory. T
 docs/design.md#a-remote-cursor (budgets) and 9 (waits).
 """
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from router.memory import Memory
 from router.stream_settings import StreamSettings
 
 _AVERAGED = 8
 """Number of batches over which the pace is averaged."""
+_FILTERED_PART: Final = 4
+"""The fraction of a stream's budget that it reads ahead while its events are distributed to
+filters. The router itself takes the events then, at its own speed."""
 _LIVELY = 1.0
 """Seconds after its last event during which a stream is expected to deliver more."""
 
@@ -37,6 +41,13 @@ class FlowControl:
         self._limits = limits
         self._memory = memory
         self._prefetch = Prefetch(limits)
+        self._filtered = Prefetch(
+            replace(
+                limits,
+                stream_buffer_bytes=limits.stream_buffer_bytes // _FILTERED_PART,
+                remote_buffer_bytes=limits.remote_buffer_bytes // _FILTERED_PART,
+            )
+        )
         self._read_until = 0.0
         self.pace = Pace(limits)
 
@@ -52,15 +63,24 @@ class FlowControl:
         """Return whether no client has read the stream for so long that prefetching stops."""
         return now > self._read_until
 
-    def batch_bytes(self, remotes: int) -> int:
-        """Return the size of batches for a stream of ``remotes``, whatever other streams hold."""
-        return self._prefetch.batch_bytes(remotes)
+    def batch_bytes(self, remotes: int, *, filtered: bool = False) -> int:
+        """Return the size of batches for a stream of ``remotes``, whatever other streams hold.
 
-    def may_read(self, buffered: int, all_buffered: int, remotes: int) -> bool:
-        """Return whether the budgets allow another batch of a remote with ``buffered`` bytes."""
+        ``filtered`` is whether the stream's events are distributed to filters.
+        """
+        return (self._filtered if filtered else self._prefetch).batch_bytes(remotes)
+
+    def may_read(
+        self, buffered: int, all_buffered: int, remotes: int, *, filtered: bool = False
+    ) -> bool:
+        """Return whether the budgets allow another batch of a remote with ``buffered`` bytes.
+
+        ``filtered`` is whether the stream's events are distributed to filters.
+        """
         if buffered and self._memory.short:
             return False
-        return self._prefetch.allows(buffered, all_buffered, remotes)
+        prefetch = self._filtered if filtered else self._prefetch
+        return prefetch.allows(buffered, all_buffered, remotes)
 
     def nudge_delay(self, now: float) -> float:
         """Return the time to wait before the members that keep events back are nudged."""

@@ -334,7 +334,8 @@ class StreamRunner:
         cursor = remote.cursor
         if cursor is None:
             return
-        cursor.aim_at(self._memory.batch_bytes)
+        of_stream = self._flow.batch_bytes(len(self._remotes), filtered=self._is_filtered)
+        cursor.aim_at(min(self._memory.batch_bytes, of_stream))
         now = self._loop.time()
         stream = self.stream
         needed = stream.needed_from(number) is not None
@@ -387,7 +388,14 @@ class StreamRunner:
         """Return whether the byte budgets allow another batch."""
         stream = self.stream
         buffered = stream.buffered_bytes(number)
-        return self._flow.may_read(buffered, stream.all_buffered_bytes, len(self._remotes))
+        return self._flow.may_read(
+            buffered, stream.all_buffered_bytes, len(self._remotes), filtered=self._is_filtered
+        )
+
+    @property
+    def _is_filtered(self) -> bool:
+        """Whether the stream's events are distributed to filters."""
+        return self.filtered.distribution.readers > 0
 
     def _touch(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""

@@ -94,6 +94,15 @@ def test_batches_become_smaller_where_many_share_the_buffer():
     assert sizes == [4 * MIB, 4 * MIB, 16 * MIB // 5, 16 * MIB // 100, 16 * MIB // 1000]
 
 
+def test_a_stream_with_filters_reads_less_far_ahead():
+    flow = FlowControl(StreamSettings(), Memory(1 << 40))
+    assert flow.batch_bytes(4) == 4 * flow.batch_bytes(4, filtered=True) == 4 * MIB
+    assert flow.may_read(4 * MIB, 16 * MIB, 4)
+    assert flow.may_read(MIB, 4 * MIB, 4, filtered=True)
+    assert not flow.may_read(4 * MIB, 16 * MIB, 4, filtered=True)
+    assert flow.may_read(0, 64 * MIB, 4, filtered=True)
+
+
 # Probes.
 
 PROBING = StreamSettings(probe_share=0.05, probe_burst=0.25)
