@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,61 @@ async def test_refusals(files: Certificates, case: str) -> None:
         assert await refused(router.port, context(files)) == cause
         # Others go on.
         assert await ping(router.port, files.client_context(files.client)) == 1
+
+
+def versions() -> Iterator[tuple[str, ssl.TLSVersion]]:
+    """Yield the names of the protocol versions that this machine's OpenSSL can speak."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for version in ("TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"):
+            yield version, ssl.TLSVersion[version]
+
+
+def accepted_cipher(port: int, context: ssl.SSLContext) -> str | None:
+    """Return the cipher of a connection with this context; None if the server refuses it."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
+        ):
+            chosen = encrypted.cipher()
+            return None if chosen is None else chosen[0]
+    except (ssl.SSLError, ConnectionError):
+        return None
+
+
+def scan(files: Certificates, port: int) -> tuple[set[str], set[str]]:
+    """Return the protocols, and the ciphers of TLS 1.2, that a server accepts."""
+    everything = files.client_context(files.client)
+    everything.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
+    protocols, ciphers = set(), set()
+    for name, version in versions():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            everything.maximum_version = everything.minimum_version = version
+        if accepted_cipher(port, everything) is not None:
+            protocols.add(name)
+    offered = [each["name"] for each in everything.get_ciphers() if each["protocol"] != "TLSv1.3"]
+    assert len(offered) > 50
+    for name in offered:
+        one = files.client_context(files.client)
+        one.maximum_version = ssl.TLSVersion.TLSv1_2
+        one.set_ciphers(f"{name}:@SECLEVEL=0")
+        if accepted_cipher(port, one) is not None:
+            ciphers.add(name)
+    return protocols, ciphers
+
+
+async def test_protocols_and_ciphers(files: Certificates) -> None:
+    """Try every protocol and every cipher, as testssl does."""
+    async with listening(files.tls()) as router:
+        protocols, ciphers = await asyncio.to_thread(scan, files, router.port)
+    assert protocols == {"TLSv1_2", "TLSv1_3"}
+    assert "ECDHE-ECDSA-AES256-GCM-SHA384" in ciphers
+    for cipher in ciphers:
+        assert cipher.startswith(("ECDHE-", "DHE-")), f"{cipher} has no forward secrecy"
+        assert not cipher.endswith("-SHA"), f"{cipher} authenticates with SHA-1"
+        assert not {"NULL", "RC4", "DES", "CBC3", "MD5", "ADH", "EXP"} & set(cipher.split("-"))
 
 
 async def test_clients_without_a_certificate_where_allowed(files: Certificates) -> None:
