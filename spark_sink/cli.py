@@ -190,9 +190,9 @@ def _run(
     with _failures():
         kept = tuple(str(each) for each in tables or list(Table))
         chosen = {**namespace_options(namespaces or ()), **options}
-        _require_router({**chosen, "uri": uri})
         folder = JobFolder(out)
-        folder.write_record(JobRecord(tuple(namespaces or ()), chosen, kept))
+        _require_router({**chosen, "uri": uri})
+        folder.begin(JobRecord(tuple(namespaces or ()), chosen, kept), once=trigger is None)
         with _session("run", settings) as spark:
             tables_job = TablesJob(folder, {**chosen, "uri": uri}, kept, buckets)
             code = run_to_end(tables_job.start(spark, trigger), end)
@@ -236,11 +236,12 @@ def _failures() -> Iterator[None]:
     """Print the cause of a failure in one line, and end with its exit status."""
     from pyspark.errors import PySparkException
 
+    from spark_sink.java_runtime import JavaNotFoundError
     from spark_sink.jobs.running import cause_of
 
     try:
         yield
-    except (SourceError, PySparkException) as error:
+    except (SourceError, PySparkException, JavaNotFoundError, OSError) as error:
         typer.echo(f"error: {cause_of(error)}", err=True)
         raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
 

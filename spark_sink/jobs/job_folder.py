@@ -81,8 +81,20 @@ class JobFolder:
         """Where the query keeps its offsets."""
         return f"{self.address}/checkpoint"
 
-    def write_record(self, record: JobRecord) -> None:
-        """Write what the job is started with."""
+    def begin(self, record: JobRecord, *, once: bool = False) -> None:
+        """Write what the job is started with.
+
+        once: for a snapshot alone, which an earlier start may have interrupted but not ended.
+        Raises OptionError if the folder has a job that this one cannot go on with.
+        """
+        batches = self.batches()
+        if batches:
+            self._refuse(self.record(), record)
+            plan = batches[-1].offset.get("snapshot")
+            if once and (plan is None or plan.get("ended")):
+                raise OptionError(
+                    f"the job in {self.address} has had its snapshot: give another folder by --out"
+                )
         self._files.create_dir(self._root)
         with self._files.open_output_stream(f"{self._root}/job.json") as stream:
             stream.write(json.dumps(asdict(record), indent=2).encode())
@@ -94,6 +106,18 @@ class JobFolder:
             raise OptionError(f"there is no job in {self.address}: correct --out")
         found = json.loads(text)
         return JobRecord(tuple(found["namespaces"]), found["options"], tuple(found["tables"]))
+
+    def _refuse(self, old: JobRecord, new: JobRecord) -> None:
+        for name, before, now in (
+            ("follows", set(old.namespaces), set(new.namespaces)),
+            ("keeps the tables", set(old.tables), set(new.tables)),
+        ):
+            if before != now:
+                raise OptionError(
+                    f"the job in {self.address} {name} {', '.join(sorted(before)) or 'all'}, not "
+                    f"{', '.join(sorted(now)) or 'all'}: start it as before, or give another "
+                    "folder by --out"
+                )
 
     def batches(self) -> list[LoggedBatch]:
         """The batches that the checkpoint still has, in their order."""

@@ -43,7 +43,7 @@ def run_once(spark: SparkSession, shop: Shop, folder: Path, **options: str) -> N
     names = (shop.database,)
     chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
     where = JobFolder(str(folder))
-    where.write_record(JobRecord(names, chosen))
+    where.begin(JobRecord(names, chosen))
     started = TablesJob(where, {**chosen, "uri": shop.uri}, buckets=2).start(spark, None)
     started.awaitTermination()
 
@@ -229,6 +229,35 @@ def test_what_cannot_be_used_is_refused(
     result = CliRunner().invoke(job, arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
+    """A job's folder with one batch, as its checkpoint has it."""
+    offsets = folder / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"start": "now", **snapshot}))
+    (folder / "job.json").write_text(
+        json.dumps({"namespaces": ["shop.orders"], "options": {}, "tables": ["bronze", "current"]})
+    )
+    return JobFolder(str(folder))
+
+
+def test_a_job_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
+    folder = fake_job(tmp_path)
+    folder.begin(JobRecord(("shop.orders",), {"fullDocument": "required"}))
+    assert folder.record().options == {"fullDocument": "required"}
+    with pytest.raises(OptionError, match=r"follows shop\.orders, not shop\.items"):
+        folder.begin(JobRecord(("shop.items",)))
+    with pytest.raises(OptionError, match="keeps the tables bronze, current, not bronze:"):
+        folder.begin(JobRecord(("shop.orders",), tables=("bronze",)))
+    assert folder.record().namespaces == ("shop.orders",)
+
+
+def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
+    record = JobRecord(("shop.orders",))
+    fake_job(tmp_path / "a", snapshot={"chunks": []}).begin(record, once=True)
+    with pytest.raises(OptionError, match="has had its snapshot"):
+        fake_job(tmp_path / "b", snapshot={"ended": True}).begin(record, once=True)
 
 
 def test_namespaces_become_options() -> None:
