@@ -88,7 +88,7 @@ async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
     if settings.sharding.config_db is not None:
         findings += [each async for each in _cluster(settings, tls)]
     if settings.upstream is not None:
-        findings.append(await _upstream(settings.upstream, tls))
+        findings += await _upstream(settings, settings.upstream, tls)
     return findings
 
 
@@ -154,13 +154,25 @@ async def _cluster(settings: Settings, tls: TlsContexts | None) -> AsyncIterator
         await cluster.close()
 
 
-async def _upstream(uri: str, tls: TlsContexts | None) -> Finding:
+async def _upstream(settings: Settings, uri: str, tls: TlsContexts | None) -> list[Finding]:
+    """Try the connection to the upstream and, if the router has a user, its login there."""
+    user = settings.security.logins().upstream
     subject = f"upstream {uri}"
+    mongos = UpstreamMongos(parse_upstream(uri), access=Access(user, tls=tls))
     try:
-        connection = await UpstreamMongos(parse_upstream(uri), access=Access(tls=tls)).connect()
+        connection = await mongos.connect()
     except CommandError as error:
-        return Finding(subject, str(error))
+        return [Finding(subject, str(error))]
     connection.abort()
     if connection.hello.get("msg") != _MONGOS:
-        return Finding(subject, "answers, but is no mongos: name a mongos of the cluster")
-    return Finding(subject)
+        return [Finding(subject, "answers, but is no mongos: name a mongos of the cluster")]
+    if user is None:
+        return [Finding(subject)]
+    login = f"login on the upstream as {user.user}"
+    try:
+        connection = await mongos.connect_as_router()
+    except CommandError as error:
+        remedy = "Check security.user, authSource and the password there"
+        return [Finding(subject), Finding(login, f"{error}. {remedy}")]
+    connection.abort()
+    return [Finding(subject), Finding(login)]
