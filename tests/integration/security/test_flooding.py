@@ -1,0 +1,115 @@
+"""Slow and flooding clients of a secured router, beside drivers that go on working."""
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from tests.harness.clusters import RealCluster
+from tests.harness.raw_client import RawClient
+from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
+from tests.integration.security.clients import Servers, client, closing_router
+
+LIMITS = {
+    "loginTimeoutMs": 1000,
+    "messageTimeoutMs": 1000,
+    "maxLoginsInProgress": 4,
+    "maxConnectionsPerClient": 150,
+    "authFailedDelayMs": 100,
+}
+START = {"saslStart": 1, "mechanism": "SCRAM-SHA-256"}
+FIRST = b"n,,n=reader,r=0123456789abcdefghijklmnopqrstuv"
+MIB = 1024 * 1024
+ATTACKER = ("127.0.0.2", 0)
+
+
+@pytest.fixture(scope="module")
+def router(servers: Servers, secured: RealCluster, key_file: Path) -> Iterator[RouterProcess]:
+    with closing_router(
+        start_router(secured.configdb, keyFile=key_file, set_parameter=LIMITS)
+    ) as running:
+        yield running
+
+
+async def attackers(owned: AsyncExitStack, router: RouterProcess, count: int) -> list[RawClient]:
+    """Return ``count`` connections from an address that the drivers do not have."""
+    return [
+        await owned.enter_async_context(
+            RawClient(*await asyncio.open_connection("127.0.0.1", router.port, local_addr=ATTACKER))
+        )
+        for _ in range(count)
+    ]
+
+
+async def assert_drivers_work(router: RouterProcess, servers: Servers) -> None:
+    """Log in as a new driver, which gets an event within the usual patience."""
+    async with (
+        asyncio.timeout(PATIENCE),
+        AsyncMongoClient(f"mongodb://reader:reader@127.0.0.1:{router.port}/") as reader,
+        await reader.db.c.watch(max_await_time_ms=500) as watching,
+    ):
+        with client(servers.mongos, "writer") as writer:
+            inserted = writer.db.c.insert_one({}).inserted_id
+        assert (await watching.next())["documentKey"] == {"_id": inserted}
+
+
+async def all_closed(connections: list[RawClient]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        for each in connections:
+            assert await each.closed()
+
+
+async def test_silent_slow_and_long_messages(router: RouterProcess, servers: Servers) -> None:
+    header = struct.pack("<iiii", 48_000_000, 1, 0, 2013)
+    slow = struct.pack("<iiii", 10_000, 1, 0, 2013)
+    async with AsyncExitStack() as owned:
+        connections = await attackers(owned, router, 120)
+        for index, each in enumerate(connections):
+            each.send_bytes((b"", header + bytes(20_000), slow)[index % 3])
+        await assert_drivers_work(router, servers)
+        await all_closed(connections)
+
+
+async def test_logins_that_do_not_go_on(router: RouterProcess, servers: Servers) -> None:
+    """They hold half of the logins in progress at most, and connections for a second."""
+    async with AsyncExitStack() as owned:
+        connections = await attackers(owned, router, 16)
+        for each in connections:
+            each.send("admin", {**START, "payload": FIRST})
+        await assert_drivers_work(router, servers)
+        await all_closed(connections)
+
+
+async def test_guesses_of_passwords(router: RouterProcess, servers: Servers) -> None:
+    async def guess(raw: RawClient) -> None:
+        for _ in range(3):
+            first = await raw.command("admin", {**START, "payload": FIRST})
+            nonce = bytes(first["payload"]).split(b",")[0]
+            payload = b"c=biws," + nonce + b",p=" + b"A" * 43 + b"="
+            step = {"saslContinue": 1, "conversationId": 1, "payload": payload}
+            assert (await raw.command("admin", step))["code"] == 18
+
+    async with AsyncExitStack() as owned, asyncio.TaskGroup() as tasks:
+        for each in await attackers(owned, router, 10):
+            tasks.create_task(guess(each))
+        await assert_drivers_work(router, servers)
+
+
+async def test_more_connections_than_one_address_may_have(
+    router: RouterProcess, servers: Servers
+) -> None:
+    async with AsyncExitStack() as owned:
+        connections = await attackers(owned, router, 200)
+        for each in connections[:150]:
+            each.send("admin", {"ping": 1})
+        for each in connections[:150]:
+            assert (await each.receive())["ok"]
+        await all_closed(connections[150:])
+        await assert_drivers_work(router, servers)
+        for each in connections[:150]:
+            assert (await each.command("admin", {"ping": 1}))["ok"]
