@@ -109,9 +109,10 @@ async def test_a_conversation_gets_the_recorded_answers(
         asked += 1
         if not reply["ok"] or not reply["cursor"]["id"]:
             break
-        assert list(reply) == list(readings[0]["reply"])
-        assert list(reply["cursor"]) == list(readings[0]["reply"]["cursor"])
-        assert reply["cursor"]["ns"] == readings[0]["reply"]["cursor"]["ns"]
+        if readings[0]["reply"]["ok"]:  # else empty batches may come before the recorded error
+            assert list(reply) == list(readings[0]["reply"])
+            assert list(reply["cursor"]) == list(readings[0]["reply"]["cursor"])
+            assert reply["cursor"]["ns"] == readings[0]["reply"]["cursor"]["ns"]
         assert len(reply["cursor"]["nextBatch"]) <= more.get("batchSize", 1000)
         events += reply["cursor"]["nextBatch"]
     if ends:
