@@ -1,0 +1,52 @@
+"""``mergerouter check-config`` on a cluster that takes TLS connections only."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.harness.certificates import Authority
+from tests.harness.clusters import RealCluster
+from tests.harness.ports import free_port
+
+
+def check(cluster: RealCluster, key_file: Path, folder: Path, tls: str) -> tuple[int, str]:
+    config = folder / "router.yaml"
+    config.write_text(
+        f"sharding: {{configDB: {cluster.configdb}}}\n"
+        f"upstream: mongodb://{cluster.mongos}\n"
+        f"net: {{port: {free_port()}, tls: {tls}}}\n"
+        f"security: {{keyFile: {key_file}}}\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-m", "router.cli", "check-config", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return finished.returncode, finished.stdout
+
+
+def test_all_connections_use_tls(
+    cluster: RealCluster, authority: Authority, key_file: Path, tmp_path: Path
+) -> None:
+    certificate = authority.issue("checked", days=20)
+    tls = f"{{mode: requireTLS, certificateKeyFile: {certificate}, CAFile: {authority.file}}}"
+    status, output = check(cluster, key_file, tmp_path, tls)
+    assert status == 0, output
+    assert "ok   certificate: CN=checked,OU=servers,O=tests, valid for 19 more days" in output
+    for subject in ("config server", "shard shard0", "shard shard1", "upstream"):
+        assert f"ok   {subject}" in output
+
+
+def test_a_foreign_authority(
+    cluster: RealCluster, authority: Authority, key_file: Path, tmp_path: Path
+) -> None:
+    foreign = Authority(tmp_path, "foreign")
+    certificate = authority.issue("checked")
+    tls = f"{{mode: requireTLS, certificateKeyFile: {certificate}, CAFile: {foreign.file}}}"
+    status, output = check(cluster, key_file, tmp_path, tls)
+    assert status == 1
+    upstream = next(line for line in output.splitlines() if line.startswith("FAIL upstream"))
+    assert "certificate verify failed" in upstream
+    assert "FAIL config server" in output
