@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.node import NodePrograms
 
 _HERE = Path(__file__).parent
 _SHARING = {
@@ -26,6 +27,12 @@ def cluster() -> Iterator[TestCluster]:
     """Return a cluster of two shards."""
     with start_cluster(shards=2) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def node() -> NodePrograms:
+    """Return what runs Node's driver and mongosh."""
+    return NodePrograms()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,13 +1,10 @@
 """Real drivers on the router: one connection string for reads, writes and change streams."""
 
 import json
-import os
 import socket
-import subprocess
 import threading
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -18,13 +15,11 @@ from pymongo.errors import OperationFailure
 from pymongo.monitoring import ServerHeartbeatListener, ServerHeartbeatSucceededEvent
 from pymongo.synchronous.collection import Collection
 
-from tests.drivers.download_cache import DownloadError
-from tests.drivers.node_packages import node_packages
 from tests.harness.clusters import TestCluster
+from tests.harness.node import NodePrograms
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
 
-NODE_TESTS = Path(__file__).parent / "node"
 _AWAIT_MS = 2000
 _COMPRESSORS = {
     "zlib": compression_support._have_zlib(),
@@ -189,29 +184,11 @@ async def test_motor_watches(router: RouterProcess, collection: Collection[dict[
     client.close()
 
 
-@pytest.fixture(scope="module")
-def node_modules() -> Path:
-    try:
-        return node_packages(NODE_TESTS / "package.json")
-    except DownloadError as error:
-        pytest.skip(f"Node's packages are not available: {error}")
-
-
 @pytest.mark.timeout(300)  # npm may first have to install the packages
 def test_node_s_driver_watches(
-    router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
+    router: RouterProcess, collection: Collection[dict[str, Any]], node: NodePrograms
 ) -> None:
-    finished = subprocess.run(
-        ["node", "watch.js", router.uri, "facade", collection.name],
-        cwd=NODE_TESTS,
-        env={**os.environ, "NODE_PATH": str(node_modules)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    seen = json.loads(finished.stdout)
+    seen = node.run("watch.js", router.uri, "facade", collection.name)
     assert sorted(seen["inserted"]) == list(range(0, 100, 5))
     assert seen["resumed"] == seen["inserted"][1:]
     assert seen["helloStreamed"]
@@ -219,11 +196,8 @@ def test_node_s_driver_watches(
 
 @pytest.mark.timeout(300)
 def test_mongosh_watches(
-    router: RouterProcess, collection: Collection[dict[str, Any]], node_modules: Path
+    router: RouterProcess, collection: Collection[dict[str, Any]], node: NodePrograms
 ) -> None:
-    mongosh = node_modules / ".bin" / "mongosh"
-    if not mongosh.exists():
-        pytest.skip("npm could not install mongosh")
     script = f"""
         const c = db.getSiblingDB("facade").getCollection("{collection.name}");
         const stream = c.watch([], {{maxAwaitTimeMS: 500}});
@@ -236,15 +210,7 @@ def test_mongosh_watches(
         }}
         print(JSON.stringify({{seen, count: c.countDocuments(), msg: db.hello().msg}}));
     """
-    finished = subprocess.run(
-        [mongosh, "--quiet", "--norc", router.uri, "--eval", script],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    seen = json.loads(finished.stdout.strip().splitlines()[-1])
+    seen = node.mongosh(router.uri, script)
     assert seen == {"seen": seen["seen"], "count": 2, "msg": "isdbgrid"}
     assert sorted(seen["seen"]) == [1, 99]
 

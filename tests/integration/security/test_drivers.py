@@ -1,10 +1,6 @@
 """Drivers log in through the router, watch, write and run transactions with a user's rights."""
 
-import json
-import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -13,12 +9,9 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure
 
-from tests.drivers.download_cache import DownloadError
-from tests.drivers.node_packages import node_packages
+from tests.harness.node import NodePrograms
 from tests.integration.security.clients import Servers, client
 
-NODE_TESTS = Path(__file__).parents[1] / "node"
-_SECONDS = 90.0
 NAME = "sharded"
 EXPECTED = {"user": "writer", "seen": [1, 2, 99], "refused": [13, 13, 13]}
 
@@ -83,39 +76,13 @@ async def test_asynchronous_drivers(uri: str, driver: Any) -> None:
         await closing
 
 
-@pytest.fixture(scope="module")
-def node_modules() -> Path:
-    try:
-        return node_packages(NODE_TESTS / "package.json")
-    except DownloadError as error:
-        pytest.skip(f"Node's packages are not available: {error}")
-
-
-def last_line(*command: str | Path, **environment: str) -> Any:
-    """Run a program and return the document in its last line of output."""
-    finished = subprocess.run(
-        command,
-        cwd=NODE_TESTS,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.strip().splitlines()[-1])
-
-
 @pytest.mark.timeout(300)  # npm may first have to install the packages
-def test_node_s_driver(uri: str, node_modules: Path) -> None:
-    assert last_line("node", "secured.js", uri, "db", NAME, NODE_PATH=str(node_modules)) == EXPECTED
+def test_node_s_driver(uri: str, node: NodePrograms) -> None:
+    assert node.run("secured.js", uri, "db", NAME) == EXPECTED
 
 
 @pytest.mark.timeout(300)
-def test_mongosh(uri: str, node_modules: Path) -> None:
-    mongosh = node_modules / ".bin" / "mongosh"
-    if not mongosh.exists():
-        pytest.skip("npm could not install mongosh")
+def test_mongosh(uri: str, node: NodePrograms) -> None:
     script = f"""
         const c = db.getSiblingDB("db").getCollection("{NAME}");
         const stream = c.watch([], {{maxAwaitTimeMS: 500}});
@@ -145,14 +112,11 @@ def test_mongosh(uri: str, node_modules: Path) -> None:
         const user = db.runCommand({{connectionStatus: 1}}).authInfo.authenticatedUsers[0].user;
         print(JSON.stringify({{user, seen, refused}}));
     """
-    assert last_line(mongosh, "--quiet", "--norc", uri, "--eval", script) == EXPECTED
+    assert node.mongosh(uri, script) == EXPECTED
 
 
-def test_mongosh_logs_in_later(servers: Servers, node_modules: Path) -> None:
+def test_mongosh_logs_in_later(servers: Servers, node: NodePrograms) -> None:
     """``db.auth`` in a shell that was started without a user, twice."""
-    mongosh = node_modules / ".bin" / "mongosh"
-    if not mongosh.exists():
-        pytest.skip("npm could not install mongosh")
     script = """
         const admin = db.getSiblingDB("admin");
         const code = (attempt) => { try { attempt(); return 0; } catch (e) { return e.code; } };
@@ -163,7 +127,7 @@ def test_mongosh_logs_in_later(servers: Servers, node_modules: Path) -> None:
         print(JSON.stringify(codes));
     """
     found = [
-        last_line(mongosh, "--quiet", "--norc", f"mongodb://{address}/", "--eval", script)
+        node.mongosh(f"mongodb://{address}/", script)
         for address in (servers.mongos, servers.router)
     ]
     assert found[1] == found[0] == [13, 18, 0, 0]

@@ -1,20 +1,12 @@
 """Drivers on a router between which and the cluster there is TLS only."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 
-from tests.drivers.download_cache import DownloadError
-from tests.drivers.node_packages import node_packages
 from tests.harness.clusters import Client
-from tests.harness.until import PATIENCE
-
-NODE_TESTS = Path(__file__).parents[1] / "node"
+from tests.harness.node import NodePrograms
 
 
 def test_pymongo(uri: str, router: Any) -> None:
@@ -36,33 +28,13 @@ def test_pymongo(uri: str, router: Any) -> None:
             assert stream.next()["fullDocument"]["value"] == large
 
 
-@pytest.fixture(scope="module")
-def node_modules() -> Path:
-    try:
-        return node_packages(NODE_TESTS / "package.json")
-    except DownloadError as error:
-        pytest.skip(str(error))
-
-
-def test_node_s_driver(uri: str, router: Any, node_modules: Path) -> None:
-    finished = subprocess.run(
-        ["node", "transaction.js", uri, "db", f"node{router.port}"],
-        cwd=NODE_TESTS,
-        env={**os.environ, "NODE_PATH": str(node_modules)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout) == ["written", "first", "second"]
+def test_node_s_driver(uri: str, router: Any, node: NodePrograms) -> None:
+    seen = node.run("transaction.js", uri, "db", f"node{router.port}")
+    assert seen == ["written", "first", "second"]
 
 
 @pytest.mark.timeout(300)
-def test_mongosh(uri: str, router: Any, node_modules: Path) -> None:
-    mongosh = node_modules / ".bin" / "mongosh"
-    if not mongosh.exists():
-        pytest.skip("npm could not install mongosh")
+def test_mongosh(uri: str, router: Any, node: NodePrograms) -> None:
     name = f"mongosh{router.port}"
     script = f"""
         const d = db.getSiblingDB("db");
@@ -82,12 +54,4 @@ def test_mongosh(uri: str, router: Any, node_modules: Path) -> None:
         }}
         print(JSON.stringify(seen));
     """
-    finished = subprocess.run(
-        [mongosh, "--quiet", "--norc", uri, "--eval", script],
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout) == ["written", "first", "second"]
+    assert node.mongosh(uri, script) == ["written", "first", "second"]

@@ -8,6 +8,7 @@ from bson import Timestamp
 
 from router.change_stream.request import parse_request
 from router.cursors.owner import Owner
+from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember, mark_token
@@ -137,16 +138,30 @@ async def test_a_cursor_of_another_session_or_user_is_refused(
     assert cursor.cursor_id in registry
 
 
-async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
+async def waiting_get_more(registry: CursorRegistry, cursor_id: int) -> asyncio.Task[None]:
+    """Start a getMore; return it once the cursor is in use."""
 
     async def get_more() -> None:
-        with registry.checkout(cursor.cursor_id, OWNER) as held:
+        with registry.checkout(cursor_id, OWNER) as held:
             await held.next_batch(None, 60)
 
     task = asyncio.create_task(get_more())
-    await asyncio.sleep(0.01)
+    await until(lambda: in_use(registry, cursor_id))
+    return task
+
+
+def in_use(registry: CursorRegistry, cursor_id: int) -> bool:
+    try:
+        with registry.checkout(cursor_id, OWNER):
+            return False
+    except CommandError as error:
+        return error.code == 143
+
+
+async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    task = await waiting_get_more(registry, cursor.cursor_id)
     registry.kill([cursor.cursor_id], OWNER)
     with pytest.raises(CommandError) as failure:
         await task
@@ -172,13 +187,7 @@ async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: Scripted
 async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
-
-    async def get_more() -> None:
-        with registry.checkout(cursor.cursor_id, OWNER) as held:
-            await held.next_batch(None, 60)
-
-    task = asyncio.create_task(get_more())
-    await asyncio.sleep(0.01)
+    task = await waiting_get_more(registry, cursor.cursor_id)
     task.cancel()
     await asyncio.wait({task})
     assert cursor.cursor_id not in registry

@@ -210,6 +210,7 @@ EMPTY = b"\x05\0\0\0\0"
         (b"\x10\0\0\0", "header is cut off"),
         (b"\x11\0\0\0" + bytes(12), "claims 17 bytes"),
     ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
 def test_errors_describe_malformed_frames(frame, why):
     with pytest.raises(ProtocolError, match=why):
