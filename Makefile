@@ -8,7 +8,7 @@ ARGS ?=
 JOBS ?= 2
 REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
-REAL_TESTS := tests/faults tests/differential tests/filters tests/drivers tests/spark/test_exactly_once.py tests/integration tests/recordings tests/conformance
+REAL_TESTS := tests/faults tests/differential tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/integration tests/recordings tests/conformance
 
 SEEDS ?= 1000
 MINUTES ?= 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from bson import json_util
@@ -55,6 +56,15 @@ def router_uri(text: str) -> str:
         except PyMongoError as error:
             raise ValueError(str(error)) from None
     return text
+
+
+def uri_in_file(path: str) -> str:
+    """The connection string in a file on the driver; white space around it does not count."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    return router_uri(text.strip())
 
 
 def some_text(text: str) -> str:

@@ -133,7 +133,10 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
             return default
         return _checked(name, parse, given[name.lower()][1])
 
-    uri = get("uri", values.router_uri, None)
+    uris = [get("uri", values.router_uri, None), get("uriFile", values.uri_in_file, None)]
+    if all(uris):
+        raise OptionError("only one of uri and uriFile can be given")
+    uri = uris[0] or uris[1]
     if uri is None:
         raise OptionError("option 'uri' is required, for example mongodb://127.0.0.1:27020")
     parsed = StreamOptions(
@@ -195,6 +198,7 @@ def _checked(name: str, parse: Callable[[str], _Value], text: str) -> _Value:
 
 _KNOWN = (
     "uri",
+    "uriFile",
     "database",
     "collection",
     "pipeline",

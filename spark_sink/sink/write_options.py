@@ -12,7 +12,16 @@ from spark_sink.errors import OptionError
 
 DEFAULT_TOKEN_FIELD = "_token"  # noqa: S105
 
-_KNOWN = ("uri", "database", "collection", "keys", "tokenField", "missing", "otherEvents")
+_KNOWN = (
+    "uri",
+    "uriFile",
+    "database",
+    "collection",
+    "keys",
+    "tokenField",
+    "missing",
+    "otherEvents",
+)
 _Value = TypeVar("_Value")
 
 # What Spark hands over beside the sink's own options.
@@ -51,10 +60,12 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             hint = f"did you mean {known[close[0]]!r}?" if close else f"known: {', '.join(_KNOWN)}"
             raise OptionError(f"unknown option {name!r} of the sink; {hint}")
         given[known[name.lower()]] = text
-    try:
-        uri = values.router_uri(given.get("uri", ""))
-    except ValueError as error:
-        raise OptionError(f"option 'uri' of the sink: {error}") from error
+    if ("uri" in given) == ("uriFile" in given):
+        raise OptionError("the sink needs one of the options 'uri' and 'uriFile'")
+    if "uri" in given:
+        uri = _checked("uri", values.router_uri, given["uri"])
+    else:
+        uri = _checked("uriFile", values.uri_in_file, given["uriFile"])
     return WriteOptions(
         uri,
         _parsed(given, "database", values.database_name),
@@ -67,10 +78,12 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], _Value]) -> _Value | None:
-    if name not in given:
-        return None
+    return _checked(name, parse, given[name]) if name in given else None
+
+
+def _checked(name: str, parse: Callable[[str], _Value], text: str) -> _Value:
     try:
-        return parse(given[name])
+        return parse(text)
     except ValueError as error:
         raise OptionError(f"option {name!r} of the sink: {error}") from error
 

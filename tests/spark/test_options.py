@@ -31,6 +31,16 @@ def test_names_are_not_case_sensitive():
     assert options.max_events_per_trigger == 5
 
 
+def test_the_uri_can_be_in_a_file(tmp_path):
+    file = tmp_path / "uri"
+    file.write_text(f"{URI}\n")
+    assert parse_options({"uriFile": str(file)}).uri == URI
+    with pytest.raises(OptionError, match="only one of uri and uriFile"):
+        parse_options({"uriFile": str(file), "uri": URI})
+    with pytest.raises(OptionError, match=r"'uriFile': cannot read .*absent"):
+        parse_options({"uriFile": str(tmp_path / "absent")})
+
+
 @pytest.mark.parametrize(
     ("uri", "options", "scope"),
     [

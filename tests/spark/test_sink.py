@@ -247,7 +247,7 @@ def test_drops_and_renames_are_not_swallowed(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "option 'uri' of the sink"),
+        ({}, "one of the options 'uri' and 'uriFile'"),
         ({"uri": "mongodb://x", "colection": "a"}, "did you mean 'collection'"),
         ({"uri": "mongodb://x", "missing": "maybe"}, "must be fail or ignore"),
         ({"uri": "mongodb://x", "tokenField": "a.b"}, "cannot be a field of its own"),
