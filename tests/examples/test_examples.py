@@ -114,3 +114,13 @@ def test_the_feed_prints_changes(router: RouterProcess, orders: Any) -> None:
             number += 1
             reader.join(0.05)
         assert first[0].startswith("insert ")
+
+
+def test_spark_prints_changes(router: RouterProcess, orders: Any, tmp_path: Path) -> None:
+    example = str(EXAMPLES / "follow_spark.py")
+    with running(sys.executable, example, router.uri, str(tmp_path / "checkpoint")) as next_line:
+        assert next_line() == "watching\n"
+        orders.insert_one({"_id": 1})
+        assert next_line() == 'insert {"_id": 1}\n'
+        orders.update_one({"_id": 1}, {"$set": {"paid": True}})
+        assert next_line() == 'update {"_id": 1}\n'
