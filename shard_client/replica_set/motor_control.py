@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import (
     TopologyClosedEvent,
     TopologyDescriptionChangedEvent,
@@ -18,6 +18,8 @@ from pymongo.monitoring import (
 )
 from pymongo.topology_description import TopologyDescription
 
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
 from shard_client.replica_set.read_preference import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
@@ -69,6 +71,7 @@ class MotorReplicaSet:
         self._members: dict[Address, Member] = {}
         self._changed = asyncio.Event()
         self._check: asyncio.Task[None] | None = None
+        self._refused: CommandError | None = None
         self._distrusted: Address | None = None
         self._closed = False
         self._lost = False
@@ -109,7 +112,8 @@ class MotorReplicaSet:
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, waiting up to ``timeout`` seconds.
 
-        Raises CommandError (133, labelled resumable); after ``close`` it raises at once.
+        Raises CommandError (133, labelled resumable); after ``close`` it raises at once. It raises a
+        member's refusal of the router's login at once too.
         """
         if preference.max_staleness is not None:
             self._learn_ages()
@@ -120,11 +124,14 @@ class MotorReplicaSet:
                     if found is not None:
                         return found
                     if self._check is None or self._check.done():
+                        self._refused = None
                         self._check = self._loop.create_task(
                             self._ask_driver(), name=f"check {self._name}"
                         )
                     self._changed.clear()
                     await self._changed.wait()
+                    if self._refused is not None:
+                        raise self._refused
         except TimeoutError:
             pass
         raise no_member(preference, self._name)
@@ -213,6 +220,7 @@ class MotorReplicaSet:
             await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
         except PyMongoError as error:
             self._say_no_primary(error)
+            self._refused = self._refusal(error)
             await asyncio.sleep(0.2)
         else:
             self._lost = False
@@ -223,6 +231,17 @@ class MotorReplicaSet:
                 # The driver publishes its events once a second; its description is up to date.
                 self._take_over()
             self._changed.set()
+
+    def _refusal(self, error: PyMongoError) -> CommandError | None:
+        """Return the error of a refused login, for which the driver distrusts the member."""
+        credentials = self._access.credentials
+        if credentials is None or not isinstance(error, OperationFailure):
+            return None
+        if error.code not in (ErrorCode.AuthenticationFailed, ErrorCode.UserNotFound):
+            return None
+        who = f"{credentials.user}@{credentials.source}"
+        reason = (error.details or {}).get("errmsg", str(error))
+        return CommandError(error.code, f"cannot log in to {self._name} as {who}: {reason}")
 
     def _say_no_primary(self, error: PyMongoError) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""
