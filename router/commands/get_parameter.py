@@ -61,8 +61,12 @@ def _flags(asked: object) -> tuple[bool, bool]:
 
 
 def _detailed(name: str, value: Any) -> dict[str, Any]:
-    of_log = name in LOG_PARAMETERS
-    return {"value": value, "settableAtRuntime": of_log, "settableAtStartup": not of_log}
+    at_start = name not in LOG_PARAMETERS or name == "logLevel"
+    return {
+        "value": value,
+        "settableAtRuntime": name in LOG_PARAMETERS,
+        "settableAtStartup": at_start,
+    }
 
 
 def _is_others(call: Call, name: str) -> bool:
