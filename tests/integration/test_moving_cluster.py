@@ -22,8 +22,8 @@ LEAST = 40
 """The number of documents that each application inserts."""
 
 APPLICATIONS = 3
-_AGAIN = {13388, 24}
-"""The codes of StaleConfig and LockTimeout."""
+_AGAIN = {13388, 24, 96}
+"""The codes of StaleConfig, LockTimeout and OperationFailed (an interrupted migration)."""
 
 _NOT_MOVED = re.compile("would move shards and that transaction failed|There is either an orphan")
 REGIONS = "abchijpqz"

@@ -367,7 +367,8 @@ def test_connections_over_the_limit_are_closed(cluster: TestCluster) -> None:
             assert refused.recv(1) == b""
         for each in taken:
             each.close()
-        wait_for(lambda: messages(router, "Too many connections"), "the log line")
+        refusal = "Connection refused because there are too many open connections"
+        wait_for(lambda: messages(router, refusal), "the log line")
 
 
 def test_a_hanging_worker_does_not_delay_other_clients(cluster: TestCluster) -> None:
