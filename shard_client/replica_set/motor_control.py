@@ -112,8 +112,8 @@ class MotorReplicaSet:
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, waiting up to ``timeout`` seconds.
 
-        Raises CommandError (133, labelled resumable); after ``close`` it raises at once. It raises a
-        member's refusal of the router's login at once too.
+        Raises CommandError (133, labelled resumable); after ``close`` it raises at once.
+        A refusal of the router's login by a member is raised at once as well.
         """
         if preference.max_staleness is not None:
             self._learn_ages()
