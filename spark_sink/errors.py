@@ -12,7 +12,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pymongo.errors import OperationFailure, PyMongoError
+
 MESSAGE_LIMIT = 500
+
+_HISTORY_LOST = 286
+_FATAL = 280
+_NOT_ALLOWED = (13, 18)  # Unauthorized, AuthenticationFailed
 
 # Read by pyspark when it reports an exception of a worker (pyspark.util.handle_worker_exception).
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
@@ -42,6 +48,32 @@ class StreamError(SourceError):
 
 class HistoryLostError(StreamError):
     """The shards' oplogs no longer reach back to where the stream should go on."""
+
+
+def refused_stream(error: PyMongoError) -> StreamError:
+    """The cause and the remedy of a stream that the router does not open, or ends."""
+    code = error.code if isinstance(error, OperationFailure) else None
+    if code == _HISTORY_LOST:
+        return HistoryLostError(
+            "history lost: the shards' oplogs no longer reach back to this position. Start the "
+            "query with snapshotMode=when_needed, which reads the collections again, or with a new "
+            "checkpointLocation, and make the oplogs larger",
+            error,
+        )
+    if code == _FATAL:
+        cause = (
+            "the stream cannot be resumed here: it must still see the event that the checkpoint "
+            "ends with. Restore the pipeline that the checkpoint was written with, or start with "
+            "a new checkpointLocation"
+        )
+    elif code in _NOT_ALLOWED:
+        cause = (
+            "not allowed: the user in option 'uri' needs the privileges find and changeStream on "
+            "what is watched"
+        )
+    else:
+        return StreamError(f"the router refuses the stream: {error}")
+    return StreamError(cause, error)
 
 
 @contextmanager

@@ -13,17 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
+from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
-from spark_sink.errors import HistoryLostError, StreamError
+from spark_sink.errors import StreamError, refused_stream
 from spark_sink.positions import Position, Token, is_invalidate, key_of
 from spark_sink.router_client import WatchedStream
 
 _INT = struct.Struct("<i")
 _RESUMABLE_LABEL = "ResumableChangeStreamError"
-_HISTORY_LOST = 286
-_FATAL = 280
-_NOT_ALLOWED = (13, 18)  # Unauthorized, AuthenticationFailed
 
 # Seconds without any progress after which reading a range that must exist gives up.
 STALLED_AFTER = 120.0
@@ -126,7 +123,7 @@ class EventStream:
         except PyMongoError as error:
             self.close()
             if not _may_pass(error):
-                raise _explained(error) from None
+                raise refused_stream(error) from None
             self._back_off(error)
             return False, None
 
@@ -190,31 +187,6 @@ def _may_pass(error: PyMongoError) -> bool:
     if isinstance(error, CursorNotFound | ConnectionFailure):
         return True
     return error.has_error_label(_RESUMABLE_LABEL)
-
-
-def _explained(error: PyMongoError) -> StreamError:
-    code = error.code if isinstance(error, OperationFailure) else None
-    if code == _HISTORY_LOST:
-        return HistoryLostError(
-            "history lost: the shards' oplogs no longer reach back to this position. Start the "
-            "query with snapshotMode=when_needed, which reads the collections again, or with a new "
-            "checkpointLocation, and make the oplogs larger",
-            error,
-        )
-    if code == _FATAL:
-        cause = (
-            "the stream cannot be resumed here: it must still see the event that the checkpoint "
-            "ends with. Restore the pipeline that the checkpoint was written with, or start with "
-            "a new checkpointLocation"
-        )
-    elif code in _NOT_ALLOWED:
-        cause = (
-            "not allowed: the user in option 'uri' needs the privileges find and changeStream on "
-            "what is watched"
-        )
-    else:
-        return StreamError(f"the router refuses the stream: {error}")
-    return StreamError(cause, error)
 
 
 def _close(stream: WatchedStream) -> None:

@@ -16,7 +16,7 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from spark_sink.errors import StreamError
+from spark_sink.errors import StreamError, refused_stream
 from spark_sink.options import StreamOptions
 from spark_sink.positions import AtTime, FromNow, Position, Token
 from spark_sink.session_guard import SessionGuard
@@ -143,7 +143,12 @@ class RouterClient:
 
     def _beginning(self) -> Timestamp:
         """Where a stream from now begins: where every shard has been heard to be."""
-        stream = self.watch_tokens(FromNow(), max_await=0.001)
+        try:
+            stream = self.watch_tokens(FromNow(), max_await=0.001)
+        except OperationFailure as error:
+            if error.has_error_label("ResumableChangeStreamError"):
+                raise
+            raise refused_stream(error) from None
         try:
             return Token(dict(stream.resume_token)).cluster_time
         finally:

@@ -95,9 +95,12 @@ def test_refusals_do_not_show_the_password(
     database: str,
     message: str,
 ) -> None:
-    read = frame(spark, secured, tmp_path, password, database)
-    query = read.writeStream.format("memory").queryName("refused").trigger(availableNow=True)
-    with pytest.raises(PySparkException) as failure:
+    def run() -> None:
+        read = frame(spark, secured, tmp_path, password, database)
+        query = read.writeStream.format("memory").queryName("refused").trigger(availableNow=True)
         query.start().awaitTermination()
+
+    with pytest.raises(PySparkException) as failure:
+        run()
     assert message in str(failure.value)
     assert password not in str(failure.value)
