@@ -23,9 +23,9 @@ from router.commands.call import ON_BEHALF_OF, Call, Client
 from router.commands.fail_points import added_to_reply, before_command, share_with_workers
 from router.commands.local_only import LOCAL_ONLY, refused
 from router.commands.node import Counters, Node
+from router.commands.retry_labels import with_retry_labels
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
-from router.commands.unsent import labelled_unsent
 from router.server.client_deadlines import ClientDeadlines, Progress
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
@@ -165,7 +165,9 @@ class ClientConnection:
             if not self._interrupted or task is None or task.uncancel():
                 raise
             if not request.replied:
-                await self._send_error(request, interrupted(request.name), request.request_id)
+                error = interrupted(request.name)
+                labelled = with_retry_labels(error, request.name, request.body())
+                await self._send_error(request, labelled, request.request_id)
         finally:
             self._task, self._interrupted = None, False
         await self._stream.drain()
@@ -209,7 +211,7 @@ class ClientConnection:
         """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
-            raise shutting_down(request.name)
+            raise with_retry_labels(shutting_down(request.name), request.name, request.body())
         if command is not None and command.is_ours is not None and request.query is None:
             command = command if command.is_ours(request.body()) else None
         fail_points = self._node.fail_points
@@ -264,7 +266,7 @@ class ClientConnection:
             await link.connect()
         except CommandError as error:
             if error.code == ErrorCode.HostUnreachable:  # nothing was sent
-                raise labelled_unsent(error, request.name, request.body()) from error
+                raise with_retry_labels(error, request.name, request.body()) from error
             raise
         self._counters.passed_through += 1
         first = True

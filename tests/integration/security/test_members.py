@@ -51,7 +51,7 @@ async def test_a_wrong_key(secured: RealCluster) -> None:
     wrong = Credentials("__system", "local", ("d3JvbmcK",))
     cluster = Cluster(secured.configdb, access=Access(wrong))
     try:
-        with pytest.raises(CommandError, match=r"cannot log in to 127.0.0.1:.* as __system@local"):
+        with pytest.raises(CommandError, match=r"cannot log in to .* as __system@local"):
             await cluster.shards()
     finally:
         await cluster.close()

@@ -267,6 +267,26 @@ async def test_draining_refuses_new_commands_and_finishes_running_ones() -> None
         await draining
 
 
+@pytest.mark.parametrize(
+    ("fields", "labels"),
+    [
+        ({"txnNumber": Int64(1)}, ["RetryableWriteError"]),
+        ({"txnNumber": Int64(1), "autocommit": False}, ["TransientTransactionError"]),
+        ({}, None),
+    ],
+    ids=["retryable write", "transaction", "neither"],
+)
+async def test_draining_labels_refused_writes_for_a_retry(
+    fields: dict[str, Any], labels: list[str] | None
+) -> None:
+    async with facade() as router, await router.client() as client:
+        await client.command("admin", {"ping": 1})
+        router.node.topology.quiesce(asyncio.get_running_loop().time() + 30)
+        insert = {"insert": "c", "documents": [{"_id": 1}], **fields}
+        refused = await client.command("db", insert)
+        assert (refused["code"], refused.get("errorLabels")) == (91, labels)
+
+
 async def test_draining_interrupts_long_commands() -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = await open_stream(client)

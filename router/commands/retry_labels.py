@@ -1,9 +1,9 @@
-"""Error labels of a command that was not sent because the upstream is unreachable.
+"""Error labels of a command that the router did not pass on, or that its shutdown interrupted.
 
 For an application the router takes the place of the mongos. A driver treats an unreachable mongos
 as a network error and retries writes and transactions. It adds the labels to its own network errors
-itself; from the router it takes them from the reply. Source: the drivers' specifications of
-retryable writes and of transactions.
+itself; from the router it takes them from the reply, as from a mongos that shuts down. Source: the
+drivers' specifications of retryable writes and of transactions.
 """
 
 from itertools import islice
@@ -15,11 +15,11 @@ _ENDS_TRANSACTION = frozenset({"abortTransaction", "commitTransaction"})
 _MOST_FIELDS = 1000
 
 
-def labelled_unsent(error: CommandError, name: str, body: bytes) -> CommandError:
+def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandError:
     """Return ``error`` with the labels that make a driver retry.
 
     Args:
-        error: the reason why the command was not sent.
+        error: the reason why the command was not sent, or not finished.
         name: the command's name.
         body: the raw command, of which only the first thousand fields are inspected. Raises
             ProtocolError if these are malformed.
