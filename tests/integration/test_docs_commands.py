@@ -10,6 +10,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ import pytest
 
 from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"<!-- test: (\w+) -->\n\n((?:    .*\n)+)")
@@ -111,15 +114,22 @@ def until_ready(process: subprocess.Popen[str], _router: RouterProcess) -> None:
 def until_followed(process: subprocess.Popen[str], router: RouterProcess) -> None:
     """Write until the command has printed an event: it may begin to watch at any time."""
     assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
+    read_on, output = threading.Event(), process.stdout
+    last = [""]
+
+    def read() -> None:
+        while "insert" not in last[0] and (line := output.readline()):
+            last[0] = line
+        read_on.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    deadline = time.monotonic() + PATIENCE
     client: pymongo.MongoClient[dict[str, Any]]
     with pymongo.MongoClient(router.uri) as client:
-        for number in range(2000):
-            client.shop.orders.insert_one({"n": number})
-            assert process.poll() is None, process.stdout.read()
-            if "insert" in (process.stdout.readline() or ""):
-                return
-    raise AssertionError("no event was printed")
+        while not read_on.wait(0.02):
+            client.shop.orders.insert_one({})
+            assert time.monotonic() < deadline, "no event was printed"
+    assert "insert" in last[0], f"the command ended after {last[0]!r}"
 
 
 def test_there_are_commands_to_test() -> None:
