@@ -334,8 +334,10 @@ class StreamRunner:
         cursor = remote.cursor
         if cursor is None:
             return
-        of_stream = self._flow.batch_bytes(len(self._remotes), filtered=self._is_filtered)
-        cursor.aim_at(min(self._memory.batch_bytes, of_stream))
+        size = self._memory.batch_bytes
+        if self._is_filtered:
+            size = min(size, self._flow.batch_bytes(len(self._remotes), filtered=True))
+        cursor.aim_at(size)
         now = self._loop.time()
         stream = self.stream
         needed = stream.needed_from(number) is not None
