@@ -58,12 +58,18 @@ class TopologyVersion:
         self.advance()
 
     def shutdown_error(self) -> CommandError:
-        """Return the error for a hello while the router shuts down."""
+        """Return the error for a hello while the router shuts down.
+
+        Its label makes a driver that meets the error on a new connection retry the write for which
+        it connected. The drivers' specification of retryable writes asks for this retry, but some
+        drivers take the label from the reply alone, and mongos does not send it.
+        """
         assert self._quiesce_until is not None
         left = max(0.0, self._quiesce_until - asyncio.get_running_loop().time())
         return CommandError(
             ErrorCode.ShutdownInProgress,
             QUIESCE_MESSAGE,
+            labels={"RetryableWriteError"},
             extra={
                 "topologyVersion": self.document(),
                 "remainingQuiesceTimeMillis": Int64(left * 1000),

@@ -287,6 +287,13 @@ async def test_draining_labels_refused_writes_for_a_retry(
         assert (refused["code"], refused.get("errorLabels")) == (91, labels)
 
 
+async def test_draining_labels_the_handshake_of_a_new_connection_for_a_retry() -> None:
+    async with facade() as router, await router.client() as client:
+        router.node.topology.quiesce(asyncio.get_running_loop().time() + 30)
+        refused = await client.command("admin", {"hello": 1})
+        assert (refused["code"], refused["errorLabels"]) == (91, ["RetryableWriteError"])
+
+
 async def test_draining_interrupts_long_commands() -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = await open_stream(client)
