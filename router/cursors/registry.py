@@ -31,7 +31,7 @@ from router.streams.admission import Admission, Payer, Ticket
 from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
 from router.streams.member_load import MemberLoads
-from router.streams.nudger import Nudger
+from router.streams.nudge_sender import NudgeSender
 from router.streams.pool import StreamPool
 from router.streams.runner import StreamRunner
 from shard_client.error_codes import ErrorCode
@@ -115,11 +115,13 @@ class CursorRegistry:
         self._limits = limits or StreamSettings()
         self.loads = MemberLoads()
         """Counts of the commands sent to the cluster's members."""
-        self._nudger = Nudger(cluster, self._limits, self.loads)
+        self._nudge_sender = NudgeSender(cluster, self._limits, self.loads)
         self.memory = Memory(self._limits.total_buffer_bytes)
         """The memory that the events of all streams take."""
         self.admission = Admission(self._limits, self.memory)
-        self._streams = StreamPool(cluster, self._nudger, self._limits, self.admission, self.memory)
+        self._streams = StreamPool(
+            cluster, self._nudge_sender, self._limits, self.admission, self.memory
+        )
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             settings = LookupSettings(
@@ -321,7 +323,7 @@ class CursorRegistry:
             self._reaper.cancel()
         for cursor_id in list(self._entries):
             self._remove(cursor_id, _shutting_down())
-        await self._nudger.close()
+        await self._nudge_sender.close()
         await self._streams.close()
 
     async def _new_cursor(self, request: StreamRequest, payer: Payer) -> MergedCursor:

@@ -8,7 +8,7 @@ results against a real mongod.
 from struct import Struct
 from typing import Final
 
-from router.filters.match import Declined
+from router.filters.match_compiler import Declined
 from router.filters.values import (
     ARRAY,
     BOOLEAN,

@@ -7,7 +7,7 @@ import bson
 from bson.errors import InvalidBSON, InvalidDocument
 
 from router.filters.conditions import All, Condition
-from router.filters.match import Declined, MatchCompiler
+from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
 from shard_client.errors import ProtocolError
 from shard_client.wire.bson_slices import DOCUMENT, find

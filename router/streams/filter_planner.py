@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from router.change_stream.request import StreamRequest
-from router.filters.match import Declined
+from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
 from router.stream_settings import StreamSettings
 

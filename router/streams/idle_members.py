@@ -12,7 +12,7 @@ from router.change_stream.actions import Waiting
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
-from router.streams.nudger import Nudger, NudgeResult
+from router.streams.nudge_sender import NudgeResult, NudgeSender
 from router.streams.remote import Remote
 from shard_client.cluster_clock import next_tick
 
@@ -38,14 +38,14 @@ class IdleMembers:
         self,
         stream: MergedStream,
         remotes: Mapping[int, Remote],
-        nudger: Nudger,
+        nudge_sender: NudgeSender,
         limits: StreamSettings,
         resume: Callable[[], None],
     ) -> None:
         self.lingering = False
         self._stream = stream
         self._remotes = remotes
-        self._nudger = nudger
+        self._nudge_sender = nudge_sender
         self._limits = limits
         self._resume = resume
         self._loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class IdleMembers:
         elif waiting.latest > remote.nudge.past or now >= remote.nudge.again:
             remote.nudge.ask(waiting.latest)
             remote.nudges += 1
-            self._nudger.nudge(
+            self._nudge_sender.nudge(
                 remote.target,
                 remote.host,
                 wanted=partial(self._wanted, remote, waiting.remote),

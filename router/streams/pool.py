@@ -21,7 +21,7 @@ from router.stream_settings import StreamSettings
 from router.streams.admission import NOBODY, Admission, Payer
 from router.streams.cluster_time import ClusterTimeFetcher
 from router.streams.filter_planner import ALWAYS, FilterPlanner, Placement
-from router.streams.nudger import Nudger
+from router.streams.nudge_sender import NudgeSender
 from router.streams.preparation import prepare_stream
 from router.streams.shared_stream import SharedStream
 from shard_client.error_codes import ErrorCode
@@ -87,14 +87,14 @@ class StreamPool:
     def __init__(
         self,
         cluster: Cluster,
-        nudger: Nudger,
+        nudge_sender: NudgeSender,
         limits: StreamSettings,
         admission: Admission,
         memory: Memory,
     ) -> None:
         self._cluster = cluster
         self._admission = admission
-        self._nudger = nudger
+        self._nudge_sender = nudge_sender
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._cluster_time = ClusterTimeFetcher(cluster, limits)
@@ -331,8 +331,8 @@ class StreamPool:
         if start_at is not None and not request.starts_after_invalidate:
             request = replace(request, start=AtTime(start_at))
         prepare = partial(
-            prepare_stream, request, self._cluster, self._cluster_time, self._nudger, self._limits,
-            self._memory, spans,
+            prepare_stream, request, self._cluster, self._cluster_time, self._nudge_sender,
+            self._limits, self._memory, spans,
         )  # fmt: skip
         shared = SharedStream(
             prepare, self._limits, self._gone, ticket, shareable=self._limits.share

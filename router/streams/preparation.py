@@ -14,7 +14,7 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import first_key
 from router.memory import Memory
 from router.stream_settings import StreamSettings
-from router.streams.nudger import Nudger
+from router.streams.nudge_sender import NudgeSender
 from router.streams.runner import StreamRunner
 from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
@@ -53,7 +53,7 @@ async def prepare_stream(
     request: StreamRequest,
     cluster: Cluster,
     clock: Clock,
-    nudger: Nudger,
+    nudge_sender: NudgeSender,
     limits: StreamSettings,
     memory: Memory,
     spans: Set[ShardSpan] = frozenset(),
@@ -88,7 +88,9 @@ async def prepare_stream(
         draining=listed.draining,
         sizes=limits.blocks,
     )
-    return PreparedStream(StreamRunner(stream, request, cluster, nudger, limits, memory), start_at)
+    return PreparedStream(
+        StreamRunner(stream, request, cluster, nudge_sender, limits, memory), start_at
+    )
 
 
 def no_shards() -> CommandError:

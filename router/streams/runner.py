@@ -20,7 +20,7 @@ from router.streams.description import FilterCounts, StreamDescription
 from router.streams.filtered_readers import FilteredReaders
 from router.streams.flow_control import FlowControl
 from router.streams.idle_members import IdleMembers
-from router.streams.nudger import Nudger
+from router.streams.nudge_sender import NudgeSender
 from router.streams.openings import opening_of, progress_opening_of
 from router.streams.remote import Remote
 from shard_client.error_codes import ErrorCode
@@ -44,7 +44,7 @@ class StreamRunner:
         stream: MergedStream,
         request: StreamRequest,
         cluster: Cluster,
-        nudger: Nudger,
+        nudge_sender: NudgeSender,
         limits: StreamSettings,
         memory: Memory,
     ) -> None:
@@ -54,15 +54,15 @@ class StreamRunner:
         self._request = request
         self._cluster = cluster
         self._limits = limits
-        self._nudger = nudger
+        self._nudge_sender = nudge_sender
         self._flow = FlowControl(limits, memory)
         self._loop = asyncio.get_running_loop()
-        self._delays = Delays(nudger.loads, self._loop)
+        self._delays = Delays(nudge_sender.loads, self._loop)
         self._remotes: dict[int, Remote] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._opening: asyncio.Future[None] | None = None
-        self._idle = IdleMembers(stream, self._remotes, nudger, limits, self._read_on)
+        self._idle = IdleMembers(stream, self._remotes, nudge_sender, limits, self._read_on)
         self._departures = Departures(stream, cluster, self._left, limits.departure_interval)
         self.filtered = FilteredReaders(stream, limits.share_filter_bytes, self._distributed)
         self._closed = False
@@ -100,7 +100,7 @@ class StreamRunner:
             self.filtered.advance(log_reader.stream)
         batch = log_reader.take(max_events, max_bytes, enough)
         self.filtered.forget(log_reader.stream, log_reader.number)
-        loads = self._nudger.loads
+        loads = self._nudge_sender.loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
         self._taken += len(batch.events)
@@ -218,7 +218,7 @@ class StreamRunner:
             on_failure=lambda error, address: self._remote_failed(number, error, address),
             clock=self._cluster.clock,
             settings=settings,
-            sent=self._nudger.loads.of(remote.target),
+            sent=self._nudge_sender.loads.of(remote.target),
             probing=None if remote.topology else self._probing(remote, opening),
         )
         remote.cursor.start()
@@ -258,7 +258,7 @@ class StreamRunner:
             self._remote_failed(number, failure, None)
             return
         if batch.events:
-            load = self._nudger.loads.of(remote.target)
+            load = self._nudge_sender.loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
             now = self._loop.time()
@@ -370,11 +370,11 @@ class StreamRunner:
         """Return the seconds to the member's next note if no budget allows a promise before it."""
         if not remote.idle or remote.topology or not self._flow.pace.lively(now):
             return None
-        nudger, target, host = self._nudger, remote.target, remote.host
-        noted = self._limits.nudges and nudger.ready_at(target, host, now) > now
+        nudge_sender, target, host = self._nudge_sender, remote.target, remote.host
+        noted = self._limits.nudges and nudge_sender.ready_at(target, host, now) > now
         if not noted and remote.probes.affords(now):
             return None
-        return nudger.next_tick(target, host, now) - now
+        return nudge_sender.next_tick(target, host, now) - now
 
     def _nudge_laggards(self, now: float, *, arriving: bool = False) -> None:
         """Schedule nudges of the members that keep events back."""

@@ -10,7 +10,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 from router.filters.index import FilterIndex
-from router.filters.match import Declined
+from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from tests.filters.chance import Chance, Document
 from tests.harness.clusters import start_real_cluster

@@ -8,7 +8,7 @@ from bson import Int64, ObjectId, Regex
 from bson.decimal128 import Decimal128
 
 from router.filters.index import FilterIndex
-from router.filters.match import Declined
+from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from tests.recordings.workload import STREAMS
 

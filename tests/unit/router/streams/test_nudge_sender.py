@@ -8,7 +8,7 @@ from bson import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.streams.member_load import MemberLoads
-from router.streams.nudger import Nudger, NudgeResult
+from router.streams.nudge_sender import NudgeResult, NudgeSender
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
@@ -18,21 +18,21 @@ NUDGING = replace(LIMITS, nudge=True, nudge_delay=0.001)
 
 
 class Nudged:
-    """A nudger on the scripted cluster whose attempts can be awaited."""
+    """A nudge sender on the scripted cluster whose attempts can be awaited."""
 
     def __init__(self, cluster: ScriptedCluster, **changes: object) -> None:
         limits = replace(NUDGING, **changes)  # type: ignore[arg-type]
         self.cluster = Cluster(cluster.config.host, limits, replica_set=ProbedReplicaSet)
         cluster.clusters.append(self.cluster)
         self.loads = MemberLoads()
-        self.nudger = Nudger(self.cluster, limits, self.loads)
+        self.nudge_sender = NudgeSender(self.cluster, limits, self.loads)
         self.host = cluster.shards["s1"].host
         self.done = 0
         self.begun: list[float] = []
         self.results: list[NudgeResult] = []
 
     def ask(self, past: Timestamp) -> None:
-        self.nudger.nudge(
+        self.nudge_sender.nudge(
             "s1", self.host, wanted=lambda: past, begun=self.begun.append, done=self._count
         )
 
@@ -63,7 +63,7 @@ async def test_a_note_advances_the_member_beyond_the_requested_time(cluster: Scr
     assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.THERE]
     load = nudged.loads.of("s1")
     assert (load.nudges, load.notes, load.note_bytes) == (2, 1, 101)
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_a_member_that_refuses_notes_is_read_from_at_once_and_later(
@@ -77,7 +77,7 @@ async def test_a_member_that_refuses_notes_is_read_from_at_once_and_later(
     await nudged.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
     assert nudged.results == [NudgeResult.READ] * 2, "a read may not show the requested time"
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_concurrent_requests_share_one_nudge(cluster: ScriptedCluster):
@@ -86,14 +86,14 @@ async def test_concurrent_requests_share_one_nudge(cluster: ScriptedCluster):
         nudged.ask(Timestamp(second, 1))
     await until(lambda: nudged.done == 100)
     assert member.commands["appendOplogNote"] <= 2
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_bursts_are_not_delayed_and_sustained_load_is(cluster: ScriptedCluster):
     free = Nudged(cluster, nudges_per_second=0.01, nudge_burst=5.0)
     for number in range(5):
         await free.once(Timestamp(200 + number, 1))
-    await free.nudger.close()
+    await free.nudge_sender.close()
     bound = Nudged(cluster, nudges_per_second=20.0, nudge_burst=1.0)
     loop = asyncio.get_running_loop()
     await bound.once(Timestamp(300, 1))
@@ -101,7 +101,7 @@ async def test_bursts_are_not_delayed_and_sustained_load_is(cluster: ScriptedClu
     for number in range(5):
         await bound.once(Timestamp(400 + number, 1))
     assert loop.time() - begun > 4 / 20
-    await bound.nudger.close()
+    await bound.nudge_sender.close()
 
 
 async def test_notes_alone_need_three_days_to_fill_an_oplog(cluster: ScriptedCluster):
@@ -116,7 +116,7 @@ async def test_notes_alone_need_three_days_to_fill_an_oplog(cluster: ScriptedClu
         await nudged.once(Timestamp(300 + number, 1))
     assert loop.time() - begun > 3 / per_second
     assert member.commands["collStats"] == 1, "requested once for each connection"
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_a_nudge_that_is_no_longer_needed_is_skipped(
@@ -126,14 +126,14 @@ async def test_a_nudge_that_is_no_longer_needed_is_skipped(
     wanted: list[Timestamp | None] = [Timestamp(200, 1), None, None]
     for _ in range(3):
         ended = nudged.done
-        nudged.nudger.nudge(
+        nudged.nudge_sender.nudge(
             "s1", nudged.host, wanted=partial(wanted.pop, 0), begun=nudged.begun.append,
             done=nudged._count,
         )  # fmt: skip
         await until(lambda before=ended: nudged.done > before)  # type: ignore[misc]
     assert nudged.results == [NudgeResult.ACKNOWLEDGED, NudgeResult.UNWANTED, NudgeResult.UNWANTED]
     assert len(nudged.begun) == member.commands["appendOplogNote"] == 1
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_a_delayed_nudge_uses_the_latest_requested_time(cluster: ScriptedCluster):
@@ -141,13 +141,13 @@ async def test_a_delayed_nudge_uses_the_latest_requested_time(cluster: ScriptedC
     nudged, member = Nudged(cluster, nudge_burst=1.0), cluster.shards["s1"]
     await nudged.once(Timestamp(200, 1))
     newest = Timestamp(300, 1)
-    nudged.nudger.nudge(
+    nudged.nudge_sender.nudge(
         "s1", nudged.host, wanted=lambda: newest, begun=nudged.begun.append, done=nudged._count
     )
     newest = Timestamp(400, 1)
     await until(lambda: nudged.done == 2)
     assert member.past[-1] == Timestamp(400, 2)
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_zero_nudges_a_second_disables_nudges(cluster: ScriptedCluster):
@@ -168,7 +168,7 @@ async def test_a_note_without_a_majority_is_not_acknowledged(cluster: ScriptedCl
     member.unreplicated = False
     await nudged.once(Timestamp(300, 1))
     assert nudged.results[-1] is NudgeResult.ACKNOWLEDGED
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_a_returning_shard_is_nudged_at_its_new_address(cluster: ScriptedCluster):
@@ -181,7 +181,7 @@ async def test_a_returning_shard_is_nudged_at_its_new_address(cluster: ScriptedC
     await nudged.cluster.shards()
     await nudged.once(Timestamp(300, 1))
     assert (old.commands["appendOplogNote"], moved.commands["appendOplogNote"]) == (1, 1)
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_the_duration_of_nudges_is_measured(cluster: ScriptedCluster):
@@ -195,7 +195,7 @@ async def test_the_duration_of_nudges_is_measured(cluster: ScriptedCluster):
         longest = max(longest, loop.time() - asked)
     assert nudged.begun[0] < 0.01, "a guess before the first nudge"
     assert 0.01 < nudged.begun[-1] < longest
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_a_cut_idle_connection_does_not_fail_a_nudge(cluster: ScriptedCluster):
@@ -204,7 +204,7 @@ async def test_a_cut_idle_connection_does_not_fail_a_nudge(cluster: ScriptedClus
     member.cut()
     await nudged.once(Timestamp(201, 1))
     assert member.entries[-1][0] > Timestamp(201, 1) or member.commands["appendOplogNote"] >= 2
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_a_failing_member_is_not_nudged_for_a_while(cluster: ScriptedCluster):
@@ -216,7 +216,7 @@ async def test_a_failing_member_is_not_nudged_for_a_while(cluster: ScriptedClust
     nudged.ask(Timestamp(202, 1))
     await asyncio.sleep(0.05)
     assert nudged.made == made
-    await nudged.nudger.close()
+    await nudged.nudge_sender.close()
 
 
 async def test_nudging_can_be_turned_off(cluster: ScriptedCluster):

@@ -61,7 +61,7 @@ class NudgeResult(Enum):
     """A majority of the replica set has a note after the time."""
 
 
-class Nudger:
+class NudgeSender:
     """Nudges the cluster's members for all streams of the process.
 
     At most one nudge is in flight per member, and each takes a token of the member's
