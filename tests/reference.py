@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 import router.cli  # noqa: F401  (registers the flags)
 from router.config.flags import FLAGS, SETTINGS
-from router.config.parameters import PARAMETERS, Parameter
+from router.config.parameter import Parameter
+from router.config.parameters import PARAMETERS
 from tests.harness.admin import admin_port, get, watched_facade
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -1,136 +1,36 @@
-"""Start parameters (``--setParameter``): names, types, defaults; mongos's own where they exist."""
+"""The start parameters (``--setParameter``); their names are mongos's where it has them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from router.client_limits import ClientLimits
+from router.config.parameter import (
+    MILLISECONDS,
+    MINUTES,
+    Parameter,
+    boolean,
+    of_limits,
+    one_of,
+    whole,
+)
 from router.config.problems import nearest
 from router.stream_settings import StreamSettings
 
 _DEFAULTS = StreamSettings()
-_CLIENT_DEFAULTS = ClientLimits()
-_MS = 0.001
-_MINUTES = 60.0
-_LONGEST = 365 * 24 * 60 * _MINUTES
-"""The longest time that a parameter can set, in seconds."""
-_UNBOUNDED = 2**62
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text in {"1", "true"}:
-        return True
-    if text in {"0", "false"}:
-        return False
-    raise ValueError(f"must be true or false, not {value!r}")
-
-
-def _one_of(*allowed: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
-        return str(value)
-
-    return read
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise ValueError(f"must be a whole number, not {value!r}") from None
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        raise ValueError(f"must be a number, not {value!r}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One start parameter.
-
-    ``limit`` is the field of StreamSettings that it sets, or of ClientLimits with ``of_clients``.
-    ``unit`` is the parameter's unit,
-    expressed in the field's unit (seconds or bytes). ``least`` and ``most`` bound the parameter's
-    own value.
-    """
-
-    name: str
-    read: Callable[[Any], Any]
-    default: Any
-    purpose: str
-    least: float = 0
-    most: float = _UNBOUNDED
-    limit: str | None = None
-    of_clients: bool = False
-    unit: float = 1
-
-    def parse(self, given: Any) -> Any:
-        """Return ``given`` as this parameter's type; raises ValueError, which names the fault."""
-        try:
-            value = self.read(given)
-        except ValueError as error:
-            raise ValueError(f"parameter {self.name} {error}") from error
-        if not isinstance(value, str) and not self.least <= value <= self.most:
-            bounds = f"from {self.least:g} to {self.most:g}"
-            if self.most >= _UNBOUNDED:
-                bounds = f"{self.least:g} or more"
-            raise ValueError(f"parameter {self.name} must be {bounds}, not {value}")
-        return value
-
-
-def _of_limits(
-    name: str,
-    limit: str,
-    purpose: str,
-    *,
-    unit: float = 1,
-    least: float = 0,
-    most: float | None = None,
-    of_clients: bool = False,
-) -> Parameter:
-    default = getattr(_CLIENT_DEFAULTS if of_clients else _DEFAULTS, limit)
-    read: Callable[[Any], Any] = _whole
-    if isinstance(default, bool):
-        read = _boolean
-    elif isinstance(default, float):
-        default = round(default / unit, 6)
-        read = _number
-    if most is None:
-        most = _LONGEST / unit if unit in {_MS, _MINUTES} else _UNBOUNDED
-    return Parameter(
-        name,
-        read,
-        default,
-        purpose,
-        least=least,
-        most=most,
-        limit=limit,
-        unit=unit,
-        of_clients=of_clients,
-    )
-
-
-_of_clients = partial(_of_limits, of_clients=True)
-
+_of_limits = partial(of_limits, _DEFAULTS)
+_of_clients = partial(of_limits, ClientLimits())
 
 _ALL = (
     Parameter(
         "enableTestCommands",
-        _boolean,
+        boolean,
         False,
         "Allows commands that only tests may use, such as configureFailPoint.",
     ),
     Parameter(
         "userCacheInvalidationIntervalSecs",
-        _whole,
+        whole,
         30,
         "Time between two readings of the users' privileges.",
         least=1,
@@ -140,7 +40,7 @@ _ALL = (
         "authFailedDelayMs",
         "failed_login_delay",
         "Wait before a refused login is answered.",
-        unit=_MS,
+        unit=MILLISECONDS,
         most=5000,
     ),
     _of_clients(
@@ -153,21 +53,21 @@ _ALL = (
         "preAuthIdleTimeoutMs",
         "idle_before_login",
         "Time between two messages of a client that has not logged in.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=100,
     ),
     _of_clients(
         "loginTimeoutMs",
         "login_time",
         "Time for a client's first message, and for a login that has begun.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=100,
     ),
     _of_clients(
         "messageTimeoutMs",
         "message_time",
         "Time for a message that has begun, or for each further mebibyte of it.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=100,
     ),
     _of_clients("maxLoginsInProgress", "logins_in_progress", "Logins in progress.", least=1),
@@ -178,7 +78,7 @@ _ALL = (
     ),
     Parameter(
         "mongosShutdownTimeoutMillisForSignaledShutdown",
-        _whole,
+        whole,
         3000,
         "Time after SIGTERM in which commands in flight may end.",
         most=600_000,
@@ -187,14 +87,14 @@ _ALL = (
         "cursorTimeoutMillis",
         "cursor_timeout",
         "Lifetime of an idle cursor outside sessions.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=1,
     ),
     _of_limits(
         "localLogicalSessionTimeoutMinutes",
         "session_timeout",
         "Lifetime of the cursors of an idle session.",
-        unit=_MINUTES,
+        unit=MINUTES,
         least=1,
     ),
     _of_limits("maxCursors", "max_cursors", "Change stream cursors open at a time.", least=1),
@@ -238,7 +138,7 @@ _ALL = (
         "ShardingTaskExecutorPoolHostTimeoutMS",
         "idle_connection",
         "Lifetime of an idle connection to a member.",
-        unit=_MS,
+        unit=MILLISECONDS,
     ),
     _of_limits(
         "idleShardNudge",
@@ -249,7 +149,7 @@ _ALL = (
         "idleShardNudgeMs",
         "nudge_delay",
         "How long events wait for an idle member before it is nudged.",
-        unit=_MS,
+        unit=MILLISECONDS,
     ),
     _of_limits(
         "idleShardNudgesPerSecond",
@@ -269,7 +169,7 @@ _ALL = (
         "promise_timeout",
         "How long a member may lag behind a nudge that a majority has, before the stream "
         "reads another member; 0 for without limit.",
-        unit=_MS,
+        unit=MILLISECONDS,
     ),
     _of_limits(
         "remoteBufferBytes",
@@ -313,11 +213,11 @@ _ALL = (
         "shareLingerMs",
         "share_linger",
         "How long a stream stays open after its last client has left.",
-        unit=_MS,
+        unit=MILLISECONDS,
     ),
     Parameter(
         "shareFilters",
-        _one_of("auto", "always", "never"),
+        one_of("auto", "always", "never"),
         _DEFAULTS.share_filters,
         "Whether the router evaluates filters on a shared stream.",
         limit="share_filters",
@@ -343,35 +243,35 @@ _ALL = (
         "awaitQuietMs",
         "await_quiet",
         "How long a getMore on a shard waits for events.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=50,
     ),
     _of_limits(
         "connectTimeoutMs",
         "connect_timeout",
         "Time limit of one attempt to connect to a member.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=100,
     ),
     _of_limits(
         "openTimeoutMs",
         "open_timeout",
         "Time limit for opening a stream on all shards.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=100,
     ),
     _of_limits(
         "replyTimeoutMs",
         "reply_timeout",
         "How late a member's reply may be before the member is checked.",
-        unit=_MS,
+        unit=MILLISECONDS,
         least=100,
     ),
     _of_limits(
         "failureTimeoutMs",
         "failure_timeout",
         "How long a failed shard is retried before clients get a retriable error.",
-        unit=_MS,
+        unit=MILLISECONDS,
     ),
 )
 
