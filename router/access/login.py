@@ -143,7 +143,7 @@ class Login:
         Args:
             link: the client's connection to the upstream; None without an upstream.
             database: the command's database.
-            command: saslStart, saslContinue or authenticate, with its own fields alone.
+            command: saslStart or saslContinue, with its own fields alone.
 
         Raises:
             CommandError: the server refuses the step.
@@ -172,7 +172,7 @@ class Login:
             if error.code == ErrorCode.AuthenticationFailed:
                 await asyncio.sleep(self._failed_delay)  # while it counts as in progress
             raise
-        if reply.get("done") or "authenticate" in command:
+        if reply.get("done"):
             await self._done(relaying)
         return {name: value for name, value in reply.items() if name in _STEP_FIELDS}
 
@@ -277,7 +277,7 @@ class Login:
         )
 
 
-_STEP_FIELDS = frozenset({"conversationId", "done", "payload", "dbname", "user", "ok"})
+_STEP_FIELDS = frozenset({"conversationId", "done", "payload", "ok"})
 
 
 def _authenticated(status: Mapping[str, Any]) -> list[UserName]:

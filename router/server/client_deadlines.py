@@ -71,6 +71,3 @@ class ClientDeadlines:
         if not progress.may_idle and idle_for > limits.idle_before_login:
             return "the client does not log in"
         return None
-
-    def _progressed(self, received: int) -> bool:
-        return received - self._received >= LEAST_PROGRESS

@@ -23,15 +23,6 @@ class HandedConnection(NamedTuple):
     connection_id: int
     connection: socket.socket
 
-    @property
-    def address(self) -> str | None:
-        """The client's address; None if it has disconnected."""
-        try:
-            peer = self.connection.getpeername()
-        except OSError:
-            return None
-        return str(peer[0])
-
 
 class Channel:
     """Ordered messages in both directions: small documents as JSON lines over a socket pair."""

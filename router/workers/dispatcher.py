@@ -9,7 +9,7 @@ from itertools import count
 import structlog
 
 from router.client_limits import ConnectionCounts
-from router.tls.sockets import BACKLOG, accept, bind
+from router.tls.sockets import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
 from router.workers.placement import Load, choose_worker
@@ -126,7 +126,7 @@ class ConnectionDispatcher:
         taking = {number: child.load for number, child in children.items() if not child.hangs}
         loads = taking or {number: child.load for number, child in children.items()}
         undecided = self._undecided()
-        address = handed.address
+        address = peer_address(handed.connection)
         if handed.port == DRIVER and not self._counts.admits(address):
             self._counts.log_refusal(address, asyncio.get_running_loop().time())
             return
