@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from router.access.authorization import not_for_certificates
+from router.access.authorization import login_required, not_for_certificates
 from router.commands.answer import (
     PASS_THROUGH,
     Answer,
@@ -29,6 +29,7 @@ from router.commands.table import COMMANDS
 from router.server.client_deadlines import ClientDeadlines, Progress
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
+from router.tls.handshake import HandshakeRefusedError, log_refused_handshake
 from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
@@ -93,6 +94,8 @@ class ClientConnection:
                 if not self._has_logged_in:
                     self._note_login()
                 self.idle.set()
+        except HandshakeRefusedError as error:
+            log_refused_handshake(self.client.peer, str(error))
         except ProtocolError as error:
             log.warning(
                 "Client broke the protocol; closing its connection",
@@ -253,6 +256,8 @@ class ClientConnection:
         """
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
+            if self.client.login is not None and self.client.login.user is None:
+                raise login_required(request.name)
             message = f"no such cmd: {request.name}"
             if request.name == "aggregate":
                 message = f"{request.name} without a change stream takes an upstream mongos"

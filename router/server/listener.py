@@ -14,7 +14,7 @@ from router.client_limits import ConnectionCounts
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
-from router.tls.handshake import Handshakes, peer_certificate
+from router.tls.handshake import Handshakes, peer_certificate, refuse_handshake
 from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback
 from shard_client.wire.frame_protocol import FrameStream
@@ -102,7 +102,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         for host in hosts:
             server = await loop.create_server(
-                lambda: _ClientStream(self._accept), host, port, backlog=BACKLOG
+                lambda: self._plain_stream(self._accept), host, port, backlog=BACKLOG
             )
             self._servers.append(server)
             port = server.sockets[0].getsockname()[1]
@@ -146,7 +146,7 @@ class Listener:
                 ended()
             return
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: _ClientStream(accept), connection
+            lambda: self._plain_stream(accept), connection
         )
 
     def stop_listening(self) -> None:
@@ -172,6 +172,11 @@ class Listener:
         for connection in self._connections:
             connection.interrupt()
         await self._until_idle(_INTERRUPTED_TIMEOUT)
+
+    @staticmethod
+    def _plain_stream(accept: Callable[[FrameStream], None]) -> _ClientStream:
+        """Return the stream of a client that cannot use TLS, although it may try to."""
+        return _ClientStream(accept, begins=refuse_handshake)
 
     async def _shake_hands(
         self, handshakes: Handshakes, connection: socket.socket, arrived: Callable[[], None]

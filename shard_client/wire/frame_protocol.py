@@ -22,7 +22,8 @@ T = TypeVar("T")
 class FrameStream(asyncio.BufferedProtocol):
     """One side of a connection: ``receive`` returns whole frames, ``write`` sends bytes.
 
-    ``connected``, if given, is called with the stream when the connection is made. The stream
+    ``connected``, if given, is called with the stream when the connection is made, and ``begins``
+    with the first frame's header; ``begins`` raises ProtocolError to refuse the peer. The stream
     buffers at most one frame and the bytes received with it, and then pauses a peer that sends
     more. The end of the connection is noticed even without a pending ``receive``. The buffer grows
     with the bytes received, not with the length in a header. It is released once it is empty if it
@@ -33,6 +34,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self,
         connected: Callable[["FrameStream"], None] | None = None,
         *,
+        begins: Callable[[memoryview], None] | None = None,
         keep: int = DEFAULT_KEEP,
         max_frame: int = MAX_MESSAGE_SIZE,
     ) -> None:
@@ -40,6 +42,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.closed = False
         self.lost_error: Exception | None = None
         self._connected = connected
+        self._begins = begins
         self._keep = keep
         self.max_frame = max_frame
         """Most bytes of a frame; it can be changed between two frames."""
@@ -56,7 +59,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
         The view passed to ``take`` is valid only during the call (``bytes`` copies it whole).
         Returns None when the connection has ended and no whole frame is left. Raises ProtocolError
-        if a frame's length is out of bounds, and any exception of ``take``; the caller must then
+        if a frame's length is out of bounds or ``begins`` refuses it, and any exception of ``take``; the caller must then
         close the connection.
         """
         while True:
@@ -180,6 +183,9 @@ class FrameStream(asyncio.BufferedProtocol):
         available = self._end - self._start
         if available < HEADER_SIZE:
             return None
+        if self._begins is not None:
+            self._begins(self._view[self._start : self._start + HEADER_SIZE])
+            self._begins = None
         length = frame_length(self._view, self._start)
         if length > self.max_frame:
             raise ProtocolError(f"a message of {length} bytes is too long here")
