@@ -13,7 +13,7 @@ import structlog
 
 from router.access.control import AccessControl
 from router.access.users import User
-from router.admin.server import AdminServer
+from router.admin.server import AdminServer, admin_handshakes
 from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.replica_set_checks import ReplicaSetChecks
@@ -85,7 +85,10 @@ async def serve(
             "port": await listener.listen(settings.net.hosts, settings.net.port)
         }
         if admin.port is not None:
-            server = await owned.enter_async_context(AdminServer(OwnStatus(node), token))
+            handshakes = admin_handshakes(settings.net, node.certificates)
+            server = await owned.enter_async_context(
+                AdminServer(OwnStatus(node), token, handshakes=handshakes)
+            )
             attributes["adminPort"] = await server.listen(admin.hosts, admin.port)
         if feed is not None and settings.feed.port is not None:
             hosts = [settings.feed.bind_ip]
@@ -229,8 +232,11 @@ async def assemble(
             node.lag.start()
         handshakes = None
         if certificates is not None:
+            contexts = certificates.contexts
             handshakes = Handshakes(
-                settings.net.tls, certificates.contexts, timeout=node.client_limits.login_time
+                lambda: contexts.incoming,
+                required=settings.net.tls.required,
+                timeout=node.client_limits.login_time,
             )
         listener = await owned.enter_async_context(Listener(node, handshakes=handshakes))
         feed = None

@@ -16,6 +16,11 @@ from router.admin.metrics import exposition
 from router.admin.page import render_page
 from router.admin.sources import StatusSource
 from router.admin.view import StatusView
+from router.client_limits import ConnectionCounts
+from router.config.settings import Net
+from router.tls.certificates import Certificates
+from router.tls.handshake import Handshakes
+from router.tls.sockets import AcceptingPort
 
 log = structlog.get_logger()
 
@@ -23,6 +28,7 @@ _OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token: probes of service managers seldom can send one."""
 
 _MOST_AT_ONCE: Final = 4
+_MOST_HANDSHAKES: Final = 100
 _SHUTDOWN_TIMEOUT = 1.0
 _LARGEST_REQUEST: Final = 16 * 1024
 
@@ -35,6 +41,19 @@ _HEADERS: Final = {
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def admin_handshakes(net: Net, certificates: Certificates | None) -> Handshakes | None:
+    """Return what connects the admin port's clients; None if the port does without TLS.
+
+    Args:
+        net: the settings of the network.
+        certificates: the router's certificates; None without TLS.
+    """
+    mode = net.admin_tls_mode
+    if certificates is None or mode == "disabled":
+        return None
+    return Handshakes(lambda: certificates.contexts.unasked, required=mode == "requireTLS")
+
+
 class AdminServer:
     """Serves metrics, health and status; use it as an async context manager.
 
@@ -42,11 +61,21 @@ class AdminServer:
         source: collects the router's status.
         token: the token that clients must send, as a bearer token or as the password of HTTP
             basic authentication; None lets everyone in.
+        handshakes: connects the sockets of clients that may use TLS; None without TLS.
     """
 
-    def __init__(self, source: StatusSource, token: str | None = None) -> None:
+    def __init__(
+        self,
+        source: StatusSource,
+        token: str | None = None,
+        *,
+        handshakes: Handshakes | None = None,
+    ) -> None:
         self._source = source
         self._token = token
+        self._handshakes = handshakes
+        self._accepting: AcceptingPort | None = None
+        self._tasks = asyncio.TaskGroup()
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_REQUEST)
         app.router.add_get("/", self._page)
@@ -59,6 +88,7 @@ class AdminServer:
         )
 
     async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
         await self._runner.setup()
         return self
 
@@ -68,7 +98,11 @@ class AdminServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._accepting is not None:
+            self._accepting.close()
         await self._runner.cleanup()
+        # The tasks end in any case; an exception of the block propagates unchanged.
+        await self._tasks.__aexit__(None, None, None)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
@@ -76,10 +110,18 @@ class AdminServer:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
+        if self._handshakes is not None:
+            counts = ConnectionCounts(_MOST_HANDSHAKES)
+            self._accepting = AcceptingPort(self._handshakes, self._http, counts, self._tasks)
+            return await self._accepting.listen(hosts, port)
         for host in hosts:
             await web.TCPSite(self._runner, host, port).start()
             port = self._runner.addresses[0][1]
         return port
+
+    def _http(self, _arrived: Callable[[], None]) -> asyncio.BaseProtocol:
+        assert self._runner.server is not None
+        return self._runner.server()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:

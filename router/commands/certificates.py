@@ -7,7 +7,7 @@ from shard_client.errors import CommandError
 
 
 async def rotate_certificates(call: Call) -> AnyAnswer:
-    """Read the certificates of all workers again; without TLS, pass through to the upstream.
+    """Read the certificates of all processes again; without TLS, pass through to the upstream.
 
     Raises:
         CommandError: a file is unusable; the former certificates stay in use.
@@ -20,6 +20,7 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
         raise CommandError(ErrorCode.InvalidSSLConfiguration, str(error)) from error
     if call.peers is not None:
         await call.peers.ask_all("admin", {"rotateCertificates": 1})
+        call.peers.tell_parent(rotated=True)
     return Answer({})
 
 

@@ -22,7 +22,7 @@ def log_parameters() -> dict[str, Any]:
 
 
 async def set_parameter(call: Call) -> AnyAnswer:
-    """Set the log level of this process and of the other workers; return the one before.
+    """Set the log level of all processes of the router; return the one before.
 
     Raises:
         CommandError: 2 or 14, the value is invalid; 72, a parameter of the upstream is set with it.
@@ -51,6 +51,7 @@ async def set_parameter(call: Call) -> AnyAnswer:
     LEVEL.verbosity = verbosity
     if call.peers is not None:
         await call.peers.ask_all(call.database, call.for_worker(call.command))
+        call.peers.tell_parent(verbosity=verbosity)
     return Answer({"was": was})
 
 

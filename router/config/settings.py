@@ -15,7 +15,7 @@ from router.config.environment import read_environment
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
 from router.config.security import HIDDEN, Security
-from router.config.tls import Tls
+from router.config.tls import Mode, Tls
 from router.peers.cursor_ids import MOST_WORKERS
 from router.upstream_mongos import parse_upstream
 from shard_client.replica_set.replica_set import parse_hosts
@@ -63,6 +63,10 @@ class Admin(_Section):
     token_file: Path | None = Field(default=None, alias="tokenFile")
     """A file with one line: the token that clients of the admin port must send. Required where
     other machines reach the port."""
+    tls_mode: Mode | None = Field(default=None, alias="tlsMode")
+    """Which connections to this port use TLS, if not those of net.tls.mode: none (disabled), those
+    of clients that wish it (allowTLS, preferTLS), all (requireTLS). No client is asked for a
+    certificate."""
 
     @property
     def hosts(self) -> list[str]:
@@ -119,6 +123,20 @@ class Net(_Section):
     compression: Compression = Compression()
     admin: Admin = Admin()
     tls: Tls = Tls()
+
+    @model_validator(mode="after")
+    def _admin_has_certificates(self) -> Self:
+        if self.admin_tls_mode != "disabled" and not self.tls.enabled:
+            raise ValueError(
+                f"admin.tlsMode {self.admin_tls_mode} takes the certificate in net.tls: set "
+                "tls.mode to allowTLS at least, and tls.certificateKeyFile"
+            )
+        return self
+
+    @property
+    def admin_tls_mode(self) -> Mode:
+        """Which connections to the admin port use TLS."""
+        return self.admin.tls_mode or self.tls.mode
 
     @property
     def hosts(self) -> list[str]:

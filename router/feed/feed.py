@@ -111,7 +111,7 @@ class Feed:
         """
         if self._handshakes is not None:
             self._accepting = AcceptingPort(
-                partial(self._shake_hands, self._handshakes), self._counts, self._tasks
+                self._handshakes, self._arriving, self._counts, self._tasks
             )
             return await self._accepting.listen(hosts, port)
         for host in hosts:
@@ -134,14 +134,14 @@ class Feed:
     ) -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
 
-    async def _shake_hands(
-        self, handshakes: Handshakes, connection: socket.socket, arrived: Callable[[], None]
-    ) -> None:
+    def _arriving(self, arrived: Callable[[], None]) -> asyncio.StreamReaderProtocol:
+        """Return the protocol of a client that may use TLS; it calls ``arrived`` when connected."""
+
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             arrived()
             self._accept(reader, writer)
 
-        await handshakes.connect(connection, partial(self._protocol, accept))
+        return self._protocol(accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # accepted in the same iteration of the loop as the stop

@@ -1,7 +1,7 @@
-"""A worker's access to the other workers: cursors, sessions, fail points and statistics."""
+"""A worker's access to the other workers and to their parent."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,26 @@ class Peer:
 
 
 class Peers:
-    """The other workers (docs/workers.md).
+    """The other workers, and the way to their parent (docs/workers.md).
 
     Args:
         ids: this worker's cursor ids.
         number: this worker's number.
         count: the number of workers.
         folder: the router's private folder.
+        tell_parent: sends the parent a message, whose fields are the arguments.
     """
 
-    def __init__(self, ids: CursorIds, number: int, count: int, folder: Path) -> None:
+    def __init__(
+        self,
+        ids: CursorIds,
+        number: int,
+        count: int,
+        folder: Path,
+        tell_parent: Callable[..., None],
+    ) -> None:
         self.number = number
+        self.tell_parent = tell_parent
         self._ids = ids
         self._others = {
             other: Peer(folder, other) for other in range(1, count + 1) if other != number

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -95,7 +94,7 @@ class Listener:
         """
         if self._handshakes is not None:
             self._accepting = AcceptingPort(
-                partial(self._shake_hands, self._handshakes), self._counts, self._tasks
+                self._handshakes, self._stream, self._counts, self._tasks
             )
             self._node.port = await self._accepting.listen(hosts, port)
             return self._node.port
@@ -178,14 +177,14 @@ class Listener:
         """Return the stream of a client that cannot use TLS, although it may try to."""
         return _ClientStream(accept, begins=refuse_handshake)
 
-    async def _shake_hands(
-        self, handshakes: Handshakes, connection: socket.socket, arrived: Callable[[], None]
-    ) -> None:
+    def _stream(self, arrived: Callable[[], None]) -> _ClientStream:
+        """Return the stream of a client that may use TLS; it calls ``arrived`` when connected."""
+
         def accept(stream: FrameStream) -> None:
             arrived()
             self._accept(stream)
 
-        await handshakes.connect(connection, lambda: _ClientStream(accept))
+        return _ClientStream(accept)
 
     async def _until_idle(self, timeout: float) -> None:
         try:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import structlog
 
-from router.config.tls import Tls
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import ProtocolError
-from shard_client.wire.tls import Certificate, TlsContexts
+from shard_client.wire.tls import Certificate
 
 log = structlog.get_logger()
 
@@ -68,14 +67,16 @@ class Handshakes:
     ``waiting`` is the number of sockets whose handshake has not ended.
 
     Args:
-        settings: the mode.
-        contexts: the context of new connections.
+        context: returns the context of the next connection.
+        required: whether clients without TLS are refused.
         timeout: seconds from a connection's acceptance to the end of its handshake.
     """
 
-    def __init__(self, settings: Tls, contexts: TlsContexts, *, timeout: float = 10.0) -> None:
-        self._required = settings.required
-        self._contexts = contexts
+    def __init__(
+        self, context: Callable[[], ssl.SSLContext], *, required: bool, timeout: float = 10.0
+    ) -> None:
+        self._required = required
+        self._context = context
         self._timeout = timeout
         self.waiting = 0
 
@@ -104,10 +105,14 @@ class Handshakes:
                     raise ssl.SSLError(ONLY_TLS)
                 await self._adopt(connection, protocol, uses_tls=uses_tls)
         except TimeoutError:
-            log_refused_handshake(peer, f"SSL handshake failed: it took longer than {self._timeout:g} s")
+            log_refused_handshake(
+                peer, f"SSL handshake failed: it took longer than {self._timeout:g} s"
+            )
         except ConnectionError:
             if uses_tls:
-                log_refused_handshake(peer, "SSL handshake failed: the client has ended the connection")
+                log_refused_handshake(
+                    peer, "SSL handshake failed: the client has ended the connection"
+                )
         except OSError as error:
             log_refused_handshake(peer, describe(error))
         else:
@@ -132,7 +137,7 @@ class Handshakes:
                 await loop.connect_accepted_socket(
                     protocol,
                     adopted,
-                    ssl=self._contexts.incoming,
+                    ssl=self._context(),
                     ssl_handshake_timeout=self._timeout,
                     ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
                 )

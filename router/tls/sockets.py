@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from router.client_limits import ConnectionCounts
+from router.tls.handshake import Handshakes
 
 log = structlog.get_logger()
 
@@ -72,22 +73,26 @@ def peer_address(connection: socket.socket) -> str | None:
 
 
 class AcceptingPort:
-    """A port that runs a coroutine for each connection, before which nothing is read from it.
+    """A port whose clients may use TLS.
 
     Args:
-        connect: takes over a connection. It is called with the connection and with a function to
-            call just before the connection is counted elsewhere.
-        counts: counts the connections until then, and holds their limits.
+        handshakes: connects the sockets of clients.
+        protocol: creates the protocol of a client. It is called with a function, which the protocol
+            can call just before it counts the connection itself.
+        counts: counts the connections until then, or until the end of their handshakes, and holds
+            their limits.
         tasks: runs the tasks of the port.
     """
 
     def __init__(
         self,
-        connect: Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]],
+        handshakes: Handshakes,
+        protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
         counts: ConnectionCounts,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._connect = connect
+        self._handshakes = handshakes
+        self._protocol = protocol
         self._counts = counts
         self._group = tasks
         self._running: set[asyncio.Task[None]] = set()
@@ -123,7 +128,7 @@ class AcceptingPort:
     async def _arrive(self, connection: socket.socket, address: str | None) -> None:
         with ExitStack() as counted:
             counted.callback(self._counts.ended, address)
-            await self._connect(connection, counted.close)
+            await self._handshakes.connect(connection, lambda: self._protocol(counted.close))
 
     def _run(self, step: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(step)

@@ -1,6 +1,7 @@
 """The command ``mergerouter status``: the status page as text."""
 
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +27,21 @@ def status(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="A file with the admin token.")
     ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--tlsCAFile",
+            help="A PEM file with the authorities that issue the router's certificate; otherwise "
+            "the system's count.",
+        ),
+    ] = None,
+    invalid_hostnames: Annotated[
+        bool,
+        typer.Option(
+            "--tlsAllowInvalidHostnames",
+            help="Accept a certificate for another host, as when the address is 127.0.0.1.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     watch: Annotated[
         float | None, typer.Option("--watch", min=0.2, help="Print again every so many seconds.")
@@ -34,13 +50,12 @@ def status(
     """Show what a running router does: its merge, streams, clients and failures."""
     try:
         token = None if token_file is None else token_file.read_text().strip()
-        if not admin.startswith(("http://", "https://")):
-            raise ValueError(f"{admin} is no address of the form http://host:port")
+        tls = _tls_context(admin, ca_file, invalid_hostnames=invalid_hostnames)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     while True:
         try:
-            view = _fetch(admin, token)
+            view = _fetch(admin, token, tls)
         except (OSError, ValueError) as error:
             typer.echo(f"mergerouter status: {_explain(admin, error)}", err=True)
             raise typer.Exit(1) from error
@@ -52,11 +67,33 @@ def status(
         time.sleep(watch)
 
 
-def _fetch(admin: str, token: str | None) -> dict[str, Any]:
+def _tls_context(
+    admin: str, ca_file: Path | None, *, invalid_hostnames: bool
+) -> ssl.SSLContext | None:
+    """Return the TLS context for an address, None for one without TLS; raises ValueError."""
+    if admin.startswith("https://"):
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:
+            raise ValueError(
+                f"--tlsCAFile {ca_file} must be a file with certificates in PEM form ({error})"
+            ) from error
+        context.check_hostname = not invalid_hostnames
+        return context
+    if not admin.startswith("http://"):
+        raise ValueError(f"{admin} is no address of the form http://host:port")
+    if ca_file is not None or invalid_hostnames:
+        raise ValueError(f"{admin} is an address without TLS: write https://host:port")
+    return None
+
+
+def _fetch(admin: str, token: str | None, tls: ssl.SSLContext | None) -> dict[str, Any]:
     request = urllib.request.Request(admin.rstrip("/") + "/status.json")  # noqa: S310 (checked)
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310 (checked)
+    with urllib.request.urlopen(  # noqa: S310 (checked)
+        request, timeout=_TIMEOUT, context=tls
+    ) as reply:
         view: dict[str, Any] = json.loads(reply.read(_LARGEST_ANSWER))
         return view
 
@@ -67,6 +104,16 @@ def _explain(admin: str, error: Exception) -> str:
             return f"{admin} wants its token: pass --token-file"
         return f"{admin} answers {error.code} {error.reason}"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate at {admin} is not accepted: {reason.verify_message}. Name its "
+            "authority with --tlsCAFile; if only the host name differs, pass "
+            "--tlsAllowInvalidHostnames"
+        )
+    if isinstance(reason, ssl.SSLError):
+        return f"no TLS connection to {admin}: {reason}. Does the port do without, as http://?"
+    if isinstance(reason, ConnectionError) and not isinstance(reason, ConnectionRefusedError):
+        return f"{admin} ends the connection: {reason}. Does the port take TLS only, as https://?"
     return (
         f"no router answers at {admin}: {reason}. Is it started with --admin-port, and is this "
         "that port?"

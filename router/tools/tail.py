@@ -14,6 +14,8 @@ from bson import json_util
 from pymongo.change_stream import ChangeStream
 from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
 
+from shard_client.wire.authentication import read_secret_file
+
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 _COLOURS = {
     "insert": "green",
@@ -67,6 +69,14 @@ def tail(
     uri: Annotated[
         str, typer.Option("--uri", help="The router's or any mongos's connection string.")
     ] = _DEFAULT_URI,
+    uri_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--uri-file",
+            help="A file with the connection string instead, so that lists of processes do not "
+            "show a password in it.",
+        ),
+    ] = None,
     pipeline: Annotated[
         str, typer.Option("--pipeline", help="Stages as a JSON array, such as a $match.")
     ] = "[]",
@@ -94,6 +104,8 @@ def tail(
     try:
         stages = _stages(pipeline)
         token = position.read()
+        if uri_file is not None:
+            uri = read_secret_file(uri_file).strip()
         client = pymongo.MongoClient[dict[str, Any]](
             uri, appname="mergerouter tail", serverSelectionTimeoutMS=10_000
         )

@@ -25,9 +25,10 @@ class Child:
     """The parent's handle of one worker, created by ``start``.
 
     ``identity`` receives the cluster identities that the worker reports, ``upstream`` its choices
-    of upstream. ``ready`` is set once the worker accepts connections, ``drained`` when it has ended
-    its drain, ``gone`` when its channel has closed. ``ended`` collects the numbers of the
-    connections that have ended.
+    of upstream, ``verbosity`` the log levels that a client has set there. ``rotated`` is set when a
+    client has had the certificates exchanged. ``ready`` is set once the worker accepts connections,
+    ``drained`` when it has ended its drain, ``gone`` when its channel has closed. ``ended``
+    collects the numbers of the connections that have ended.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Child:
         self.gone = asyncio.Event()
         self.identity: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.upstream: asyncio.Queue[dict[str, int]] = asyncio.Queue()
+        self.verbosity: asyncio.Queue[int] = asyncio.Queue()
+        self.rotated = asyncio.Event()
         self.given = 0
         self.ended: list[int] = []
         self.load = Load()
@@ -89,6 +92,10 @@ class Child:
                     self.identity.put_nowait(identity)
                 case {"upstream": choice}:
                     self.upstream.put_nowait(choice)
+                case {"verbosity": verbosity}:
+                    self.verbosity.put_nowait(verbosity)
+                case {"rotated": _}:
+                    self.rotated.set()
                 case {"drained": _}:
                     self.drained.set()
                 case {"load": load, "ended": ended}:

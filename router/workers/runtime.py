@@ -43,7 +43,7 @@ class WorkerRuntime:
     def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
         self.start = start
         self.cursor_ids = CursorIds(start.number, start.mark)
-        self.peers = Peers(self.cursor_ids, start.number, start.count, start.folder)
+        self.peers = Peers(self.cursor_ids, start.number, start.count, start.folder, channel.send)
         self.topology = TopologyVersion(start.process_id)
         self._channel = channel
         self._handoff_socket = handoff_socket

@@ -23,6 +23,7 @@ class WorkerStart:
         settings: the explicitly set options, as arguments of ``Settings``.
         arguments: the router's command line.
         ports: the parent's listening ports, by the names of the log attributes.
+        verbosity: the log level at present, which a client may have set.
     """
 
     number: int
@@ -34,3 +35,4 @@ class WorkerStart:
     settings: Mapping[str, Any]
     arguments: tuple[str, ...]
     ports: Mapping[str, int]
+    verbosity: int

@@ -12,11 +12,13 @@ from typing import Any
 import structlog
 from bson.objectid import ObjectId
 
-from router.admin.server import AdminServer
+from router.admin.server import AdminServer, admin_handshakes
 from router.admin.sources import WorkersStatus
 from router.client_limits import ConnectionCounts
+from router.config.log_lines import LEVEL
 from router.config.settings import Settings
 from router.peers.cursor_ids import new_mark
+from router.tls.certificates import Certificates
 from router.workers.channel import DRIVER, FEED
 from router.workers.child import Child
 from router.workers.dispatcher import ConnectionDispatcher
@@ -76,6 +78,7 @@ class Supervisor:
         self._dealer = ConnectionDispatcher(
             ConnectionCounts(most, limits.connections_per_client, limits.exempt)
         )
+        self._certificates: Certificates | None = None
         self._identity: dict[str, Any] | None = None
         self._counter = 0
         self._upstream: dict[str, int] | None = None
@@ -86,15 +89,17 @@ class Supervisor:
     async def run(self, stop: asyncio.Event, rotate: asyncio.Event | None = None) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
 
-        When ``rotate`` is set, it is cleared and all workers exchange their certificates.
+        When ``rotate`` is set, it is cleared and all processes exchange their certificates.
 
         Raises:
-            OSError: a port cannot be opened, or the admin token's file not be read.
-            ValueError: the admin token's file is invalid.
+            OSError: a port cannot be opened, or a file for the admin port not be read.
+            ValueError: a file for the admin port is invalid.
             WorkerFailedError: a worker ended before all workers were ready.
         """
         net, feed = self._settings.net, self._settings.feed
         token = net.admin.read_token()
+        if net.admin.port is not None and net.admin_tls_mode != "disabled":
+            self._certificates = Certificates(net.tls)
         self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
         try:
             self._ports["port"] = await self._dealer.open(DRIVER, net.hosts, net.port)
@@ -116,17 +121,19 @@ class Supervisor:
             return
         source = WorkersStatus(self._folder, self._settings.workers, self._ready.keys)
         try:
-            async with AdminServer(source, token) as server:
+            handshakes = admin_handshakes(self._settings.net, self._certificates)
+            async with AdminServer(source, token, handshakes=handshakes) as server:
                 self._ports["adminPort"] = await server.listen(admin.hosts, admin.port)
                 yield
         finally:
             source.close()
 
     async def _rotate(self, asked: asyncio.Event) -> None:
-        """Make all workers exchange their certificates each time ``asked`` is set."""
+        """Make all processes exchange their certificates each time ``asked`` is set."""
         while True:
             await asked.wait()
             asked.clear()
+            self._exchange()
             for child in self._alive:
                 child.rotate()
 
@@ -190,6 +197,7 @@ class Supervisor:
             settings=self._settings.model_dump(exclude_unset=True),
             arguments=self._arguments,
             ports=self._ports,
+            verbosity=LEVEL.verbosity,
         )
         try:
             child = await self._start_child(start)
@@ -203,14 +211,20 @@ class Supervisor:
             if self._upstream is not None:
                 child.tell_upstream(self._upstream)
             async with asyncio.TaskGroup() as tasks:
-                told = tasks.create_task(self._share_identity(child))
-                moved = tasks.create_task(self._share_upstream(child))
-                ready = tasks.create_task(self._when_ready(child))
+                reactions = [
+                    tasks.create_task(reaction(child))
+                    for reaction in (
+                        self._when_ready,
+                        self._share_identity,
+                        self._share_upstream,
+                        self._follow_verbosity,
+                        self._follow_rotation,
+                    )
+                ]
                 await child.listen()
                 self._forget(number)
-                told.cancel()
-                moved.cancel()
-                ready.cancel()
+                for reaction in reactions:
+                    reaction.cancel()
             return await _ended(child)
         finally:
             self._forget(number)
@@ -256,6 +270,23 @@ class Supervisor:
                     each.tell_upstream(choice)
             else:
                 child.tell_upstream(self._upstream)
+
+    async def _follow_verbosity(self, child: Child) -> None:
+        """Log as much as a client wishes, here and in workers that start later."""
+        while True:
+            LEVEL.verbosity = await child.verbosity.get()
+
+    async def _follow_rotation(self, child: Child) -> None:
+        """Exchange the admin port's certificates whenever a client has the workers' exchanged."""
+        while True:
+            await child.rotated.wait()
+            child.rotated.clear()
+            self._exchange()
+
+    def _exchange(self) -> None:
+        if self._certificates is not None:
+            with suppress(ValueError, OSError):  # it has been logged
+                self._certificates.rotate()
 
     async def _drain(self) -> None:
         self._stopping = True

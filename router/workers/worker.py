@@ -30,7 +30,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     start: WorkerStart = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own parent wrote it)
     settings = Settings(**start.settings)
-    configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
+    configure_logging(start.verbosity, quiet=settings.system_log.quiet)
     structlog.contextvars.bind_contextvars(ctx=f"worker{start.number}")
     keep_freed_memory()
     collect_less_often()

@@ -59,8 +59,8 @@ class FrameStream(asyncio.BufferedProtocol):
 
         The view passed to ``take`` is valid only during the call (``bytes`` copies it whole).
         Returns None when the connection has ended and no whole frame is left. Raises ProtocolError
-        if a frame's length is out of bounds or ``begins`` refuses it, and any exception of ``take``; the caller must then
-        close the connection.
+        if a frame's length is out of bounds or ``begins`` refuses it, and any exception of
+        ``take``; the caller must then close the connection.
         """
         while True:
             length = self._whole_frame()

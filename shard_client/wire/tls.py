@@ -101,6 +101,7 @@ class TlsFiles:
 class _Loaded(NamedTuple):
     files: TlsFiles
     incoming: ssl.SSLContext
+    unasked: ssl.SSLContext
     outgoing: ssl.SSLContext
     certificate: Certificate
     own: Certificate
@@ -132,6 +133,11 @@ class TlsContexts:
         return self._loaded.incoming
 
     @property
+    def unasked(self) -> ssl.SSLContext:
+        """The context for clients that are not asked for a certificate, such as HTTP clients."""
+        return self._loaded.unasked
+
+    @property
     def outgoing(self) -> ssl.SSLContext:
         """The context for connections to other servers."""
         return self._loaded.outgoing
@@ -157,9 +163,7 @@ class TlsContexts:
 
 
 def _load(files: TlsFiles) -> _Loaded:
-    incoming = _context(ssl.PROTOCOL_TLS_SERVER, files)
-    _present(incoming, files.certificate, files.password)
-    incoming.options |= ssl.OP_NO_RENEGOTIATION
+    incoming, unasked = _server_context(files), _server_context(files)
     clients_ca = files.cluster_ca or files.ca
     if clients_ca is not None and not files.invalid_certificates:
         _trust(incoming, clients_ca, files.crl)
@@ -179,10 +183,18 @@ def _load(files: TlsFiles) -> _Loaded:
     return _Loaded(
         files,
         incoming,
+        unasked,
         outgoing,
         _valid_now(files.certificate),
         _valid_now(files.own_certificate),
     )
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    context = _context(ssl.PROTOCOL_TLS_SERVER, files)
+    _present(context, files.certificate, files.password)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    return context
 
 
 def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:

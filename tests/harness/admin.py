@@ -1,5 +1,6 @@
 """A router's status on top of fake cursors, and requests to admin ports."""
 
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +14,7 @@ from router.admin.server import AdminServer
 from router.admin.sources import OwnStatus
 from router.loop_lag import LoopLag
 from router.streams.description import RemoteDescription, StreamDescription
+from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
 from tests.doubles.fake_clusters import FixedChecks
 from tests.harness.facade import Facade, facade
@@ -26,12 +28,13 @@ class Response(NamedTuple):
     text: str
 
 
-def get(port: int, path: str, **headers: str) -> Response:
+def get(port: int, path: str, *, tls: ssl.SSLContext | None = None, **headers: str) -> Response:
     """Send a request to a local admin port; underscores in header names become hyphens."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=named)
+    scheme = "http" if tls is None else "https"
+    request = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{path}", headers=named)
     try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=30, context=tls) as reply:
             return Response(reply.status, dict(reply.headers), reply.read().decode())
     except urllib.error.HTTPError as error:
         with error:
@@ -99,7 +102,9 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
 
 
 @asynccontextmanager
-async def admin_port(made: Facade, token: str | None = None) -> AsyncIterator[int]:
+async def admin_port(
+    made: Facade, token: str | None = None, *, handshakes: Handshakes | None = None
+) -> AsyncIterator[int]:
     """Serve a facade's admin port in the test's own loop; yield the port."""
-    async with AdminServer(OwnStatus(made.node), token) as server:
+    async with AdminServer(OwnStatus(made.node), token, handshakes=handshakes) as server:
         yield await server.listen(["127.0.0.1"], 0)

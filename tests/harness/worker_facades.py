@@ -32,7 +32,7 @@ async def worker_facades(
         workers = []
         for number in range(1, count + 1):
             ids = CursorIds(number, MARK)
-            peers = Peers(ids, number, count, folder)
+            peers = Peers(ids, number, count, folder, lambda **message: None)
             owned.callback(peers.close)
             fields = {name: make() for name, make in makers.items()}
             worker = await owned.enter_async_context(

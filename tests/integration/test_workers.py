@@ -227,6 +227,7 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(
         streams = [each.dies.c.watch(max_await_time_ms=200) for each in watching]
         client.dies.c.insert_many([{"_id": number} for number in range(50)])
         seen = [[next(stream)["documentKey"]["_id"] for _ in range(20)] for stream in streams]
+        client.admin.command({"setParameter": 1, "logLevel": 1})
         victim = next(each for each in workers(client) if each["streams"])
         os.kill(victim["pid"], signal.SIGKILL)
         with pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as direct:
@@ -244,6 +245,7 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(
         fresh = [Client(router.uri) for _ in range(4)]
         for each in fresh:
             assert each.admin.command("hello")["topologyVersion"]["counter"] == 1
+            assert each.admin.command({"getParameter": 1, "logLevel": 1})["logLevel"] == 1
         for each in (*watching, *fresh):
             each.close()
 

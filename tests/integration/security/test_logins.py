@@ -76,6 +76,25 @@ async def test_bad_logins(servers: Servers, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["router", "alone"])
+async def test_before_the_login_nothing_is_answered(servers: Servers, kind: str) -> None:
+    commands: list[tuple[str, dict[str, Any]]] = [
+        ("db", {"find": "c"}),
+        ("db", {"insert": "c", "documents": [{}]}),
+        ("db", {"aggregate": "c", "pipeline": [], "cursor": {}}),
+        ("db", stream("c")),
+        ("admin", {"listDatabases": 1}),
+        ("admin", {"serverStatus": 1}),
+    ]
+    answers = []
+    for address in (servers.mongos, getattr(servers, kind)):
+        async with await RawClient.connect(port_of(address)) as raw:
+            replies = [await raw.command(*each) for each in commands]
+        answers.append([{name: each.get(name) for name in COMPARED} for each in replies])
+    assert answers[1] == answers[0]
+    assert {each["code"] for each in answers[1]} == {13}
+
+
+@pytest.mark.parametrize("kind", ["router", "alone"])
 async def test_steps_out_of_order(servers: Servers, kind: str) -> None:
     """A wrong nonce, a wrong proof, a replayed step and a foreign conversation."""
     final = b"c=biws,r=%s,p=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="

@@ -61,6 +61,7 @@ def router(
         cluster.configdb,
         f"mongodb://{cluster.mongos}/",
         workers=request.param,
+        admin_port=0,
         keyFile=key_file,
         tlsMode="requireTLS",
         tlsCertificateKeyFile=authority.issue("router"),

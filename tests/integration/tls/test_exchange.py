@@ -39,6 +39,7 @@ def router(
         cluster.configdb,
         f"mongodb://{cluster.mongos}/",
         workers=request.param,
+        admin_port=0,
         keyFile=key_file,
         tlsMode="requireTLS",
         tlsCertificateKeyFile=file,
@@ -49,19 +50,29 @@ def router(
 
 
 def shown_names(router: RouterProcess, authority: Authority) -> set[str]:
-    """Return the common names in the certificates of several new connections."""
+    """Return the common names in the certificates of several new connections of drivers."""
+    # The workers are dealt connections in turn.
+    return {shown_name(router.port, authority) for _ in range(6)}
+
+
+def shown_name(port: int, authority: Authority) -> str:
+    """Return the common name in the certificate of a new connection."""
     context = ssl.create_default_context(cafile=authority.file)
-    names = set()
-    for _ in range(6):  # the workers are dealt connections in turn
-        with (
-            socket.create_connection(("127.0.0.1", router.port), timeout=PATIENCE) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as connected,
-        ):
-            der = connected.getpeercert(binary_form=True)
-            assert der is not None
-            subject = x509.load_der_x509_certificate(der).subject
-            names.add(str(subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value))
-    return names
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connected,
+    ):
+        der = connected.getpeercert(binary_form=True)
+    assert der is not None
+    subject = x509.load_der_x509_certificate(der).subject
+    return str(subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
+
+
+def wait_for_admin_name(router: RouterProcess, authority: Authority, name: str) -> None:
+    """Wait until the admin port shows a certificate; with workers their parent serves it."""
+    deadline = time.monotonic() + PATIENCE
+    while (shown := shown_name(router.admin_port, authority)) != name:
+        assert time.monotonic() < deadline, f"the admin port shows {shown}"
 
 
 def test_by_command_and_by_signal(
@@ -75,10 +86,12 @@ def test_by_command_and_by_signal(
     ):
         stream.try_next()
         assert shown_names(router, authority) == {"first"}
+        assert shown_name(router.admin_port, authority) == "first"
 
         authority.issue("second", file=file)
         assert root.admin.command("rotateCertificates")["ok"] == 1
         assert shown_names(router, authority) == {"second"}
+        wait_for_admin_name(router, authority, "second")
         described = root.admin.command("serverStatus")["security"]
         assert described["SSLServerSubjectName"] == "CN=second,OU=servers,O=tests"
         assert described["SSLServerHasCertificateAuthority"] is True
@@ -88,12 +101,14 @@ def test_by_command_and_by_signal(
             root.admin.command("rotateCertificates")
         assert failed.value.code == BAD_CONFIGURATION
         assert shown_names(router, authority) == {"second"}
+        assert shown_name(router.admin_port, authority) == "second"
 
         authority.issue("third", file=file)
         router.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + PATIENCE
         while shown_names(router, authority) != {"third"}:
             assert time.monotonic() < deadline, "SIGHUP exchanges no certificate"
+        wait_for_admin_name(router, authority, "third")
 
         # The connection and the stream from before go on, and so does the monitoring, which the
         # exchange makes connect anew.

@@ -1,8 +1,12 @@
 """Container, compose, Kubernetes and systemd files: what the router would read is accepted."""
 
+import asyncio
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,22 @@ from typer.testing import CliRunner
 
 from router import cli
 from router.config.settings import Settings, load_settings
+from router.tls.handshake import Handshakes
+from shard_client.wire.tls import TlsContexts, TlsFiles
+from tests.harness.admin import admin_port, watched_facade
+from tests.harness.certificates import Authority
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
+_ADMIN_PORT = 27022
 
 
 def compose() -> dict[str, Any]:
     parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     return parsed
+
+
+def dockerfile() -> str:
+    return (DEPLOY / "Dockerfile").read_text()
 
 
 def sidecar() -> dict[str, dict[str, Any]]:
@@ -119,15 +132,33 @@ def _containers(manifests: dict[str, dict[str, Any]], name: str) -> list[dict[st
 
 
 def test_the_image_runs_without_root_and_copies_what_it_needs() -> None:
-    text = (DEPLOY / "Dockerfile").read_text()
+    text = dockerfile()
     users = re.findall(r"^USER (\d+):\d+$", text, re.MULTILINE)
     assert users
     assert "0" not in users
     assert "HEALTHCHECK" in text
+    assert f"ENV HEALTH_URL=http://127.0.0.1:{_ADMIN_PORT}/healthz" in text
+    assert f'"--admin-port", "{_ADMIN_PORT}"' in text
     ignored = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in ignored if line.startswith("!")}
     assert kept >= {"router", "shard_client", "pyproject.toml", "README.md", "LICENSE"}
     assert all((DEPLOY.parent / each).exists() for each in kept)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_the_image_s_health_check_asks_with_and_without_tls(
+    scheme: str, tmp_path: Path
+) -> None:
+    (line,) = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", dockerfile(), re.MULTILINE)
+    _python, *arguments = json.loads(line)
+    handshakes = None
+    if scheme == "https":  # the certificate is not for this address, and the authority unknown
+        contexts = TlsContexts(TlsFiles(Authority(tmp_path).issue("router", hosts=["r.example"])))
+        handshakes = Handshakes(lambda: contexts.unasked, required=True)
+    async with watched_facade() as made, admin_port(made, "secret", handshakes=handshakes) as port:
+        environment = {**os.environ, "HEALTH_URL": f"{scheme}://127.0.0.1:{port}/healthz"}
+        checked = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=environment)
+        assert await checked.wait() == 0
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

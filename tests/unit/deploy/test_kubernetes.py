@@ -30,6 +30,7 @@ MOST: dict[str, Any] = {
     "adminToken": {"secret": "tokens", "key": "admin"},
     "keyFile": {"secret": "keys"},
     "password": {"secret": "passwords"},
+    "tls": {"secret": "certificates"},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "env": [{"name": "MERGEROUTER_SYSTEMLOG__VERBOSITY", "value": "1"}],
     "imagePullSecrets": [{"name": "registry"}],
@@ -103,6 +104,8 @@ def test_the_router_accepts_its_configuration(
     mounted = {each["mountPath"] for each in container["volumeMounts"]}
     files = [str(settings.net.admin.token_file), container["args"][-1]]
     files += [settings.security.key_file] if settings.security.key_file else []
+    tls = settings.net.tls
+    files += [str(file) for file in (tls.certificate_key_file, tls.ca_file) if file is not None]
     assert {file.rpartition("/")[0] for file in files} | {"/tmp"} == mounted
     volumes = {volume["name"] for volume in pod["volumes"]}
     containers = [container, *pod.get("initContainers", ())]
@@ -110,6 +113,46 @@ def test_the_router_accepts_its_configuration(
     assert used == volumes
     drained = settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] / 1000
     assert pod["terminationGracePeriodSeconds"] > drained + 10
+
+
+def probes(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    found = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
+    assert len(found) == 3
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "scheme"),
+    [
+        (LEAST, "HTTP"),
+        (MOST, "HTTPS"),
+        ({**MOST, "tls": {"secret": "certificates", "mode": "allowTLS"}}, "HTTPS"),
+        (
+            {**MOST, "settings": {**MOST["settings"], "net": {"admin": {"tlsMode": "disabled"}}}},
+            "HTTP",
+        ),
+    ],
+    ids=["without", "with", "allowed", "drivers-only"],
+)
+def test_probes_and_prometheus_reach_the_admin_port(
+    values: dict[str, Any], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
+    if "password" not in values:
+        monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD")
+    manifests = render({**values, "serviceMonitor": {"enabled": True}})
+    validate(manifests)
+    assert {probe["scheme"] for probe in probes(manifests)} == {scheme}
+    mode = settings_of(manifests, tmp_path).net.admin_tls_mode
+    assert (mode == "disabled") == (scheme == "HTTP")
+    (endpoint,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint.get("scheme", "http") == scheme.lower()
+    if scheme == "HTTPS":
+        assert endpoint["tlsConfig"] == {
+            "ca": {"secret": {"name": "certificates", "key": "ca.crt"}},
+            "serverName": f"{manifests['Service']['metadata']['name']}.shop.svc",
+        }
 
 
 def test_services_and_budgets_select_the_routers() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.tls.handshake import Handshakes
+from shard_client.wire.tls import TlsContexts, TlsFiles
 from tests.harness.admin import admin_port, get, watched_facade
+from tests.harness.certificates import Authority
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "mergerouter.json"
+SCRAPE = ROOT / "deploy" / "prometheus" / "scrape.yaml"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 
 
@@ -43,6 +48,29 @@ async def exposed() -> dict[str, set[str]]:
         for sample in family.samples:
             names.setdefault(sample.name, set()).update(sample.labels)
     return names
+
+
+def scrape_configuration() -> dict[str, Any]:
+    """Return the one job of the scrape configuration."""
+    (job,) = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
+    assert isinstance(job, dict)
+    return job
+
+
+async def test_prometheus_scrapes_with_tls_and_the_token(tmp_path: Path) -> None:
+    """Make the request that the scrape configuration describes."""
+    job = scrape_configuration()
+    authority = Authority(tmp_path)
+    files = {"/etc/prometheus/mergerouter-ca.pem": authority.file}
+    trusted = files[job["tls_config"]["ca_file"]]
+    assert job["authorization"] == {"credentials_file": "/etc/prometheus/mergerouter-token"}
+    contexts = TlsContexts(TlsFiles(authority.issue("router"), ca=authority.file))
+    handshakes = Handshakes(lambda: contexts.unasked, required=job["scheme"] == "https")
+    async with watched_facade() as made, admin_port(made, "secret", handshakes=handshakes) as port:
+        context = ssl.create_default_context(cafile=trusted)
+        path, bearer = job.get("metrics_path", "/metrics"), {"Authorization": "Bearer secret"}
+        reply = await asyncio.to_thread(get, port, path, tls=context, **bearer)
+    assert reply.status == 200
 
 
 async def test_every_metric_of_rules_and_dashboard_exists() -> None:

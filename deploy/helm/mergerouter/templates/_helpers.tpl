@@ -27,12 +27,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $admin := dict "port" (int .Values.ports.admin) "bindIp" "0.0.0.0" "tokenFile" "/var/run/secrets/mergerouter/token" }}
 {{- $net := dict "port" (int .Values.ports.drivers) "admin" $admin }}
 {{- $net = merge $net (eq .Values.mode "deployment" | ternary (dict "bindIpAll" true) (dict "bindIp" "127.0.0.1")) }}
+{{- if .Values.tls.secret }}
+{{- $folder := "/var/run/secrets/mergerouter-tls" }}
+{{- $_ := set $net "tls" (dict "mode" .Values.tls.mode "certificateKeyFile" (printf "%s/router.pem" $folder) "CAFile" (printf "%s/ca.pem" $folder)) }}
+{{- end }}
 {{- $computed := dict "net" $net }}
 {{- if .Values.keyFile.secret }}
 {{- $_ := set $computed "security" (dict "keyFile" "/var/run/mergerouter/key") }}
 {{- end }}
 {{- if not $settings.upstream }}{{- $settings = omit $settings "upstream" }}{{- end }}
 {{- toYaml (mustMergeOverwrite $settings $computed) }}
+{{- end }}
+
+{{/* HTTP or HTTPS: how probes and Prometheus reach the admin port. */}}
+{{- define "mergerouter.adminScheme" -}}
+{{- $mode := ne .Values.tls.secret "" | ternary .Values.tls.mode "disabled" }}
+{{- dig "net" "admin" "tlsMode" $mode .Values.settings | eq "disabled" | ternary "HTTP" "HTTPS" }}
 {{- end }}
 
 {{/* A container's key file may be readable by its user alone, which a volume of a Secret cannot promise. */}}
@@ -82,15 +92,15 @@ seccompProfile: {type: RuntimeDefault}
     {{- end }}
     - {name: router-admin, containerPort: {{ .Values.ports.admin }}}
   startupProbe:
-    httpGet: {path: /healthz, port: router-admin}
+    httpGet: {path: /healthz, port: router-admin, scheme: {{ include "mergerouter.adminScheme" . }}}
     failureThreshold: 30
     periodSeconds: 1
   livenessProbe:
-    httpGet: {path: /healthz, port: router-admin}
+    httpGet: {path: /healthz, port: router-admin, scheme: {{ include "mergerouter.adminScheme" . }}}
     periodSeconds: 10
     timeoutSeconds: 3
   readinessProbe:
-    httpGet: {path: "/readyz?shards=optional", port: router-admin}
+    httpGet: {path: "/readyz?shards=optional", port: router-admin, scheme: {{ include "mergerouter.adminScheme" . }}}
     periodSeconds: 5
     timeoutSeconds: 4
   resources: {{- toYaml .Values.resources | nindent 4 }}
@@ -101,6 +111,9 @@ seccompProfile: {type: RuntimeDefault}
     - {name: mergerouter-tmp, mountPath: /tmp}
     {{- if .Values.keyFile.secret }}
     - {name: mergerouter-key, mountPath: /var/run/mergerouter, readOnly: true}
+    {{- end }}
+    {{- if .Values.tls.secret }}
+    - {name: mergerouter-tls, mountPath: /var/run/secrets/mergerouter-tls, readOnly: true}
     {{- end }}
 {{- end }}
 
@@ -113,6 +126,12 @@ seccompProfile: {type: RuntimeDefault}
     items: [{key: {{ .Values.adminToken.key }}, path: token}]
 - name: mergerouter-tmp
   emptyDir: {medium: Memory, sizeLimit: 16Mi}
+{{- with .Values.tls }}{{ if .secret }}
+- name: mergerouter-tls
+  secret:
+    secretName: {{ .secret }}
+    items: [{key: {{ .certificateKey }}, path: router.pem}, {key: {{ .ca }}, path: ca.pem}]
+{{- end }}{{ end }}
 {{- if .Values.keyFile.secret }}
 - name: mergerouter-key
   emptyDir: {medium: Memory, sizeLimit: 1Mi}

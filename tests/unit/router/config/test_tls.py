@@ -35,6 +35,20 @@ def complaint(**tls: Any) -> str:
     return str(raised.value)
 
 
+def test_the_admin_port_uses_tls_as_the_drivers_port_does(server: Path) -> None:
+    modes = [
+        read_settings({"net": {"tls": tls, "admin": admin}}, None).net.admin_tls_mode
+        for tls in ({}, {"mode": "requireTLS", "certificateKeyFile": server})
+        for admin in ({}, {"tlsMode": "disabled"})
+    ]
+    assert modes == ["disabled", "disabled", "requireTLS", "disabled"]
+
+
+def test_tls_of_the_admin_port_alone_is_no_way() -> None:
+    with pytest.raises(typer.BadParameter, match=r"takes the certificate in net\.tls"):
+        read_settings({"net": {"admin": {"tlsMode": "requireTLS"}}}, None)
+
+
 @pytest.mark.parametrize(
     ("tls", "said"),
     [

@@ -1,13 +1,18 @@
 """The listener: order, streaming, bad input, disconnecting clients, shutdown."""
 
 import asyncio
+import ssl
 import struct
 from typing import Any
 
 import pytest
 from bson import Int64
+from structlog.testing import capture_logs
 
 from router.client_limits import ClientLimits
+from router.tls.handshake import NO_TLS
+from shard_client.wire.documents import encode
+from shard_client.wire.frames import build_msg
 from tests.doubles.fake_cursors import event
 from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
@@ -66,6 +71,38 @@ async def test_a_large_reply_arrives_whole() -> None:
         router.cursors.cursors[cursor_id].put(*(event(n, 4000) for n in range(3000)))
         reply = await client.command("db", {"getMore": cursor_id, "collection": "c"})
         assert [each["n"] for each in reply["cursor"]["nextBatch"]] == list(range(3000))
+
+
+def client_hello() -> bytes:
+    """Return what a TLS client sends first."""
+    sent = ssl.MemoryBIO()
+    session = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="x")
+    with pytest.raises(ssl.SSLWantReadError):
+        session.do_handshake()
+    return sent.read()
+
+
+async def test_a_tls_client_is_refused_at_once_where_tls_is_disabled() -> None:
+    """The first bytes of its handshake could be the header of a long message."""
+    async with facade() as router:
+        with capture_logs() as logged:
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            writer.write(client_hello())
+            assert await reader.read() == b""
+            writer.close()
+        (line,) = [line for line in logged if line.get("id") == 22988]
+        assert line["error"]["errmsg"] == NO_TLS
+        await until(lambda: not router.node.counters.connections)
+
+
+@pytest.mark.parametrize(("response_to", "answered"), [(0, True), (-1, True), (1, False)])
+async def test_a_first_message_answers_no_other(response_to: int, answered: bool) -> None:
+    ping = build_msg(encode({"ping": 1, "$db": "admin"}), request_id=1, response_to=response_to)
+    async with facade() as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(ping)
+        assert bool(await reader.read(1)) == answered
+        writer.close()
 
 
 async def test_a_disconnect_ends_the_client_s_get_more_and_cursor() -> None:

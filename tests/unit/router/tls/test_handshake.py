@@ -58,7 +58,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @asynccontextmanager
 async def listening(settings: Tls, timeout: float = 10.0, **fields: Any) -> AsyncIterator[Facade]:
-    handshakes = Handshakes(settings, TlsContexts(settings.files()), timeout=timeout)
+    contexts = TlsContexts(settings.files())
+    handshakes = Handshakes(lambda: contexts.incoming, required=settings.required, timeout=timeout)
     async with facade(handshakes=handshakes, **fields) as router:
         yield router
 
@@ -315,8 +316,8 @@ async def test_a_stopped_listener_ends_handshakes(files: Certificates) -> None:
 
 async def test_the_feed_has_the_same_door(files: Certificates) -> None:
     cursors: Any = FakeCursors()
-    settings = files.tls()
-    handshakes = Handshakes(settings, TlsContexts(settings.files()))
+    contexts = TlsContexts(files.tls().files())
+    handshakes = Handshakes(lambda: contexts.incoming, required=True)
     async with Feed(cursors, handshakes=handshakes, request_wait=10) as feed:
         port = await feed.listen(["127.0.0.1"], 0)
         reader, writer = await asyncio.open_connection(

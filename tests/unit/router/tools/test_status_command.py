@@ -2,16 +2,22 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from router.tls.handshake import Handshakes
 from router.tools.status import status
+from shard_client.wire.tls import TlsContexts, TlsFiles
 from tests.harness.admin import NOW, admin_port, watched_facade
+from tests.harness.certificates import Authority
 from tests.harness.ports import free_port
 
 _now = partial(datetime.fromtimestamp, NOW, UTC)
@@ -53,6 +59,60 @@ async def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
     assert refused.exit_code == 1
     assert "pass --token-file" in refused.output
     assert accepted.exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@asynccontextmanager
+async def with_tls(certificate: Path) -> AsyncIterator[int]:
+    contexts = TlsContexts(TlsFiles(certificate))
+    handshakes = Handshakes(lambda: contexts.unasked, required=True)
+    async with watched_facade() as made, admin_port(made, handshakes=handshakes) as port:
+        yield port
+
+
+async def test_the_certificate_is_checked(authority: Authority) -> None:
+    async with with_tls(authority.issue("router")) as port:
+        address = f"https://127.0.0.1:{port}"
+        trusted = await invoke("--admin", address, "--tlsCAFile", str(authority.file))
+        unknown = await invoke("--admin", address)
+    assert trusted.exit_code == 0, trusted.output
+    assert unknown.exit_code == 1
+    assert "--tlsCAFile" in unknown.output
+
+
+async def test_a_certificate_for_another_host(authority: Authority) -> None:
+    async with with_tls(authority.issue("far", hosts=["router.example"])) as port:
+        options = ("--admin", f"https://127.0.0.1:{port}", "--tlsCAFile", str(authority.file))
+        refused = await invoke(*options)
+        accepted = await invoke(*options, "--tlsAllowInvalidHostnames")
+    assert refused.exit_code == 1
+    assert "--tlsAllowInvalidHostnames" in refused.output
+    assert accepted.exit_code == 0, accepted.output
+
+
+async def test_the_wrong_scheme_is_said(authority: Authority) -> None:
+    async with with_tls(authority.issue("router")) as port:
+        plain = await invoke("--admin", f"http://127.0.0.1:{port}")
+    async with watched_facade() as made, admin_port(made) as port:
+        encrypted = await invoke("--admin", f"https://127.0.0.1:{port}")
+    assert (plain.exit_code, encrypted.exit_code) == (1, 1)
+    assert "https://" in plain.output
+    assert "http://" in encrypted.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--admin", "http://127.0.0.1:1", "--tlsAllowInvalidHostnames"),
+        ("--admin", "https://127.0.0.1:1", "--tlsCAFile", "/does/not/exist"),
+    ],
+)
+async def test_tls_options_that_cannot_apply(arguments: tuple[str, ...]) -> None:
+    assert (await invoke(*arguments)).exit_code == 2
 
 
 async def test_a_router_that_does_not_answer_is_said() -> None:

@@ -27,6 +27,8 @@ def invoke(*arguments: str) -> Any:
         (("--pipeline", "{}"), "not a JSON array"),
         (("--pipeline", "[x"), "not JSON"),
         (("--uri", "http://x"), "Invalid URI scheme"),
+        (("--uri-file", "/does/not/exist"), "/does/not/exist"),
+        (("--uri", "mongodb://x/?tls=true&tlsCAFile=/does/not/exist"), "No such file"),
     ],
 )
 def test_bad_options_are_named(arguments: tuple[str, ...], said: str) -> None:
