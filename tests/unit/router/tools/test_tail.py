@@ -37,6 +37,16 @@ def test_bad_options_are_named(arguments: tuple[str, ...], said: str) -> None:
     assert said in result.output
 
 
+def test_a_connection_string_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "uri"
+    file.write_text("mongodb://alice:secret@x/")
+    file.chmod(0o644)
+    result = invoke("--uri-file", str(file))
+    assert result.exit_code == 2
+    assert "too open" in result.output
+    assert "secret" not in result.output
+
+
 def test_a_file_that_is_no_place_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "place"
     file.write_text('{"x": 1}')
