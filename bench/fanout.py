@@ -1,6 +1,5 @@
 """Many clients of one stream: their cost to the router and the shards, in CPU and memory."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median
@@ -16,7 +15,7 @@ from bench.processes import (
     resident_memory,
     router,
 )
-from bench.program import Program
+from bench.program import Program, results_of
 from bench.suite import Column, Options, Outcome, Plot, Suite, Table
 
 SHARDS = 4
@@ -73,9 +72,7 @@ def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
             idle = resident_memory(pid)
             cursors = sum(open_cursors(each) for each in cluster.all_ports)
             used = cpu_seconds(pid)
-            for process in processes:
-                process.tell()
-            results = [json.loads(process.line()) for process in processes]
+            results = results_of(processes)
             used = cpu_seconds(pid) - used
             busy = peak_memory(pid)
     delivered = clients * cluster.events
@@ -94,16 +91,25 @@ def _measure(cluster: ReplayedCluster, clients: int) -> dict[str, Any]:
 
 
 @contextmanager
-def opened_clients(port: int, clients: int, events: int) -> Iterator[list[Program]]:
-    """Start processes that open the clients' cursors and then wait for a line on stdin."""
+def opened_clients(
+    port: int, clients: int, events: int, *, tenants: bool = False
+) -> Iterator[list[Program]]:
+    """Start processes that open the clients' cursors and then wait for a line on stdin.
+
+    Each client reads ``events`` events: the whole stream's, or those of a tenant of its own.
+    """
     shares = [clients // PROCESSES + (n < clients % PROCESSES) for n in range(PROCESSES)]
     start = f"{FIRST_SECOND}:1"
+    first = 0
     with ExitStack() as stack:
         processes = []
         for share in filter(None, shares):
             arguments = ["--clients", str(share), "--events", str(events), "--start", start]
+            if tenants:
+                arguments += ["--tenants", str(first)]
             program = Program("bench.fanout_clients", str(port), *arguments)
             processes.append(stack.enter_context(program))
+            first += share
         for process in processes:
             process.line()
         yield processes

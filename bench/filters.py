@@ -9,7 +9,8 @@ from typing import Any
 
 from pymongo import MongoClient
 
-from bench.events import FIRST_SECOND, TENANTS
+from bench.events import TENANTS
+from bench.fanout import PROCESSES, opened_clients
 from bench.members import Members
 from bench.processes import (
     ReplayedCluster,
@@ -20,12 +21,12 @@ from bench.processes import (
     resident_memory,
     router,
 )
-from bench.program import Program
+from bench.program import Program, results_of
 from bench.suite import Column, Options, Outcome, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
 
-SHARDS, SIZE, PROCESSES = 4, 600, 2
+SHARDS, SIZE = 4, 600
 STREAMS = (1, 10, 100, 1000)
 EVENTS = 400_000
 
@@ -119,13 +120,11 @@ def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
     each = cluster.events // TENANTS
     with router(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
         before = resident_memory(pid)
-        with _opened(port, streams, each) as processes:
+        with opened_clients(port, streams, each, tenants=True) as processes:
             idle = resident_memory(pid)
             cursors = sum(open_cursors(port) for port in cluster.all_ports)
             used, begun = cpu_seconds(pid), time.perf_counter()
-            for process in processes:
-                process.tell()
-            results = [json.loads(process.line()) for process in processes]
+            results = results_of(processes)
             used, took = cpu_seconds(pid) - used, time.perf_counter() - begun
             busy = resident_memory(pid)
     return {
@@ -138,25 +137,6 @@ def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
         "idle": (idle - before) / streams / 1024,
         "busy": (busy - before) / streams / 1024,
     }
-
-
-@contextmanager
-def _opened(port: int, streams: int, events: int) -> Iterator[list[Program]]:
-    """Start processes that open the streams and then wait for a line on stdin."""
-    shares = [streams // PROCESSES + (n < streams % PROCESSES) for n in range(PROCESSES)]
-    first = 0
-    with ExitStack() as stack:
-        processes = []
-        for share in filter(None, shares):
-            program = Program(
-                "bench.fanout_clients", str(port), "--start", f"{FIRST_SECOND}:1",
-                "--clients", str(share), "--events", str(events), "--tenants", str(first),
-            )  # fmt: skip
-            processes.append(stack.enter_context(program))
-            first += share
-        for process in processes:
-            process.line()
-        yield processes
 
 
 # Real servers.

@@ -1,9 +1,11 @@
-"""Programs of the benchmark that run as processes and are told what to do in lines."""
+"""Programs of the benchmark: processes that signals on their stdin control."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Program:
@@ -54,3 +56,10 @@ class Program:
         if not line:
             raise RuntimeError("a program of the benchmark has ended")
         return line
+
+
+def results_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
+    """Signal all programs, then return the JSON object that each of them prints."""
+    for program in programs:
+        program.tell()
+    return [json.loads(program.line()) for program in programs]

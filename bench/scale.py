@@ -1,6 +1,5 @@
 """Many shards and many watchers on one router: the claims of docs/scaling.md."""
 
-import json
 import time
 from statistics import median
 from typing import Any
@@ -17,6 +16,7 @@ from bench.processes import (
     resident_memory,
     router,
 )
+from bench.program import results_of
 from bench.suite import Column, Options, Outcome, Suite, Table
 
 SIZE = 500
@@ -74,9 +74,7 @@ def _measure(cluster: ReplayedCluster, shards: int, watchers: int) -> dict[str, 
             cursors = sum(open_cursors(each) for each in cluster.all_ports)
             connections = _connections(port)
             used = cpu_seconds(pid)
-            for process in processes:
-                process.tell()
-            results = [json.loads(process.line()) for process in processes]
+            results = results_of(processes)
             used = cpu_seconds(pid) - used
             busy = peak_memory(pid)
     delivered = watchers * cluster.events

@@ -1,7 +1,6 @@
 """Watchers and writers beside real servers: the cost of a way to watch, and the events' latency."""
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from bench.members import Members
 from bench.processes import cpu_seconds
-from bench.program import Program
+from bench.program import Program, results_of
 
 _numbers = count(0, 1_000_000)
 """The number of each writer's first document."""
@@ -156,6 +155,4 @@ def _finish(process: Program | None) -> dict[str, Any]:
     """Stop a program and return the JSON that it prints."""
     if process is None:
         return {}
-    process.tell()
-    found: dict[str, Any] = json.loads(process.line())
-    return found
+    return results_of([process])[0]
