@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.collection import Collection
 from pymongo.database import Database
@@ -44,9 +43,8 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
 
 @pytest.fixture(scope="session")
 def client(router: RouterProcess) -> Iterator[Client]:
-    client: Client
-    with pymongo.MongoClient(router.uri) as client:
-        yield client
+    with Client(router.uri) as connected:
+        yield connected
 
 
 _names = itertools.count(1)
@@ -80,7 +78,6 @@ def newer() -> Iterator[Client]:
     with (
         EmbeddedProcess(2, {"noop_interval": NOOP_SECONDS, "token_version": 2}) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
+        Client(router.uri) as connected,
     ):
-        client: Client
-        with pymongo.MongoClient(router.uri) as client:
-            yield client
+        yield connected

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pymongo
 from pymongo.errors import PyMongoError
@@ -70,6 +70,12 @@ class Failure:
     during: str
     error: str
 
+    @classmethod
+    def of(cls, error: Exception, begun: float) -> Self:
+        """Return the failure, seen now, of what was ``begun`` then (monotonic clock)."""
+        now = time.monotonic()
+        return cls(now, "", f"{error!r} after {now - begun:.1f} s")
+
 
 @dataclass(slots=True)
 class Watcher:
@@ -116,13 +122,7 @@ class Watcher:
                     if self.segments:
                         last = self.segments[-1]
                         token = {"_data": last.end or last.start}
-                    self.failures.append(
-                        Failure(
-                            time.monotonic(),
-                            "",
-                            f"{error!r} after {time.monotonic() - begun:.1f} s",
-                        )
-                    )
+                    self.failures.append(Failure.of(error, begun))
                     time.sleep(0.2)
 
     def _read(self, stream: Any, segment: Segment, token: Any) -> Any:
@@ -178,11 +178,5 @@ class Opener:
                                 segment.events.append(event)
                             segment.end = stream.resume_token["_data"]
                 except PyMongoError as error:
-                    self.failures.append(
-                        Failure(
-                            time.monotonic(),
-                            "",
-                            f"{error!r} after {time.monotonic() - begun:.1f} s",
-                        )
-                    )
+                    self.failures.append(Failure.of(error, begun))
                     time.sleep(0.2)

@@ -2,7 +2,9 @@
 
 import ipaddress
 import os
+import ssl
 import stat
+import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -147,6 +149,14 @@ class Authority:
         path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         return path
 
+    def router_flags(self, certificate: Path) -> dict[str, object]:
+        """Return the flags of a router that has this certificate and takes TLS connections only."""
+        return {
+            "tlsMode": "requireTLS",
+            "tlsCertificateKeyFile": certificate,
+            "tlsCAFile": self.file,
+        }
+
     def _key_id(self) -> x509.SubjectKeyIdentifier:
         return x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
 
@@ -156,3 +166,12 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+def only_tls_1_1(context: ssl.SSLContext) -> None:
+    """Limit a context to protocols that are too old for the router."""
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = ssl.TLSVersion.TLSv1_1

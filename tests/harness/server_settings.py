@@ -1,5 +1,7 @@
 """The configuration of MongoDB's own servers for tests and benchmarks."""
 
+import base64
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,14 @@ _EVERY_MONGOD = {
 _EVERY_MONGOS = {"mongosShutdownTimeoutMillisForSignaledShutdown": "0"}
 # The default journal reserves 200 MB for each mongod, too much for a dozen of them in memory.
 _JOURNAL = "log=(enabled=true,remove=true,path=journal,compressor=snappy,file_max=16MB)"
+
+
+def write_key_file(folder: Path) -> Path:
+    """Write a new key for the members of a cluster, readable for the owner alone."""
+    path = folder / "key"
+    path.write_text(base64.b64encode(secrets.token_bytes(96)).decode())
+    path.chmod(0o600)
+    return path
 
 
 @dataclass(frozen=True, slots=True)

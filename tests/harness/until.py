@@ -1,6 +1,7 @@
-"""Waiting for conditions that other tasks of the loop make true."""
+"""Waiting for conditions: those that the loop's tasks make true, and those of other processes."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 PATIENCE = 30.0
@@ -12,3 +13,15 @@ async def until(condition: Callable[[], object], timeout: float = PATIENCE) -> N
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    """Block until ``condition()`` is true.
+
+    Raises:
+        AssertionError: it is still false after ``timeout`` seconds; the message names ``what``.
+    """
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        time.sleep(0.02)

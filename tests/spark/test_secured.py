@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.harness.clusters import start_real_cluster
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.server_settings import ServerSettings
+from tests.harness.server_settings import ServerSettings, write_key_file
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -31,9 +29,7 @@ class Secured(NamedTuple):
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    key_file = tmp_path_factory.mktemp("spark") / "key"
-    key_file.write_text(base64.b64encode(secrets.token_bytes(96)).decode())
-    key_file.chmod(0o600)
+    key_file = write_key_file(tmp_path_factory.mktemp("spark"))
     settings = ServerSettings(noop_interval=1, key_file=key_file)
     with (
         start_real_cluster(2, settings=settings) as real,

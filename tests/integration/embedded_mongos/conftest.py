@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import pymongo
 import pytest
 from bson import MinKey
 
@@ -19,9 +18,8 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="package")
 def client(cluster: TestCluster) -> Iterator[Client]:
-    opened: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as opened:
-        yield opened
+    with Client(cluster.mongos_uri) as connected:
+        yield connected
 
 
 @pytest.fixture

@@ -3,15 +3,11 @@
 import itertools
 from collections.abc import Iterator
 
-import pymongo
 import pytest
 
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
-from tests.integration.lookups.both import (
-    Both,
-    Data,
-)
+from tests.integration.lookups.both import Both, Data
 
 
 @pytest.fixture(scope="package")
@@ -22,9 +18,8 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="package")
 def mongos(cluster: TestCluster) -> Iterator[Client]:
-    client: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as client:
-        yield client
+    with Client(cluster.mongos_uri) as connected:
+        yield connected
 
 
 @pytest.fixture(scope="package")
@@ -35,9 +30,8 @@ def process(cluster: TestCluster) -> Iterator[RouterProcess]:
 
 @pytest.fixture(scope="package")
 def router(process: RouterProcess) -> Iterator[Client]:
-    client: Client
-    with pymongo.MongoClient(process.uri) as client:
-        yield client
+    with Client(process.uri) as connected:
+        yield connected
 
 
 _names = itertools.count(1)

@@ -1,15 +1,12 @@
 """Users of graded rights, their connections, and the commands that tests compare."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pymongo
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, RealCluster
-from tests.harness.routers import RouterProcess
 
 USERS: dict[str, list[Any]] = {
     "reader": [{"role": "read", "db": "db"}],
@@ -30,14 +27,6 @@ class Servers(NamedTuple):
     router: str
     alone: str
     cluster: RealCluster
-
-
-@contextmanager
-def closing_router(router: RouterProcess) -> Iterator[RouterProcess]:
-    try:
-        yield router
-    finally:
-        router.stop()
 
 
 def stream(target: Any, pipeline: list[Any] = STREAM, **fields: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Two shards with a key file and users of graded rights, and routers in front of them."""
 
-import base64
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +8,13 @@ import pytest
 
 from tests.harness.clusters import RealCluster, start_real_cluster
 from tests.harness.routers import start_router
-from tests.harness.server_settings import ServerSettings
-from tests.integration.security.clients import USERS, Servers, closing_router
+from tests.harness.server_settings import ServerSettings, write_key_file
+from tests.integration.security.clients import USERS, Servers
 
 
 @pytest.fixture(scope="package")
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("security") / "key"
-    path.write_text(base64.b64encode(secrets.token_bytes(96)).decode())
-    path.chmod(0o600)
-    return path
+    return write_key_file(tmp_path_factory.mktemp("security"))
 
 
 @pytest.fixture(scope="package")
@@ -50,12 +45,8 @@ def servers(
     )
     upstream = f"mongodb://{secured.mongos}/"
     with (
-        closing_router(
-            start_router(secured.configdb, upstream, set_parameter=options, config=config)
-        ) as router,
-        closing_router(
-            start_router(secured.configdb, keyFile=key_file, set_parameter=options)
-        ) as alone,
+        start_router(secured.configdb, upstream, set_parameter=options, config=config) as router,
+        start_router(secured.configdb, keyFile=key_file, set_parameter=options) as alone,
     ):
         yield Servers(
             secured.mongos, f"127.0.0.1:{router.port}", f"127.0.0.1:{alone.port}", secured

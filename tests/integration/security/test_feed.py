@@ -19,7 +19,7 @@ from scramp import ScramClient
 from tests.harness.clusters import RealCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
-from tests.integration.security.clients import USERS, Servers, client, closing_router
+from tests.integration.security.clients import USERS, Servers, client
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "read_secured_feed.py"
 Line = dict[str, Any]
@@ -31,7 +31,7 @@ def router(
 ) -> Iterator[RouterProcess]:
     options = {"userCacheInvalidationIntervalSecs": 1, "authFailedDelayMs": 0}
     flags = {"keyFile": key_file, "set_parameter": options, "workers": request.param}
-    with closing_router(start_router(secured.configdb, feed=True, **flags)) as running:
+    with start_router(secured.configdb, feed=True, **flags) as running:
         yield running
 
 

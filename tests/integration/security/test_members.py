@@ -15,7 +15,7 @@ from shard_client.wire.access import Access
 from shard_client.wire.authentication import Credentials, read_key_file
 from tests.harness.clusters import Client, RealCluster
 from tests.harness.routers import start_router
-from tests.integration.security.clients import Servers, client, closing_router
+from tests.integration.security.clients import Servers, client
 
 
 async def test_a_member_by_key_file(secured: RealCluster, key_file: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_router_of_least_privilege(
     config = tmp_path / "router.yaml"
     config.write_text(f"security:\n  user: least\n  passwordFile: {password}\n")
     with (
-        closing_router(start_router(secured.configdb, config=config)) as router,
+        start_router(secured.configdb, config=config) as router,
         client(f"127.0.0.1:{router.port}", "writer") as watcher,
         client(servers.mongos, "writer") as writer,
         watcher.start_session() as session,

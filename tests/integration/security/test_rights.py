@@ -16,7 +16,7 @@ from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Connection
 from tests.harness.clusters import Client, RealCluster
 from tests.harness.routers import start_router
-from tests.harness.until import PATIENCE
+from tests.harness.until import PATIENCE, wait_for
 from tests.integration.security.clients import STREAM, USERS, Servers, answer, client, stream
 
 WHOLE_CLUSTER = [{"$changeStream": {"allChangesForCluster": True}}]
@@ -94,10 +94,7 @@ def read_on(connected: Client, getting: dict[str, Any], session: Any) -> None:
 
 def wait_for_answer(connected: Client, expected: Any) -> None:
     """Wait until the opening of a stream is answered as expected."""
-    deadline = time.monotonic() + PATIENCE
-    while (found := answer(connected, "db", stream("c"))) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    wait_for(lambda: answer(connected, "db", stream("c")) == expected, str(expected))
 
 
 def test_streams_end_with_their_users_rights(servers: Servers) -> None:

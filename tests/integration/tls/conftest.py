@@ -1,7 +1,5 @@
 """Two shards with a key file that take TLS connections only, and routers in front of them."""
 
-import base64
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from tests.harness.certificates import Authority
 from tests.harness.clusters import RealCluster, start_real_cluster
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.server_settings import ServerSettings, ServerTls
+from tests.harness.server_settings import ServerSettings, ServerTls, write_key_file
 
 USER = "alice"
 """The name and the password of a user that may read and write the database ``db``."""
@@ -29,10 +27,7 @@ def authority(folder: Path) -> Authority:
 
 @pytest.fixture(scope="package")
 def key_file(folder: Path) -> Path:
-    path = folder / "key"
-    path.write_text(base64.b64encode(secrets.token_bytes(96)).decode())
-    path.chmod(0o600)
-    return path
+    return write_key_file(folder)
 
 
 @pytest.fixture(scope="package")
@@ -63,9 +58,7 @@ def router(
         workers=request.param,
         admin_port=0,
         keyFile=key_file,
-        tlsMode="requireTLS",
-        tlsCertificateKeyFile=authority.issue("router"),
-        tlsCAFile=authority.file,
+        **authority.router_flags(authority.issue("router")),
     ) as started:
         yield started
 

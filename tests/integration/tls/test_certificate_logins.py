@@ -35,10 +35,8 @@ def router(
         cluster.configdb,
         f"mongodb://{cluster.mongos}/" if request.param else None,
         keyFile=key_file,
-        tlsMode="requireTLS",
-        tlsCertificateKeyFile=authority.issue("router"),
-        tlsCAFile=authority.file,
         set_parameter={"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1},
+        **authority.router_flags(authority.issue("router")),
     ) as started:
         yield started
 

@@ -25,10 +25,8 @@ def router_of(cluster: RealCluster, authority: Authority, **flags: Any) -> Route
         cluster.configdb,
         f"mongodb://{cluster.mongos}/",
         clusterAuthMode="x509",
-        tlsMode="requireTLS",
-        tlsCertificateKeyFile=authority.issue("gateway", subject=(("O", "public"),)),
-        tlsCAFile=authority.file,
         tlsAllowConnectionsWithoutCertificates=True,
+        **authority.router_flags(authority.issue("gateway", subject=(("O", "public"),))),
         **flags,
     )
 

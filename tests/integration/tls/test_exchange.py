@@ -3,7 +3,6 @@
 import signal
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pymongo.errors import OperationFailure
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, RealCluster
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import PATIENCE
+from tests.harness.until import PATIENCE, wait_for
 
 BAD_CONFIGURATION = 140
 
@@ -41,10 +40,8 @@ def router(
         workers=request.param,
         admin_port=0,
         keyFile=key_file,
-        tlsMode="requireTLS",
-        tlsCertificateKeyFile=file,
-        tlsCAFile=authority.file,
         tlsAllowConnectionsWithoutCertificates=True,
+        **authority.router_flags(file),
     ) as started:
         yield started
 
@@ -70,9 +67,7 @@ def shown_name(port: int, authority: Authority) -> str:
 
 def wait_for_admin_name(router: RouterProcess, authority: Authority, name: str) -> None:
     """Wait until the admin port shows a certificate; with workers their parent serves it."""
-    deadline = time.monotonic() + PATIENCE
-    while (shown := shown_name(router.admin_port, authority)) != name:
-        assert time.monotonic() < deadline, f"the admin port shows {shown}"
+    wait_for(lambda: shown_name(router.admin_port, authority) == name, f"the certificate of {name}")
 
 
 def test_by_command_and_by_signal(
@@ -105,9 +100,7 @@ def test_by_command_and_by_signal(
 
         authority.issue("third", file=file)
         router.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + PATIENCE
-        while shown_names(router, authority) != {"third"}:
-            assert time.monotonic() < deadline, "SIGHUP exchanges no certificate"
+        wait_for(lambda: shown_names(router, authority) == {"third"}, "the exchange by SIGHUP")
         wait_for_admin_name(router, authority, "third")
 
         # The connection and the stream from before go on, and so does the monitoring, which the

@@ -21,7 +21,7 @@ from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from shard_client.wire.tls import TlsContexts
 from tests.doubles.fake_cursors import FakeCursors, event
-from tests.harness.certificates import Authority
+from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.facade import Facade, facade
 from tests.harness.until import until
 
@@ -151,11 +151,7 @@ async def test_large_messages_both_ways(files: Certificates) -> None:
 
 def old_protocol(files: Certificates) -> ssl.SSLContext:
     context = files.client_context(files.client)
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context.minimum_version = ssl.TLSVersion.TLSv1
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    only_tls_1_1(context)
     return context
 
 

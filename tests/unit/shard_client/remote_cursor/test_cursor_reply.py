@@ -1,4 +1,5 @@
 from contextlib import suppress
+from typing import Any
 
 import bson
 import pytest
@@ -85,6 +86,21 @@ def test_every_recorded_event_is_parsed_with_its_token():
     assert count > 5000
 
 
+def rebuilt_reply(name: str, batch: CursorBatch, **more: Any) -> bytes:
+    """Return the reply of mongos with a batch's events in the field ``name``."""
+    parts = build_cursor_reply(
+        name,
+        cursor_id=batch.cursor_id,
+        namespace=batch.namespace,
+        events=[event for _, event in batch.events],
+        pbrt=batch.pbrt,
+        cluster_time=batch.cluster_time,
+        operation_time=batch.operation_time,
+        **more,
+    )
+    return b"".join(parts)
+
+
 def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
     rebuilt = [
         reply for reply, document in recorded_replies() if reply.via == "mongos" and document["ok"]
@@ -92,17 +108,7 @@ def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
     for reply in rebuilt:
         batch = slice_cursor_reply(reply.raw)
         name = "firstBatch" if "aggregate" in reply.command else "nextBatch"
-        parts = build_cursor_reply(
-            name,
-            cursor_id=batch.cursor_id,
-            namespace=batch.namespace,
-            events=[event for _, event in batch.events],
-            pbrt=batch.pbrt,
-            size=batch.size,
-            cluster_time=batch.cluster_time,
-            operation_time=batch.operation_time,
-        )
-        assert b"".join(parts) == reply.raw
+        assert rebuilt_reply(name, batch, size=batch.size) == reply.raw
     assert len(rebuilt) > 40
 
 
@@ -116,16 +122,8 @@ def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
                 continue
             raw = bson.encode(reply)
             batch = slice_cursor_reply(raw)
-            parts = build_cursor_reply(
-                "firstBatch" if "firstBatch" in reply["cursor"] else "nextBatch",
-                cursor_id=batch.cursor_id,
-                namespace=batch.namespace,
-                events=[event for _, event in batch.events],
-                pbrt=batch.pbrt,
-                cluster_time=batch.cluster_time,
-                operation_time=batch.operation_time,
-            )
-            assert b"".join(parts) == raw
+            name = "firstBatch" if "firstBatch" in reply["cursor"] else "nextBatch"
+            assert rebuilt_reply(name, batch) == raw
             rebuilt += 1
     assert rebuilt > 80
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from shard_client.errors import NetworkError
 from shard_client.wire.connection import Connection
 from shard_client.wire.tls import Certificate, TlsContexts, TlsFiles
-from tests.harness.certificates import Authority
+from tests.harness.certificates import Authority, only_tls_1_1
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +34,9 @@ def serving(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def only_tls_1_1(certificate: Path) -> ssl.SSLContext:
+def old_server(certificate: Path) -> ssl.SSLContext:
     context = serving(certificate)
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context.minimum_version = ssl.TLSVersion.TLSv1
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    only_tls_1_1(context)
     return context
 
 
@@ -87,7 +82,7 @@ async def test_a_revoked_certificate(authority: Authority, files: TlsFiles) -> N
 
 
 async def test_tls_1_1(authority: Authority, files: TlsFiles) -> None:
-    text = await failure(only_tls_1_1(authority.issue("old")), files)
+    text = await failure(old_server(authority.issue("old")), files)
     assert "the connection ended during the TLS handshake" in text
 
 
