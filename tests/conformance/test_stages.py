@@ -180,7 +180,7 @@ def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
             db.a.insert_one({"_id": number})
         events = stream.read(5)
         assert all(event["fullDocument"] == forged["fullDocument"] for event in events)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
     detected = [{"$addFields": {"operationType": "kNewShardDetected"}}]
     with Stream(client, db.name, "a", {}, detected) as stream:
         db.a.insert_one({"_id": 9})

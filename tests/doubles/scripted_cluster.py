@@ -23,13 +23,16 @@ LIMITS = StreamSettings(
     await_unknown=0.005,
     await_gate=0.001,
     probe_worth=60.0,
-    failure_timeout=5.0,
-    open_timeout=10.0,
-    connect_timeout=2.0,
-    close_timeout=0.5,
+    linger=PATIENCE,
+    reply_timeout=PATIENCE,
+    failure_timeout=PATIENCE,
+    open_timeout=PATIENCE,
+    connect_timeout=PATIENCE,
+    close_timeout=PATIENCE,
     backoff_first=0.005,
     nudge=False,
 )
+"""Nothing times out on a busy machine; tests of a time limit set it."""
 
 
 def stream(start: int | None = 100, **fields: Any) -> StreamRequest:
@@ -80,6 +83,8 @@ class ScriptedCluster:
         return sum(len(member.cursors) for member in self.members)
 
     async def close(self) -> None:
+        for member in self.members:
+            member.stop_waiting()
         for registry in self.registries:
             await registry.close()
         for cluster in self.clusters:

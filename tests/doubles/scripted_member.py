@@ -59,6 +59,7 @@ class ScriptedMember:
         oplog_size: the oplog's size that collStats reports; if 0, collStats fails.
         unreplicated: whether notes never reach a majority.
         waiting: the number of getMores that wait for the oplog to grow.
+        waits: whether getMores wait for events at all.
         past: the maxClusterTime of each note request.
         shows: the last cluster time of the oplog that cursors see; None is all of it.
         lets_through: returns whether the cursor with this id and pipeline sees events.
@@ -86,6 +87,7 @@ class ScriptedMember:
     oplog_size: int = 0
     unreplicated: bool = False
     waiting: int = 0
+    waits: bool = True
     past: list[Timestamp] = field(default_factory=list)
     shows: Timestamp | None = None
     lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
@@ -115,6 +117,11 @@ class ScriptedMember:
             yield
         finally:
             self._moved = moved
+
+    def stop_waiting(self) -> None:
+        """Answer all getMores at once from now on, also those that wait for events."""
+        self.waits = False
+        self._wake()
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -162,8 +169,11 @@ class ScriptedMember:
         self.now = max(self.now, ts)
         self.entries.append((ts, event))
         if event is not None:
-            self._moved.set()
-            self._moved = asyncio.Event()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     def fail(self, command: str, code: int, message: str = "scripted", times: int = 1) -> None:
         """Make the next ``times`` ``command`` requests fail."""
@@ -318,7 +328,7 @@ class ScriptedMember:
         while True:
             moved = self._moved
             found = self._beyond(cursor)
-            if found:
+            if found or not self.waits:
                 break
             self.waiting += 1
             try:
@@ -364,6 +374,5 @@ class ScriptedMember:
 
     async def _killcursors(self, command: dict[str, Any]) -> dict[str, Any]:
         killed = [number for number in command["cursors"] if self.cursors.pop(number, None)]
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._wake()
         return {"cursorsKilled": killed, "cursorsNotFound": []}

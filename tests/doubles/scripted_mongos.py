@@ -10,6 +10,7 @@ from bson import Int64
 
 from shard_client.wire.connection import Connection
 from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
+from tests.harness.until import PATIENCE
 
 Document = dict[str, Any]
 Stage = Callable[[Document], Document | None]
@@ -53,7 +54,7 @@ class ScriptedMongos:
 
     async def connect(self) -> Connection:
         """Open a connection to this server, as ``UpstreamMongos`` does."""
-        return await Connection.open(("127.0.0.1", self.server.port), timeout=2.0)
+        return await Connection.open(("127.0.0.1", self.server.port), timeout=PATIENCE)
 
     async def answer(self, asked: Asked) -> None:
         command = asked.command

@@ -8,11 +8,12 @@ from typing import Any, Self
 import bson
 from bson.codec_options import CodecOptions
 
+from tests.harness.until import PATIENCE
+
 _HEADER = struct.Struct("<iiii")
 _OP_REPLY, _OP_QUERY, _OP_COMPRESSED, _OP_MSG = 1, 2004, 2012, 2013
 _ZLIB = 2
 MORE_TO_COME, EXHAUST_ALLOWED = 2, 1 << 16
-_TIMEOUT = 10.0
 
 
 class Reply(dict[str, Any]):
@@ -76,7 +77,7 @@ class RawClient:
 
     async def receive(self) -> Reply:
         """Return the next reply; raise EOFError if the server has closed the connection."""
-        async with asyncio.timeout(_TIMEOUT):
+        async with asyncio.timeout(PATIENCE):
             try:
                 header = await self.reader.readexactly(16)
                 length, request_id, response_to, op_code = _HEADER.unpack(header)
@@ -119,10 +120,33 @@ class RawClient:
 
     async def closed(self) -> bool:
         """Wait until the server has closed the connection; discard what it still sends."""
-        async with asyncio.timeout(_TIMEOUT):
+        async with asyncio.timeout(PATIENCE):
             try:
                 while await self.reader.read(65536):
                     pass
             except ConnectionError:
                 pass
         return True
+
+
+async def get_more_in_flight(
+    holder: RawClient, other: RawClient, database: str, cursor_id: int, **fields: Any
+) -> asyncio.Task[Reply]:
+    """Start a getMore of a minute; return the task with its reply once the cursor is in use.
+
+    Args:
+        holder: the connection of the getMore.
+        other: a connection whose short getMores are refused as soon as the cursor is in use.
+        database: the cursor's database.
+        cursor_id: a cursor on the collection ``c``, without events.
+        fields: further fields of both getMores.
+    """
+    get_more = {"getMore": cursor_id, "collection": "c", **fields}
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            holder.send(database, {**get_more, "maxTimeMS": 60_000})
+            answer = asyncio.create_task(holder.receive())
+            while not answer.done():  # done with code 143 if a short getMore arrived first
+                reply = await other.command(database, {**get_more, "maxTimeMS": 1})
+                if reply.get("code") == 143:
+                    return answer

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from pymongo.errors import PyMongoError
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import PATIENCE
+from tests.harness.until import PATIENCE, wait_for
 from tests.soak import CURSOR_TIMEOUT_MS, Soak
 
 _MIB = 1024 * 1024
 BUDGET = 2 * _MIB
+STATUS = {"serverStatus": 1}
 LIMITS = {
     "cursorTimeoutMillis": CURSOR_TIMEOUT_MS,
     "remoteBufferBytes": BUDGET,
@@ -43,13 +44,6 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
         cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=LIMITS
     ) as running:
         yield running
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.02)
 
 
 def test_disconnected_clients_leave_nothing_behind(
@@ -232,7 +226,7 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
 
     # Cursors that a member could not be told to kill while it was stopped.
     before = open_cursors()
-    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 1000}
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 6000}
     watch = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
     router = await asyncio.to_thread(
         start_router, cluster.configdb, cluster.mongos_uri, set_parameter=drain
@@ -243,11 +237,14 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
         await RawClient.connect(router.port) as longer,
     ):
         ids = [(await each.command("ending", watch))["cursor"]["id"] for each in (waiting, longer)]
-        waiting.send("ending", _get_more(ids[0], 500))
+        waiting.send("ending", _get_more(ids[0], 4000))
         longer.send("ending", _get_more(ids[1], 60_000))
-        await asyncio.sleep(0.1)
-        os.kill(router.process.pid, signal.SIGTERM)
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE):
+            while (await later.command("admin", STATUS))["opcounters"]["getmore"] < 2:
+                pass
+            os.kill(router.process.pid, signal.SIGTERM)
+            while (await later.command("admin", {"ping": 1}))["ok"]:
+                pass
         refused = await later.command("ending", watch)
         assert (refused["code"], refused["codeName"]) == (91, "ShutdownInProgress")
         assert refused["errorLabels"] == ["ResumableChangeStreamError"]
@@ -291,7 +288,7 @@ def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestClus
             begun = time.monotonic()
             os.kill(router.process.pid, signal.SIGTERM)
             assert router.process.wait(PATIENCE) == 0
-            assert time.monotonic() - begun < 8
+            assert time.monotonic() - begun < 20
         finally:
             for member in members:
                 cluster.wake_member(member)

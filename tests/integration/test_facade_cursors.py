@@ -8,7 +8,7 @@ import pytest
 from bson import Binary, Int64
 
 from tests.harness.clusters import TestCluster
-from tests.harness.raw_client import EXHAUST_ALLOWED, RawClient
+from tests.harness.raw_client import EXHAUST_ALLOWED, RawClient, get_more_in_flight
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
 
@@ -33,26 +33,16 @@ async def open_cursor(client: RawClient, **fields: Any) -> Int64:
     return reply["cursor"]["id"]
 
 
-async def in_use(client: RawClient, cursor_id: Int64, **fields: Any) -> None:
-    """Wait until a getMore of another connection holds the cursor."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            reply = await client.command("cursors", get_more(cursor_id, maxTimeMS=1, **fields))
-            if reply.get("code") == 143:
-                return
-
-
 async def test_a_cursor_serves_one_get_more_which_a_kill_ends(router: RouterProcess) -> None:
     async with (
         await RawClient.connect(router.port) as one,
         await RawClient.connect(router.port) as two,
     ):
         cursor_id = await open_cursor(one)
-        one.send("cursors", get_more(cursor_id, maxTimeMS=60_000))
-        await in_use(two, cursor_id)
+        answer = await get_more_in_flight(one, two, "cursors", cursor_id)
         killed = await two.command("cursors", {"killCursors": "c", "cursors": [cursor_id]})
         assert killed["cursorsKilled"] == [cursor_id]
-        reply = await one.receive()
+        reply = await answer
         assert (reply["code"], reply["codeName"]) == (237, "CursorKilled")
         assert (await two.command("cursors", get_more(cursor_id)))["code"] == 43
 

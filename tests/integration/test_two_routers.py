@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -16,6 +15,7 @@ from pymongo.topology_description import TOPOLOGY_TYPE
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE, wait_for
 
 LAST = -1
 REGIONS = "az"
@@ -46,7 +46,7 @@ class Pair:
     def end(self, port: int, how: signal.Signals) -> None:
         process = self.routers[port].process
         os.kill(process.pid, how)
-        process.wait(30)
+        process.wait(PATIENCE)
 
     def status(self, port: int) -> dict[str, Any]:
         client: Client
@@ -91,15 +91,8 @@ def pair(sharded: TestCluster) -> Iterator[Pair]:
 def client(pair: Pair) -> Iterator[Client]:
     connected: Client
     with pymongo.MongoClient(pair.uri) as connected:
-        wait_until(lambda: len(connected.nodes) == 2)
+        wait_for(lambda: len(connected.nodes) == 2, "both routers")
         yield connected
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def insert(collection: Any, numbers: range) -> None:
@@ -164,7 +157,7 @@ def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
     def watch(opening: Callable[[], ChangeStream[dict[str, Any]]]) -> list[dict[str, Any]]:
         seen = []
         with opening() as stream:
-            opened.wait(30)
+            opened.wait(PATIENCE)
             for event in stream:
                 if event["ns"] == {"db": "pair", "coll": "c"}:
                     seen.append(dict(event))
@@ -182,7 +175,7 @@ def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
 
     with ThreadPoolExecutor(len(watches) + 1) as threads:
         watching = [threads.submit(watch, opening) for opening in watches]
-        opened.wait(30)
+        opened.wait(PATIENCE)
         writing: Future[int] = threads.submit(write)
         try:
             for port in list(pair.routers):
@@ -190,8 +183,8 @@ def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
                 pair.start(port)
         finally:
             stop.set()
-        written = writing.result(30)
-        whole, *others = [future.result(60) for future in watching]
+        written = writing.result(PATIENCE)
+        whole, *others = [future.result(2 * PATIENCE) for future in watching]
     assert written > 20
     ids = [event["documentKey"]["_id"] for event in whole]
     assert sorted(ids) == [LAST, *range(written)]

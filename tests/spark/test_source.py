@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
+from tests.harness.until import PATIENCE, wait_for
 from tests.spark.conftest import Shop
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
@@ -111,10 +112,7 @@ def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, sh
     query.processAllAvailable()
     assert open_cursors() == before + 1
     query.stop()
-    until = time.monotonic() + 20
-    while open_cursors() > before:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: open_cursors() <= before, "the query's cursor to end")
 
 
 def test_spark_s_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
@@ -126,7 +124,7 @@ def test_spark_s_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -
     )
     query = lines.writeStream.format("memory").queryName("fed").start()
     found: list[int] = []
-    until = time.monotonic() + 30
+    until = time.monotonic() + 4 * PATIENCE
     try:
         while len(found) < 20:
             assert query.isActive

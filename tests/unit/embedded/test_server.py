@@ -231,7 +231,7 @@ async def test_an_idle_member_writes_no_ops() -> None:
     await mongod.start()
     before = mongod.oplog.last_ts
     assert before is not None
-    assert await mongod.oplog.wait_beyond(before, 5)
+    assert await mongod.oplog.wait_beyond(before, PATIENCE)
     await mongod.stop()
     after = mongod.oplog.last_ts
     assert after is not None

@@ -13,7 +13,7 @@ from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import until
 
-LIMITS = StreamSettings(open_timeout=0.3, connect_timeout=0.2)
+LIMITS = StreamSettings(open_timeout=2.0, connect_timeout=2.0)
 
 
 @pytest.fixture

@@ -9,15 +9,14 @@ from router.catalog.cluster import Cluster
 from router.catalog.replica_set_checks import ReplicaSetChecks
 from shard_client.errors import CommandError
 from tests.doubles.fake_clusters import AnsweringCluster
-
-_WAIT = 30.0
+from tests.harness.until import PATIENCE
 
 
 async def test_a_shard_that_hangs_does_not_hold_the_results_up() -> None:
     cluster = AnsweringCluster()
     checks = ReplicaSetChecks(cast(Cluster, cluster), keep=0.0)
     try:
-        async with asyncio.timeout(_WAIT):
+        async with asyncio.timeout(PATIENCE):
             assert await checks.results(patience=0.0) == {}
             cluster.answering.set()
             found = await checks.results(patience=None)

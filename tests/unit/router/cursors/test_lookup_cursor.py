@@ -14,7 +14,7 @@ from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import event_token, mark_token
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 LOOKUP = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
 
@@ -44,7 +44,7 @@ async def read(cursor: Any, count: int, batch_size: int | None = None) -> list[B
     """Read batches until ``count`` events have arrived."""
     batches: list[Batch] = []
     while sum(len(batch.events) for batch in batches) < count:
-        batches.append(await cursor.next_batch(batch_size, 5.0))
+        batches.append(await cursor.next_batch(batch_size, PATIENCE))
         assert batches[-1].events
     return batches
 
@@ -66,7 +66,7 @@ async def test_lookups_wait_until_the_client_reads(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
     cursor = await opened(cluster.registry(mongos=mongos.connect))
-    waiting = asyncio.create_task(cursor.next_batch(None, 5.0))
+    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     cluster.shards["s0"].update(101, 1)
     cluster.noop(102)
     assert shown(await waiting) == [{"_id": 1, "v": 1}]
@@ -92,7 +92,7 @@ async def test_lookups_are_limited_to_the_batch_size(
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(120)
     cursor = await opened(cluster.registry(mongos=mongos.connect))
-    batch = await cursor.next_batch(2, 5.0)
+    batch = await cursor.next_batch(2, PATIENCE)
     assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 1, "v": 1}]
     assert mongos.finds() == [{"_id": {"$in": [0, 1]}}]
     assert bson.decode(batch.pbrt) == {"_data": event_token(Timestamp(102, 1), 1)}
@@ -109,10 +109,10 @@ async def test_a_batch_is_filled_even_if_stages_drop_events(
     cursor = await opened(
         cluster.registry(mongos=mongos.connect), {"$match": {"fullDocument.v": 0}}
     )
-    batch = await cursor.next_batch(2, 5.0)
+    batch = await cursor.next_batch(2, PATIENCE)
     assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 3, "v": 3}]
     assert bson.decode(batch.pbrt) == {"_data": event_token(Timestamp(104, 1), 3)}
-    assert shown(await cursor.next_batch(2, 5.0)) == [{"_id": 6, "v": 6}]
+    assert shown(await cursor.next_batch(2, PATIENCE)) == [{"_id": 6, "v": 6}]
 
 
 async def test_the_token_advances_if_all_events_are_dropped(
@@ -165,13 +165,13 @@ async def test_documents_count_in_the_memory_of_the_process(
     before = registry.memory.held
     mongos.held_back = "getMore"
     mongos.open.clear()
-    reading = asyncio.create_task(cursor.next_batch(None, 5.0))
+    reading = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await until(lambda: len(mongos.commands) == 2)
     assert registry.memory.held - before > 4 * 10_000
     mongos.open.set()
     assert len((await reading).events) == 3
     assert 7 * 10_000 < registry.memory.held - before < 8 * 10_000
-    assert len((await cursor.next_batch(None, 5.0)).events) == 3
+    assert len((await cursor.next_batch(None, PATIENCE)).events) == 3
     assert 4 * 10_000 < registry.memory.held - before < 5 * 10_000
     registry.kill([cursor.cursor_id], OWNER)
     assert registry.memory.held <= before
@@ -200,7 +200,7 @@ async def test_a_failing_stage_ends_the_stream_at_its_event(
     mongos.refuse_stages = lambda events: any(e["fullDocument"]["v"] == 3 for e in events)
     batches = await read(cursor, 3)
     with pytest.raises(CommandError) as error:
-        await cursor.next_batch(None, 5.0)
+        await cursor.next_batch(None, PATIENCE)
     assert error.value.code == 2
     assert [each["_id"] for batch in batches for each in shown(batch)] == [0, 1, 2]
     assert cursor.finished
@@ -213,7 +213,7 @@ async def test_a_changed_token_is_fatal(cluster: ScriptedCluster, mongos: Script
         mongos.stage = stage
         cursor = await opened(cluster.registry(mongos=mongos.connect), {"$unset": "_id"})
         with pytest.raises(CommandError) as error:
-            await cursor.next_batch(None, 5.0)
+            await cursor.next_batch(None, PATIENCE)
         assert error.value.code == 280
         assert event_token(Timestamp(101, 1), 1) in error.value.message
 
@@ -232,7 +232,7 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
     registry = cluster.registry(mongos=mongos.connect)
     cursor = await opened(registry)
     mongos.open.clear()
-    waiting = asyncio.create_task(cursor.next_batch(None, 5.0))
+    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await until(lambda: mongos.commands)
     assert registry.kill([cursor.cursor_id], OWNER).killed == [cursor.cursor_id]
     with pytest.raises(CommandError) as error:
@@ -249,7 +249,7 @@ async def test_the_end_follows_the_last_event(cluster: ScriptedCluster, mongos: 
     cursor = await opened(cluster.registry(mongos=mongos.connect))
     batches = await read(cursor, 2)
     assert not any(batch.closed for batch in batches)
-    last = await cursor.next_batch(None, 5.0)
+    last = await cursor.next_batch(None, PATIENCE)
     assert (last.events, last.closed) == ([], True)
     assert cursor.finished
 

@@ -39,10 +39,10 @@ async def test_batch_size_limits_a_batch_and_zero_means_no_limit(cluster: Script
         cluster.shards["s0"].insert(101 + n, n)
     cluster.noop(120)
     cursor, _ = await cluster.registry().open(stream(), OWNER)
-    assert numbers(await cursor.next_batch(2, 2)) == [0, 1]
+    assert numbers(await cursor.next_batch(2, PATIENCE)) == [0, 1]
     rest: list[int] = []
     while len(rest) < 4:
-        rest += numbers(await cursor.next_batch(0, 2))
+        rest += numbers(await cursor.next_batch(0, PATIENCE))
     assert rest == [2, 3, 4, 5]
 
 
@@ -54,20 +54,23 @@ async def test_no_event_passes_a_silent_shard(cluster: ScriptedCluster):
         cluster.shards[name].noop(102)
     assert (await cursor.next_batch(None, 0.1)).events == []
     cluster.config.noop(102)
-    assert numbers(await cursor.next_batch(None, 1)) == [1]
+    assert numbers(await cursor.next_batch(None, PATIENCE)) == [1]
 
 
 async def test_the_token_of_an_idle_stream_advances(cluster: ScriptedCluster):
     cursor, _ = await cluster.registry().open(stream(), OWNER)
     cluster.noop(110)
-    batch = await cursor.next_batch(None, 0.1)
+    async with asyncio.timeout(PATIENCE):
+        batch = await cursor.next_batch(None, 0.1)
+        while bson.decode(batch.pbrt) != {"_data": mark_token(Timestamp(110, 1))}:
+            assert batch.events == []
+            batch = await cursor.next_batch(None, 0.1)
     assert batch.events == []
-    assert bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(110, 1))}
 
 
 async def test_waiting_ends_as_soon_as_an_event_is_ready(cluster: ScriptedCluster):
     cursor, _ = await cluster.registry().open(stream(), OWNER)
-    waiting = asyncio.create_task(cursor.next_batch(None, 30))
+    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await asyncio.sleep(0)
     cluster.shards["s1"].insert(101, 7)
     cluster.noop(102)
@@ -172,8 +175,7 @@ async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
 async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
-    task = asyncio.create_task(cursor.next_batch(None, 60))
-    await asyncio.sleep(0.01)
+    task = await waiting_get_more(registry, cursor.cursor_id)
     await registry.close()
     with pytest.raises(CommandError) as failure:
         await task
@@ -241,7 +243,7 @@ async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):
     cursor, _ = await registry.open(stream(), OWNER)
     assert await read_until(cursor, 2) == [1, 2]
     with registry.checkout(cursor.cursor_id, OWNER) as held:
-        last = await held.next_batch(None, 1)
+        last = await held.next_batch(None, PATIENCE)
     assert last.closed
     assert last.events == []
     assert bson.decode(last.pbrt) == {"_data": token}

@@ -32,7 +32,7 @@ from tests.harness.raw_client import RawClient
 from tests.harness.until import PATIENCE, until
 
 _MIB = 1024 * 1024
-SHORT = 0.2
+SHORT = 1.0
 PING = {"ping": 1}
 SASL_START = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": b"first"}
 

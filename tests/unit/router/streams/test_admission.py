@@ -14,7 +14,7 @@ from router.streams.admission import NOBODY, Admission, Payer, Ticket
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_mongos import scripted_mongos
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 from tests.unit.router.streams.test_pool import BIG, REMOTES, write
 
 HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")
@@ -172,12 +172,12 @@ async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: Script
     fast, _ = await registry.open(stream(), OWNER)
     for second in range(101, 111):
         write(cluster, second, size=BIG)
-        while not (await fast.next_batch(None, 1.0)).events:
+        while not (await fast.next_batch(None, PATIENCE)).events:
             pass
 
     async def read_on() -> None:
         while True:
-            await slow.next_batch(None, 1.0)
+            await slow.next_batch(None, PATIENCE)
 
     with pytest.raises(CommandError) as failure:
         await read_on()
@@ -239,7 +239,7 @@ async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedC
     cluster.noop(200)
     count = 0
     while count < 40:
-        count += len((await cursor.next_batch(None, 5.0)).events)
+        count += len((await cursor.next_batch(None, PATIENCE)).events)
     remote = next(
         each.cursor
         for source in registry._streams._of

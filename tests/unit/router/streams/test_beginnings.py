@@ -9,6 +9,7 @@ from router.change_stream.request import parse_request
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import event_token
+from tests.harness.until import PATIENCE
 
 
 async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):
@@ -27,14 +28,14 @@ async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):
 
 
 async def test_a_get_more_that_fails_during_the_opening_fails_it(cluster: ScriptedCluster):
-    registry = cluster.registry()
+    registry = cluster.registry(open_timeout=2 * PATIENCE, close_timeout=0.5)
     cluster.shards["s0"].hang.add("aggregate")
     cluster.shards["s2"].fail("getMore", 286, "resume point lost")
-    async with asyncio.timeout(1.5):
+    async with asyncio.timeout(PATIENCE):
         cursor, first = await registry.open(stream(), OWNER)
         assert not first.closed
         assert first.events == []
         with pytest.raises(CommandError) as failure:
-            await cursor.next_batch(None, 1)
+            await cursor.next_batch(None, PATIENCE)
     assert failure.value.code == 286
     assert failure.value.message.startswith("Error on remote shard 127.0.0.1:")

@@ -10,7 +10,7 @@ from bson import Timestamp
 
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, stream
 from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 
 async def test_shards_behind_the_cluster_time_learn_it(cluster: ScriptedCluster):
@@ -25,7 +25,7 @@ async def test_shards_behind_the_cluster_time_learn_it(cluster: ScriptedCluster)
     written = behind[0].now
     behind[0].insert(Timestamp(written.time, written.inc + 1), 1)
     cluster.noop(200)
-    assert numbers(await cursor.next_batch(None, 2.0)) == [1]
+    assert numbers(await cursor.next_batch(None, PATIENCE)) == [1]
 
 
 async def test_concurrent_openings_share_one_request_for_the_time(cluster: ScriptedCluster):

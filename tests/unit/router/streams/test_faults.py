@@ -12,6 +12,7 @@ from router.cursors.registry import CursorRegistry
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE
 
 EVENTS = 150
 
@@ -52,11 +53,11 @@ def fault(member: ScriptedMember, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_event_arrives_once_and_in_order(cluster: ScriptedCluster, seed: int):
     chance = random.Random(seed)
-    registry = cluster.registry(failure_timeout=10.0)
+    registry = cluster.registry()
     cursor, first = await registry.open(stream(), OWNER)
     found: list[int] = []
     marks = [bson.decode(first.pbrt)["_data"]]
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as group:
         group.create_task(storm(cluster, chance))
         while len(found) < EVENTS:
             if chance.random() < 0.2:
@@ -78,10 +79,10 @@ async def test_resuming_at_any_token_gives_the_rest(cluster: ScriptedCluster, se
     chance = random.Random(seed)
     found: list[int] = []
     token: dict[str, str] | None = None
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as group:
         group.create_task(storm(cluster, chance))
         while len(found) < EVENTS:
-            registry = cluster.registry(failure_timeout=10.0)
+            registry = cluster.registry()
             cursor = await resume(registry, token)
             for _ in range(chance.randrange(1, 12)):
                 try:

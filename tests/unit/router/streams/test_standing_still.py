@@ -14,7 +14,7 @@ from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import until
 
-NUDGING = replace(LIMITS, nudge=True, promise_timeout=0.2, failure_timeout=30.0)
+NUDGING = replace(LIMITS, nudge=True, promise_timeout=0.2)
 
 
 async def second_member(cluster: ScriptedCluster) -> tuple[ScriptedMember, ScriptedMember]:
@@ -95,7 +95,7 @@ async def test_unreachable_members_are_rarely_nudged(cluster: ScriptedCluster, a
         passed = asyncio.get_running_loop().time() - begun
     assert looks <= 10 * passed
     await member.start(port)
-    assert await read_until(cursor, 1, 20.0) == [5]
+    assert await read_until(cursor, 1) == [5]
 
 
 def test_the_patience_doubles_and_resets():

@@ -14,7 +14,7 @@ from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.replica_set.replica_set import ReplicaSet
 from shard_client.wire.connection import Connection
-from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 
@@ -91,7 +91,7 @@ async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
 
 async def test_a_shard_added_during_an_opening_is_included(cluster: ScriptedCluster):
     """The shard joins and writes after the list was read, while another shard is slow to answer."""
-    registry = cluster.registry(open_timeout=5.0)
+    registry = cluster.registry()
     slow = cluster.shards["s1"]
     slow.hang.add("aggregate")
     opening = asyncio.create_task(registry.open(stream(), OWNER))
@@ -255,7 +255,7 @@ async def test_members_can_join_and_leave_a_replica_set(
     cluster: ScriptedCluster, kind: type[ReplicaSet]
 ):
     """A second member joins and is elected; then the first is removed and stopped."""
-    registry = cluster.registry(LIMITS, kind=kind, failure_timeout=10.0, connect_timeout=5.0)
+    registry = cluster.registry(kind=kind)
     cursor, _ = await registry.open(stream(), OWNER)
     first, second = cluster.shards["s1"], await extra(cluster, "rs1")
     second.entries, second.primary = first.entries, False
@@ -278,7 +278,7 @@ async def test_members_can_join_and_leave_a_replica_set(
 
 async def test_a_stream_survives_the_lack_of_a_primary(cluster: ScriptedCluster):
     """During an election the client sees a pause and no error."""
-    registry = cluster.registry(failure_timeout=10.0)
+    registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
     shard = cluster.shards["s1"]
     shard.primary = False

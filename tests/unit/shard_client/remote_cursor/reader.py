@@ -28,7 +28,7 @@ SETTINGS = RemoteSettings(
     connect_timeout=PATIENCE,
     reply_timeout=PATIENCE,
     failure_timeout=PATIENCE,
-    close_timeout=1.0,
+    close_timeout=PATIENCE,
     backoff_first=0.005,
 )
 """Nothing times out on a busy machine; tests of a time limit set it."""
@@ -117,6 +117,7 @@ class Reader:
 
     async def close(self) -> None:
         """Close the cursor, which leaves none on the member."""
+        self.member.stop_waiting()
         await self.cursor.close()
         assert not self.member.cursors
 

@@ -41,7 +41,7 @@ async def test_a_hanging_member_is_abandoned(member: ScriptedMember):
 
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05))
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05, close_timeout=4.0))
     reader.cursor.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang.add("getMore")
@@ -63,6 +63,7 @@ async def test_an_abandoned_member_is_suspected_and_the_stream_continues(member:
     member.insert(102)
     await until(partial(reader.has, 2))
     assert reader.keys == keys(101, 102)
+    member.stop_waiting()
     await reader.cursor.close()
 
 
@@ -89,13 +90,13 @@ async def test_a_member_that_stays_unreachable_fails_the_cursor(member: Scripted
 
 
 async def test_paused_time_does_not_count_as_failure(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, failure_timeout=0.1))
+    reader = Reader(member, replace(SETTINGS, failure_timeout=1.5))
     reader.cursor.start()
     await until(lambda: reader.batches)
     reader.cursor.pause()
     member.cut()
     await until(lambda: member.commands["aggregate"] > 1)
-    await asyncio.sleep(0.15)  # longer than the failure timeout, which no event reports
+    await asyncio.sleep(1.6)  # longer than the failure timeout, which no event reports
     member.cut()
     reader.cursor.resume()
     member.insert(101)
@@ -116,15 +117,14 @@ async def test_a_lasting_failure_is_resumable_for_the_client(member: ScriptedMem
 
 
 async def test_the_time_of_a_hang_counts_as_failure(member: ScriptedMember):
-    reader = Reader(
-        member, replace(SETTINGS, reply_timeout=0.1, connect_timeout=0.3, failure_timeout=0.15)
-    )
+    limits = {"reply_timeout": 0.5, "connect_timeout": 1.0, "failure_timeout": 0.6}
+    reader = Reader(member, replace(SETTINGS, close_timeout=0.5, **limits))
     reader.cursor.start()
     await until(lambda: reader.batches)
     member.hang |= {"getMore", "hello", "isMaster"}
     await until(lambda: reader.failures)
-    # The hang is noticed after 0.1 s or later, and the hello that asks the member takes 0.3 s: no
-    # time is left for another try.
+    # The hang is noticed after 0.5 s or later, and the hello that checks the member takes 1 s: no
+    # time is left for another attempt.
     assert len(member.opened) == 1
     assert member.commands["hello"] == 2
     await reader.cursor.close()

@@ -9,7 +9,7 @@ from bson import Timestamp
 from shard_client.errors import ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
 
 EVERY_REPLY_IS_LARGE = replace(SETTINGS, large_reply_bytes=1)
@@ -52,7 +52,7 @@ async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
     assert reader.pool.counts[address] == (1, 0, 1)
     reader.cursor.pause()
     await until(lambda: reader.pool.counts[address] == (0, 1, 1))
-    other = await reader.pool.take(address, 1.0)
+    other = await reader.pool.take(address, PATIENCE)
     reader.cursor.resume()
     member.insert(101)
     await until(lambda: reader.keys == keys(101))
@@ -121,7 +121,7 @@ async def test_a_paused_cursor_closes_at_once(member: ScriptedMember):
     reader.cursor.pause()
     reader.cursor.start()
     await until(lambda: reader.batches)
-    async with asyncio.timeout(0.2):
+    async with asyncio.timeout(PATIENCE / 2):
         await reader.close()
 
 

@@ -10,7 +10,12 @@ from structlog.testing import capture_logs
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
-from shard_client.replica_set.read_preference import PRIMARY, Member, ReadPreference
+from shard_client.replica_set.read_preference import (
+    HEARTBEAT,
+    PRIMARY,
+    Member,
+    ReadPreference,
+)
 from shard_client.replica_set.replica_set import ReplicaSet, host_string, parse_hosts
 from shard_client.wire.connection import Address
 from tests.doubles.scripted_member import ScriptedMember
@@ -39,7 +44,7 @@ def seeds(member: ScriptedMember) -> tuple[Address, ...]:
 async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
     replica_set = make("rs", seeds(member))
     try:
-        assert await replica_set.select(PRIMARY, 5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(PRIMARY, PATIENCE) == ("127.0.0.1", member.port)
         assert replica_set.name == "rs"
         assert replica_set.hosts == seeds(member)
         preference = ReadPreference("secondaryPreferred")
@@ -110,10 +115,10 @@ async def test_a_suspect_is_checked_before_it_is_returned_again(
 ):
     replica_set = make("rs", seeds(member))
     try:
-        address = await replica_set.select(PRIMARY, 5)
+        address = await replica_set.select(PRIMARY, PATIENCE)
         before = member.commands["hello"] + member.commands["find"]
         replica_set.invalidate(address)
-        assert await replica_set.select(PRIMARY, 5) == address
+        assert await replica_set.select(PRIMARY, PATIENCE) == address
         assert member.commands["hello"] + member.commands["find"] > before
     finally:
         await replica_set.close()
@@ -208,15 +213,17 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
     replica_set = MotorReplicaSet("rs", both) if make is motor else make("rs", both)
     try:
         anything = ReadPreference("secondary")
-        assert await replica_set.select(PRIMARY, 5) == both[0]
-        assert await replica_set.select(anything, 5) == both[1]
+        assert await replica_set.select(PRIMARY, PATIENCE) == both[0]
+        assert await replica_set.select(anything, PATIENCE) == both[1]
         member.primary, other.primary = False, True
         hello = {"setName": "rs", "secondary": True, "hosts": member.hosts}
         replica_set.observe(both[0], {**hello, "primary": member.hosts[1]})
         replica_set.observe(both[1], {**hello, "secondary": False, "isWritablePrimary": True})
-        async with asyncio.timeout(0.2):
-            assert await replica_set.select(PRIMARY, 5) == both[1]
-            assert await replica_set.select(anything, 5) == both[0]
+        asked = member.commands["find"] + other.commands["find"]
+        async with asyncio.timeout(HEARTBEAT / 2):
+            assert await replica_set.select(PRIMARY, PATIENCE) == both[1]
+            assert await replica_set.select(anything, PATIENCE) == both[0]
+        assert member.commands["find"] + other.commands["find"] == asked
     finally:
         await replica_set.close()
         await other.stop()
@@ -225,10 +232,10 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
 async def test_the_driver_has_one_connection_to_each_member(member: ScriptedMember):
     replica_set = motor("rs", seeds(member))
     try:
-        assert await replica_set.select(PRIMARY, 5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(PRIMARY, PATIENCE) == ("127.0.0.1", member.port)
         asked = member.commands["hello"]
-        await until(lambda: member.commands["hello"] > asked + 2, 10)
-        await until(lambda: len(member.writers) == 1, 10)
+        await until(lambda: member.commands["hello"] > asked + 2)
+        await until(lambda: len(member.writers) == 1)
     finally:
         await replica_set.close()
 
@@ -239,7 +246,7 @@ async def test_members_are_known_by_their_tags(make: Factory, member: ScriptedMe
     replica_set = make("rs", seeds(member))
     try:
         here = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "east"}]})
-        assert await replica_set.select(here, 5) == ("127.0.0.1", member.port)
+        assert await replica_set.select(here, PATIENCE) == ("127.0.0.1", member.port)
         elsewhere = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "west"}]})
         with pytest.raises(CommandError) as failure:
             await replica_set.select(elsewhere, 0.3)

@@ -12,6 +12,7 @@ from shard_client.wire.authentication import (
     read_secret_file,
 )
 from tests.doubles.scram_server import ScramServer
+from tests.harness.until import PATIENCE
 
 
 def credentials(*passwords: str) -> Credentials:
@@ -21,7 +22,7 @@ def credentials(*passwords: str) -> Credentials:
 @pytest.mark.parametrize("skips", [True, False])
 async def test_login(skips: bool) -> None:
     server = ScramServer(skips_empty_exchange=skips)
-    await log_in(server, credentials(), timeout=1)
+    await log_in(server, credentials(), timeout=PATIENCE)
     assert {command["$db"] for command in server.commands} == {"admin"}
     assert len(server.commands) == (2 if skips else 3)
     assert b"secret" not in b"".join(bytes(command["payload"]) for command in server.commands)
@@ -29,12 +30,12 @@ async def test_login(skips: bool) -> None:
 
 async def test_wrong_password() -> None:
     with pytest.raises(CommandError, match="Authentication failed") as failure:
-        await log_in(ScramServer("other"), credentials(), timeout=1)
+        await log_in(ScramServer("other"), credentials(), timeout=PATIENCE)
     assert failure.value.code == 18
 
 
 async def test_each_key_of_a_key_file_is_tried() -> None:
-    await log_in(ScramServer("second"), credentials("first", "second"), timeout=1)
+    await log_in(ScramServer("second"), credentials("first", "second"), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ async def test_a_server_that_does_not_know_the_password_is_refused(payload: byte
     server = ScramServer()
     server.changed = {"payload": Binary(payload)}
     with pytest.raises(CommandError) as failure:
-        await log_in(server, credentials(), timeout=1)
+        await log_in(server, credentials(), timeout=PATIENCE)
     assert failure.value.code == 18
     assert "secret" not in str(failure.value)
 
@@ -68,7 +69,7 @@ async def test_numbers_of_iterations_out_of_bounds(iterations: str) -> None:
 
     server = Server()
     with pytest.raises(CommandError, match="iterations") as failure:
-        await log_in(server, credentials(), timeout=1)
+        await log_in(server, credentials(), timeout=PATIENCE)
     assert failure.value.code == 18
     assert len(server.commands) == 1
 
@@ -80,7 +81,7 @@ async def test_a_server_that_ends_the_login_early_is_refused() -> None:
             return {**reply, "payload": Binary(b"v=AAAA"), "done": True}
 
     with pytest.raises(CommandError):
-        await log_in(Liar(), credentials(), timeout=1)
+        await log_in(Liar(), credentials(), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("payload", [None, 5, "text", b"\xff\xfe"])
@@ -88,7 +89,7 @@ async def test_malformed_replies(payload: Any) -> None:
     server = ScramServer()
     server.changed = {"payload": payload}
     with pytest.raises(ProtocolError):
-        await log_in(server, credentials(), timeout=1)
+        await log_in(server, credentials(), timeout=PATIENCE)
 
 
 def test_passwords_are_not_shown() -> None:

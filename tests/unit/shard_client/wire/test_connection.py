@@ -19,13 +19,14 @@ from shard_client.wire.frames import (
     parse_message,
 )
 from tests.doubles.wire_server import echo, reply_to, serving, silent
+from tests.harness.until import PATIENCE
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 async def test_hello_sends_the_client_metadata():
     async with serving(echo) as (address, server):
-        connection = await Connection.open(address, timeout=5, app_name="test")
+        connection = await Connection.open(address, timeout=PATIENCE, app_name="test")
         assert connection.hello["setName"] == "rs"
         assert connection.address == address
         client = server.messages[0].payload.document()["client"]
@@ -37,9 +38,9 @@ async def test_hello_sends_the_client_metadata():
 
 async def _commands_of_all_sizes() -> None:
     async with serving(echo) as (address, _):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         for size in (1, 10_000, 300_000, 10_000, 5_000_000, 1):
-            reply = await connection.command("db", {"ping": "x" * size}, timeout=5)
+            reply = await connection.command("db", {"ping": "x" * size}, timeout=PATIENCE)
             assert reply["echo"] == {"ping": "x" * size, "$db": "db"}
         await connection.close()
 
@@ -54,10 +55,10 @@ async def test_compression_is_negotiated_and_excludes_secrets(compressor):
     async with serving(echo) as (address, server):
         server.compressors = [compressor]
         connection = await Connection.open(
-            address, timeout=5, compressors=["zstd", "snappy", "zlib"]
+            address, timeout=PATIENCE, compressors=["zstd", "snappy", "zlib"]
         )
         for name in ("find", "saslStart"):
-            reply = await connection.command("db", {name: "x" * 1000}, timeout=5)
+            reply = await connection.command("db", {name: "x" * 1000}, timeout=PATIENCE)
             assert reply["echo"] == {name: "x" * 1000, "$db": "db"}
         assert [bool(message.compressor) for message in server.messages] == [False, True, False]
         await connection.close()
@@ -68,8 +69,8 @@ async def test_a_checksum_on_the_reply_is_checked_and_stripped():
         stream.write(reply_to(message, {"ok": 1.0, "n": 5}, CHECKSUM_PRESENT))
 
     async with serving(with_checksum) as (address, _):
-        connection = await Connection.open(address, timeout=5)
-        body = await connection.command_raw(encode({"ping": 1, "$db": "db"}), timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
+        body = await connection.command_raw(encode({"ping": 1, "$db": "db"}), timeout=PATIENCE)
         assert body == encode({"ok": 1.0, "n": 5})
         connection.abort()
 
@@ -80,10 +81,10 @@ async def test_a_failed_command_keeps_the_connection_usable():
         stream.write(reply_to(message, error))
 
     async with serving(fail) as (address, _):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         for _ in range(2):
             with pytest.raises(CommandError) as caught:
-                await connection.command("db", {"getMore": 1}, timeout=5)
+                await connection.command("db", {"getMore": 1}, timeout=PATIENCE)
             assert (caught.value.code, caught.value.message) == (43, "no")
         assert not connection.closed
         connection.abort()
@@ -91,12 +92,12 @@ async def test_a_failed_command_keeps_the_connection_usable():
 
 async def test_a_timeout_closes_the_connection():
     async with serving(silent) as (address, server):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         with pytest.raises(NetworkError, match="did not answer"):
             await connection.command("db", {"ping": 1}, timeout=0.01)
         await server.streams[0].wait_closed()
         with pytest.raises(NetworkError):
-            await connection.command("db", {"ping": 1}, timeout=5)
+            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
 
 
 async def test_a_cancelled_request_closes_the_connection():
@@ -106,11 +107,11 @@ async def test_a_cancelled_request_closes_the_connection():
         asked.set()
 
     async with serving(note) as (address, server):
-        connection = await Connection.open(address, timeout=5)
-        request = asyncio.create_task(connection.command("db", {"ping": 1}, timeout=5))
+        connection = await Connection.open(address, timeout=PATIENCE)
+        request = asyncio.create_task(connection.command("db", {"ping": 1}, timeout=PATIENCE))
         await asked.wait()
         with pytest.raises(RuntimeError, match="in flight"):
-            await connection.command("db", {"ping": 1}, timeout=5)
+            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -122,9 +123,9 @@ async def test_a_cut_connection_wakes_the_waiting_task():
         stream.abort()
 
     async with serving(cut) as (address, _):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         with pytest.raises(NetworkError, match="lost"):
-            await connection.command("db", {"ping": 1}, timeout=5)
+            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
         assert connection.closed
 
 
@@ -142,9 +143,9 @@ async def test_an_invalid_reply_closes_the_connection(answer):
         stream.write(answer)
 
     async with serving(nonsense) as (address, server):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         with pytest.raises(NetworkError, match="protocol"):
-            await connection.command("db", {"ping": 1}, timeout=5)
+            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
         await server.streams[0].wait_closed()
 
 
@@ -152,7 +153,7 @@ async def test_a_port_without_listener_is_an_error():
     async with serving(silent) as (address, _):
         pass
     with pytest.raises(NetworkError, match="cannot connect"):
-        await Connection.open(address, timeout=5)
+        await Connection.open(address, timeout=PATIENCE)
 
 
 async def test_a_server_without_a_hello_reply_times_out():
@@ -166,12 +167,12 @@ async def test_a_server_without_a_hello_reply_times_out():
 async def test_a_server_without_tls_is_an_error():
     async with serving(silent) as (address, _):
         with pytest.raises(NetworkError):
-            await Connection.open(address, timeout=0.5, tls=ssl.create_default_context())
+            await Connection.open(address, timeout=PATIENCE, tls=ssl.create_default_context())
 
 
 async def test_invalid_hosts_are_refused():
     with pytest.raises(NetworkError, match="cannot connect"):
-        await Connection.open(("no..host", 1), timeout=2)
+        await Connection.open(("no..host", 1), timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +194,13 @@ async def _commands_over_tls(folder: Path) -> None:
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     trusting = ssl.create_default_context(cafile=folder / "certificate.pem")
     async with serving(echo, ssl=context) as (address, _):
-        connection = await Connection.open(address, timeout=5, tls=trusting)
+        connection = await Connection.open(address, timeout=PATIENCE, tls=trusting)
         for size in (10, 1_000_000, 10):
-            reply = await connection.command("db", {"ping": "x" * size}, timeout=5)
+            reply = await connection.command("db", {"ping": "x" * size}, timeout=PATIENCE)
             assert len(reply["echo"]["ping"]) == size
         await connection.close()
         with pytest.raises(NetworkError, match="certificate"):
-            await Connection.open(address, timeout=5, tls=ssl.create_default_context())
+            await Connection.open(address, timeout=PATIENCE, tls=ssl.create_default_context())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -215,7 +216,7 @@ async def test_exchange_forwards_and_yields_all_replies():
             stream.write(reply_to(message, {"ok": 1.0, "n": n}, flags))
 
     async with serving(exhaust) as (address, server):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=999, flags=EXHAUST_ALLOWED)
         for _ in range(2):
             replies = [parse_message(reply) async for reply in connection.exchange(frame)]
@@ -226,10 +227,10 @@ async def test_exchange_forwards_and_yields_all_replies():
 
 async def test_exchange_of_an_unacknowledged_message_yields_nothing():
     async with serving(echo) as (address, server):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         frame = build_msg(encode({"insert": 1, "$db": "db"}), request_id=1, flags=MORE_TO_COME)
         assert [reply async for reply in connection.exchange(frame)] == []
-        assert (await connection.command("db", {"ping": 1}, timeout=5))["ok"]
+        assert (await connection.command("db", {"ping": 1}, timeout=PATIENCE))["ok"]
         assert len(server.messages) == 3
         connection.abort()
 
@@ -240,7 +241,7 @@ async def test_an_abandoned_exchange_closes_the_connection():
             stream.write(reply_to(message, {"ok": 1.0}, MORE_TO_COME))
 
     async with serving(endless) as (address, server):
-        connection = await Connection.open(address, timeout=5)
+        connection = await Connection.open(address, timeout=PATIENCE)
         frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=1, flags=EXHAUST_ALLOWED)
         replies = connection.exchange(frame)
         await anext(replies)

@@ -11,7 +11,7 @@ from shard_client.wire.frame_protocol import FrameStream
 from tests.doubles.fed_transport import FedTransport
 from tests.harness.until import PATIENCE
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def frame_of(content: bytes) -> bytes:
