@@ -156,7 +156,7 @@ class _Heartbeats(ServerHeartbeatListener):
     def failed(self, event: Any) -> None: ...
 
 
-def test_monitors_get_hello_streamed(router: RouterProcess) -> None:
+def test_monitors_receive_streamed_hellos(router: RouterProcess) -> None:
     heartbeats = _Heartbeats()
     with pymongo.MongoClient[dict[str, Any]](
         router.uri, heartbeatFrequencyMS=500, event_listeners=[heartbeats]

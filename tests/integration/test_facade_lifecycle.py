@@ -80,7 +80,7 @@ def test_watchers_resume_after_a_restart(cluster: TestCluster, end: signal.Signa
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_ends_a_router_whose_output_nobody_reads(
+def test_sigterm_ends_a_router_with_a_closed_output_pipe(
     cluster: TestCluster, workers: str
 ) -> None:
     arguments = ["--configdb", cluster.configdb, "--port", "0", "--workers", workers]

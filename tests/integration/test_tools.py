@@ -80,7 +80,7 @@ def test_the_configuration_of_a_good_router_is_found_good(
         assert any(subject in line for line in lines), subject
 
 
-def test_what_does_not_work_is_said(cluster: TestCluster, router: RouterProcess) -> None:
+def test_check_config_reports_what_fails(cluster: TestCluster, router: RouterProcess) -> None:
     member = cluster.configdb.partition("/")[2].split(",")[0]
     nowhere = f"127.0.0.1:{free_port()}"
     result = run(

@@ -100,7 +100,7 @@ def insert(collection: Any, numbers: range) -> None:
         collection.insert_one({"_id": number, "region": REGIONS[number % 2]})
 
 
-def test_a_driver_takes_both_for_mongoses_of_one_cluster(pair: Pair, client: Client) -> None:
+def test_a_driver_treats_both_as_mongoses_of_one_cluster(pair: Pair, client: Client) -> None:
     assert client.topology_description.topology_type == TOPOLOGY_TYPE.Sharded
     before = {port: pair.status(port)["opcounters"]["query"] for port in pair.routers}
     client.pair.pooled.delete_many({})
@@ -120,7 +120,7 @@ def test_a_driver_takes_both_for_mongoses_of_one_cluster(pair: Pair, client: Cli
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_stream_goes_on_at_the_other_router(
+def test_a_stream_resumes_on_the_other_router(
     pair: Pair, client: Client, how: signal.Signals
 ) -> None:
     client.pair.c.delete_many({})

@@ -41,7 +41,7 @@ from spark_sink.tables.update_description import apply_update
         ),
     ],
 )
-def test_an_update_is_what_its_description_says(before, description, after):
+def test_an_update_matches_its_description(before, description, after):
     assert apply_update(before, description) == after
 
 

@@ -32,7 +32,7 @@ def uri(servers: Servers) -> Iterator[str]:
             root.db[NAME].drop()
 
 
-def test_pymongo(uri: str) -> None:
+def test_pymongo_logs_in_and_watches(uri: str) -> None:
     with pymongo.MongoClient[dict[str, Any]](uri) as connected:
         collection = connected.db[NAME]
         with collection.watch(max_await_time_ms=1000) as watching:
@@ -52,7 +52,7 @@ def test_pymongo(uri: str) -> None:
 
 
 @pytest.mark.parametrize("driver", [AsyncIOMotorClient, AsyncMongoClient])
-async def test_asynchronous_drivers(uri: str, driver: Any) -> None:
+async def test_asynchronous_drivers_log_in_and_watch(uri: str, driver: Any) -> None:
     connected = driver(uri)
     collection = connected.db[NAME]
     watching = collection.watch(max_await_time_ms=1000)
@@ -77,12 +77,12 @@ async def test_asynchronous_drivers(uri: str, driver: Any) -> None:
 
 
 @pytest.mark.timeout(300)  # npm may first have to install the packages
-def test_node_s_driver(uri: str, node: NodePrograms) -> None:
+def test_node_s_driver_logs_in_and_watches(uri: str, node: NodePrograms) -> None:
     assert node.run("secured.js", uri, "db", NAME) == EXPECTED
 
 
 @pytest.mark.timeout(300)
-def test_mongosh(uri: str, node: NodePrograms) -> None:
+def test_mongosh_logs_in_and_watches(uri: str, node: NodePrograms) -> None:
     script = f"""
         const c = db.getSiblingDB("db").getCollection("{NAME}");
         const stream = c.watch([], {{maxAwaitTimeMS: 500}});

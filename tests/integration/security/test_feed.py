@@ -136,7 +136,7 @@ async def test_without_a_login_there_is_no_stream(router: RouterProcess) -> None
         assert await refusal(connected) == 13
 
 
-async def test_refused_logins(router: RouterProcess) -> None:
+async def test_a_refused_login_closes_the_feed_connection(router: RouterProcess) -> None:
     for user, password in (("reader", "wrong"), ("stranger", "x")):
         async with feed(router) as connected:
             error = (await connected.log_in(user, password))["error"]
@@ -161,7 +161,9 @@ BAD_LINES: list[tuple[object, int]] = [
 
 
 @pytest.mark.parametrize(("line", "code"), BAD_LINES, ids=range(len(BAD_LINES)))
-async def test_bad_logins(router: RouterProcess, line: object, code: int) -> None:
+async def test_a_malformed_login_gets_an_error(
+    router: RouterProcess, line: object, code: int
+) -> None:
     async with feed(router) as connected:
         connected.send(line)
         assert await refusal(connected) == code

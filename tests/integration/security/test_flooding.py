@@ -73,7 +73,7 @@ async def test_silent_slow_and_long_messages(router: RouterProcess, servers: Ser
         await all_closed(connections)
 
 
-async def test_logins_that_do_not_go_on(router: RouterProcess, servers: Servers) -> None:
+async def test_stalled_logins_do_not_delay_drivers(router: RouterProcess, servers: Servers) -> None:
     """They hold half of the logins in progress at most, and connections for four seconds."""
     async with AsyncExitStack() as owned:
         connections = await attackers(owned, router, 16)
@@ -83,7 +83,9 @@ async def test_logins_that_do_not_go_on(router: RouterProcess, servers: Servers)
         await all_closed(connections)
 
 
-async def test_guesses_of_passwords(router: RouterProcess, servers: Servers) -> None:
+async def test_password_guesses_do_not_delay_drivers(
+    router: RouterProcess, servers: Servers
+) -> None:
     async def guess(raw: RawClient) -> None:
         for _ in range(3):
             first = await raw.command("admin", {**START, "payload": FIRST})
@@ -98,7 +100,7 @@ async def test_guesses_of_passwords(router: RouterProcess, servers: Servers) -> 
         await assert_drivers_work(router, servers)
 
 
-async def test_more_connections_than_one_address_may_have(
+async def test_connections_over_an_address_s_limit_do_not_delay_drivers(
     router: RouterProcess, servers: Servers
 ) -> None:
     async with AsyncExitStack() as owned:

@@ -13,7 +13,7 @@ from tests.integration.security.clients import Servers, client, port_of, stream
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-1", "SCRAM-SHA-256"])
 @pytest.mark.parametrize("kind", ["router", "alone"])
-def test_logins(servers: Servers, kind: str, mechanism: str) -> None:
+def test_each_mechanism_logs_in(servers: Servers, kind: str, mechanism: str) -> None:
     address = getattr(servers, kind)
     with client(address, "reader", authMechanism=mechanism) as reader:
         status = reader.admin.command("connectionStatus", showPrivileges=True)["authInfo"]
@@ -64,7 +64,7 @@ COMPARED = ("ok", "code", "codeName", "errmsg", "saslSupportedMechs", "speculati
 
 
 @pytest.mark.parametrize("kind", ["router", "alone"])
-async def test_bad_logins(servers: Servers, kind: str) -> None:
+async def test_handshakes_get_mongos_s_answers(servers: Servers, kind: str) -> None:
     answers = []
     for address in (servers.mongos, getattr(servers, kind)):
         async with await RawClient.connect(port_of(address)) as raw:
@@ -95,7 +95,7 @@ async def test_before_the_login_nothing_is_answered(servers: Servers, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["router", "alone"])
-async def test_steps_out_of_order(servers: Servers, kind: str) -> None:
+async def test_wrong_login_steps_get_mongos_s_answers(servers: Servers, kind: str) -> None:
     """A wrong nonce, a wrong proof, a replayed step and a foreign conversation."""
     final = b"c=biws,r=%s,p=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
     answers = []

@@ -47,7 +47,7 @@ async def test_the_driver_logs_in_too(secured: RealCluster, key_file: Path) -> N
         await cluster.close()
 
 
-async def test_a_wrong_key(secured: RealCluster) -> None:
+async def test_a_wrong_key_is_named_in_the_error(secured: RealCluster) -> None:
     wrong = Credentials("__system", "local", ("d3JvbmcK",))
     cluster = Cluster(secured.configdb, access=Access(wrong))
     try:

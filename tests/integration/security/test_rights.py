@@ -64,7 +64,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("user", [None, "root", *USERS])
-def test_commands_by_role(servers: Servers, user: str | None) -> None:
+def test_each_role_gets_mongos_s_answers(servers: Servers, user: str | None) -> None:
     with client(servers.mongos, user) as mongos, client(servers.router, user) as router:
         expected = [answer(mongos, *command) for command in COMMANDS]
         assert [answer(router, *command) for command in COMMANDS] == expected
@@ -72,7 +72,7 @@ def test_commands_by_role(servers: Servers, user: str | None) -> None:
     assert user == "root" or 13 in [each[0] for each in expected]
 
 
-def test_lookups_are_the_routers_own(servers: Servers) -> None:
+def test_lookups_use_the_router_s_own_user(servers: Servers) -> None:
     with client(servers.router, "writer") as writer:
         inserted = writer.db.c.insert_one({"n": 1}).inserted_id
         with writer.db.c.watch(full_document="updateLookup") as watching:
@@ -117,7 +117,7 @@ def test_streams_end_with_their_users_rights(servers: Servers) -> None:
             admin.command("dropUser", "brief")
 
 
-def test_cursors_of_other_users(servers: Servers) -> None:
+def test_cursors_of_other_users_get_mongos_s_answers(servers: Servers) -> None:
     answers = []
     for address in (servers.mongos, servers.router):
         with client(address, "root") as root, client(address, "reader") as reader:

@@ -36,7 +36,9 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("signature", SIGNATURES.values(), ids=SIGNATURES)
 @pytest.mark.parametrize("user", ["reader", "root"])
-def test_times_of_clients(servers: Servers, user: str, signature: dict[str, Any]) -> None:
+def test_forged_client_times_are_answered_as_by_mongos(
+    servers: Servers, user: str, signature: dict[str, Any]
+) -> None:
     answers = []
     for address in (servers.mongos, servers.router):
         with client(address, user) as one, one.start_session() as session:

@@ -48,7 +48,7 @@ def client(port: int, authority: Authority, certificate: Path, **options: Any) -
     )  # fmt: skip
 
 
-def test_a_stream(
+def test_a_certificate_user_reads_a_stream(
     router: RouterProcess, cluster: RealCluster, authority: Authority, reader_file: Path
 ) -> None:
     root: Client

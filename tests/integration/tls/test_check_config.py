@@ -39,7 +39,7 @@ def test_all_connections_use_tls(
         assert f"ok   {subject}" in output
 
 
-def test_a_foreign_authority(
+def test_check_config_reports_a_certificate_of_another_authority(
     cluster: RealCluster, authority: Authority, key_file: Path, tmp_path: Path
 ) -> None:
     foreign = Authority(tmp_path, "foreign")

@@ -31,7 +31,9 @@ def router_of(cluster: RealCluster, authority: Authority, **flags: Any) -> Route
     )
 
 
-def test_a_member_by_certificate(by_certificate: RealCluster, authority: Authority) -> None:
+def test_the_router_logs_in_as_a_member_by_its_certificate(
+    by_certificate: RealCluster, authority: Authority
+) -> None:
     """Clients see one certificate; the one for servers has the members' subject."""
     member = authority.issue("router-member")
     with router_of(by_certificate, authority, tlsClusterFile=member) as router:

@@ -9,7 +9,7 @@ from tests.harness.clusters import Client
 from tests.harness.node import NodePrograms
 
 
-def test_pymongo(uri: str, router: Any) -> None:
+def test_pymongo_reads_and_writes_over_tls(uri: str, router: Any) -> None:
     client: Client
     with pymongo.MongoClient(uri) as client:
         collection = client.db[f"pymongo{router.port}"]
@@ -28,13 +28,13 @@ def test_pymongo(uri: str, router: Any) -> None:
             assert stream.next()["fullDocument"]["value"] == large
 
 
-def test_node_s_driver(uri: str, router: Any, node: NodePrograms) -> None:
+def test_node_s_driver_reads_and_writes_over_tls(uri: str, router: Any, node: NodePrograms) -> None:
     seen = node.run("transaction.js", uri, "db", f"node{router.port}")
     assert seen == ["written", "first", "second"]
 
 
 @pytest.mark.timeout(300)
-def test_mongosh(uri: str, router: Any, node: NodePrograms) -> None:
+def test_mongosh_reads_and_writes_over_tls(uri: str, router: Any, node: NodePrograms) -> None:
     name = f"mongosh{router.port}"
     script = f"""
         const d = db.getSiblingDB("db");

@@ -70,7 +70,7 @@ def wait_for_admin_name(router: RouterProcess, authority: Authority, name: str) 
     wait_for(lambda: shown_name(router.admin_port, authority) == name, f"the certificate of {name}")
 
 
-def test_by_command_and_by_signal(
+def test_certificates_are_exchanged_by_command_and_by_signal(
     router: RouterProcess, cluster: RealCluster, authority: Authority, file: Path
 ) -> None:
     uri = f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}"

@@ -33,7 +33,7 @@ DOCUMENT = {"_id": 1, "a": 2, "b": {"c": 3}, "list": [1, 2], "none": None, "$odd
         ({"$type": "$missing"}, "missing"),
     ],
 )
-def test_expressions(expression: Any, expected: Any) -> None:
+def test_expressions_are_evaluated(expression: Any, expected: Any) -> None:
     [found] = aggregate([DOCUMENT], [{"$project": {"_id": 0, "x": expression}}])
     assert found == {"x": expected}
 

@@ -47,7 +47,7 @@ from shard_client.errors import CommandError
         ({"id": Binary(b"0123456789abcdef", 4)}, {"id": Binary(b"0123456789abcdef", 4)}, True),
     ],
 )
-def test_filters(condition: Any, document: Any, expected: bool) -> None:
+def test_filters_match_as_on_mongod(condition: Any, document: Any, expected: bool) -> None:
     assert matches(condition, document) is expected
 
 
@@ -110,7 +110,7 @@ def test_dbrefs_are_documents() -> None:
         ({}, {"_id": 1, "a": 2, "b": {"c": 3, "d": 4}}),
     ],
 )
-def test_projections(fields: Any, expected: Any) -> None:
+def test_projections_select_and_compute_fields(fields: Any, expected: Any) -> None:
     assert project({"_id": 1, "a": 2, "b": {"c": 3, "d": 4}}, fields) == expected
 
 
@@ -142,7 +142,7 @@ def test_pipelines_do_not_change_their_input() -> None:
         ({"$unset": ["arr.k", "n"]}, {"_id": 1, "arr": [{}, {}]}),
     ],
 )
-def test_stages_on_one_document(stage: Any, expected: Any) -> None:
+def test_stages_transform_a_copy_of_the_document(stage: Any, expected: Any) -> None:
     source = {"_id": 1, "arr": [{"k": 1}, {"k": 2}], "n": 5}
     [found] = aggregate([source], [stage])
     assert found == expected

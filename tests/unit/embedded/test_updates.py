@@ -114,7 +114,7 @@ def test_changing_only_the_type_is_a_change() -> None:
     assert diff({"_id": 1, "n": 1}, {"$set": {"n": Int64(1)}}) == {"u": {"n": Int64(1)}}
 
 
-def test_positional_operators() -> None:
+def test_positional_operators_select_array_elements() -> None:
     document = {"_id": 1, "items": [{"k": 1, "v": 1}, {"k": 2, "v": 2}]}
     assert diff(document, {"$set": {"items.$.v": 9}}, {"items.k": 2}) == {
         "sitems": {"a": True, "s1": {"u": {"v": 9}}}
@@ -190,12 +190,12 @@ def test_a_computed_diff_turns_one_document_into_the_other(before: Any, after: A
     ("operation", "expected"),
     [({"and": 6}, 4), ({"or": 3}, 15), ({"xor": 5}, 9), ({"or": Int64(1)}, Int64(13))],
 )
-def test_bitwise_updates(operation: Any, expected: Any) -> None:
+def test_bitwise_updates_are_applied(operation: Any, expected: Any) -> None:
     assert identical(diff({"_id": 1, "n": 12}, {"$bit": {"n": operation}}), {"u": {"n": expected}})
 
 
 @pytest.mark.parametrize("operation", [{"nand": 1}, {"or": 1}])
-def test_bitwise_updates_of_what_is_no_integer_are_refused(operation: Any) -> None:
+def test_invalid_bitwise_updates_are_refused(operation: Any) -> None:
     with pytest.raises(CommandError) as caught:
         update({"_id": 1, "n": 1.5 if "or" in operation else 1}, {"$bit": {"n": operation}})
     assert caught.value.code == 2

@@ -142,7 +142,7 @@ async def test_lost_history_is_an_error():
     assert ids(kept)[-1] == 19
 
 
-async def test_images_of_updates():
+async def test_updates_have_the_requested_images():
     host = HandmadeHost()
     ts = host.update("db.a", 1, {"u": {"n": 2}})
     host.images[ts, 0] = {"_id": 1, "n": 1}

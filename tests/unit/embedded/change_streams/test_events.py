@@ -44,7 +44,7 @@ async def test_fields_of_an_insert_and_their_order():
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_event_identifiers_by_version(version):
+async def test_event_identifiers_follow_the_token_version(version):
     host = HandmadeHost(version)
     host.insert("db.a", {"_id": 1})
     host.command("db", {"renameCollection": "db.a", "to": "db.b", "stayTemp": False}, ui=UUID_A)
@@ -99,7 +99,7 @@ async def test_updates_are_described():
     }
 
 
-async def test_raw_update_descriptions():
+async def test_raw_update_descriptions_replace_the_parsed_ones():
     host = HandmadeHost()
     host.update("db.a", 1, {"u": {"n": 1}})
     [event] = await seen(host.watch(showRawUpdateDescription=True))
@@ -107,7 +107,7 @@ async def test_raw_update_descriptions():
     assert "updateDescription" not in event
 
 
-def test_arrays_and_ambiguous_paths():
+def test_arrays_and_ambiguous_paths_are_described():
     diff = {"sa": {"a": True, "l": 2, "u0": 5, "s1": {"u": {"b.c": 1}}}, "sm": {"u": {"0": 1}}}
     assert describe_update(diff, disambiguate=True) == {
         "updatedFields": {"a.0": 5, "a.1.b.c": 1, "m.0": 1},
@@ -169,7 +169,7 @@ async def test_transactions_are_unwound_in_order():
     assert first["clusterTime"] == last["clusterTime"] == ts
 
 
-async def test_chained_and_prepared_transactions():
+async def test_chained_and_prepared_transactions_become_events():
     host = HandmadeHost()
     first = host.transaction([inserted("db.a", 1)], more={"partialTxn": True})
     last = host.transaction(

@@ -89,14 +89,14 @@ def test_the_root_is_replaced(stage):
     assert run(stage) == {**EVENT["fullDocument"], "_id": {"_data": "82"}}
 
 
-def test_redaction():
+def test_redact_prunes_and_keeps():
     keep = {"$cond": [{"$eq": ["$a", 3]}, "$$PRUNE", "$$DESCEND"]}
     assert run({"$redact": keep})["fullDocument"]["in"] == [{"a": 1, "b": 2}]
     assert run({"$redact": {"$cond": [True, "$$PRUNE", "$$KEEP"]}}) is None
     assert run({"$redact": "$$KEEP"}) == EVENT
 
 
-def test_variables_of_the_command():
+def test_let_variables_are_visible_in_stages():
     wanted = {"$match": {"$expr": {"$eq": ["$fullDocument.n", "$$n"]}}}
     five, six = UserStages([wanted], {"n": 5}), UserStages([wanted], {"n": 6})
     assert five.apply(dict(EVENT)) == EVENT

@@ -87,7 +87,7 @@ def test_filter_targets_owners(
     assert targets(regions, filter_) == shards
 
 
-def test_exact_key() -> None:
+def test_equalities_on_the_whole_key_give_the_key() -> None:
     assert exact_key(REGION, {"_id": 1, "region": {"$eq": "a"}, "x": 1}) == ("a", 1)
     assert exact_key(REGION, {"_id": {"$gt": 1}, "region": "a"}) is None
     assert exact_key(REGION, {"region": "a"}) is None
@@ -136,7 +136,7 @@ def test_gaps_are_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", [{}, {"a": "text"}, {"a": -1}, {"a": "hashed", "b": "hashed"}])
-def test_bad_patterns(pattern: dict[str, Any]) -> None:
+def test_bad_patterns_are_refused(pattern: dict[str, Any]) -> None:
     with pytest.raises(CommandError):
         ShardKey(pattern)
 

@@ -30,5 +30,5 @@ LOW, HIGH = MinKey(), MaxKey()
         ({"a": {"$in": list(range(40))}, "b": {"$in": list(range(40))}}, None),
     ],
 )
-def test_ranges(filter_: dict[str, Any], ranges: list[KeyRange] | None) -> None:
+def test_filters_give_key_ranges(filter_: dict[str, Any], ranges: list[KeyRange] | None) -> None:
     assert key_ranges(KEY, filter_) == ranges

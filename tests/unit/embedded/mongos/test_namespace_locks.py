@@ -39,7 +39,7 @@ async def test_exclusive_waits_for_shared_holders_and_delays_new_ones() -> None:
     assert order == ["alone", "late"]
 
 
-async def test_other_namespaces_are_free() -> None:
+async def test_locks_do_not_block_other_namespaces() -> None:
     locks = NamespaceLocks()
     async with locks.exclusive("a.b", "a.c"), locks.shared("a.d"):
         pass

@@ -43,7 +43,7 @@ SET = {"$set": {"x": 1}}
         ({"q": {"n": 1}, "u": {"_id": 1, "region": "i"}}, {"s1"}),
     ],
 )
-def test_update_targets(
+def test_updates_are_sent_to_their_targets(
     orders: ShardedCollection, statement: dict[str, Any], targets: set[str]
 ) -> None:
     assert targets_of_update(orders, statement) == targets
@@ -58,7 +58,7 @@ def test_update_targets(
         ({"q": {"n": 1}, "u": SET, "upsert": True, "multi": True}, 61),
     ],
 )
-def test_updates_without_target(
+def test_updates_without_a_target_are_refused(
     orders: ShardedCollection, statement: dict[str, Any], code: int
 ) -> None:
     with pytest.raises(CommandError) as caught:

@@ -8,7 +8,7 @@ from router.access.login_log import LoginLog, scram_user
 from shard_client.errors import CommandError
 
 
-def test_names_of_scram() -> None:
+def test_user_names_are_read_from_scram_messages() -> None:
     assert scram_user(b"n,,n=alice,r=nonce") == "alice"
     assert scram_user("n,a=bob,n=a=2Cb=3Dc,r=nonce") == "a,b=c"
     assert scram_user(b"n,,n=\xff\xfe,r=x") == "��"

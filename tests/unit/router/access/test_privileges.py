@@ -62,12 +62,12 @@ def test_unknown_resources_grant_nothing(resource: Any) -> None:
     assert not Privileges.of([{"resource": {"cluster": True}, "actions": "find"}]).granted
 
 
-def test_listed_as_read() -> None:
+def test_privileges_are_listed_as_they_were_read() -> None:
     listed = [{"resource": {"db": "db", "collection": ""}, "actions": sorted(ACTIONS)}]
     assert Privileges.of(listed).listed() == listed
 
 
-def test_what_a_stream_reads() -> None:
+def test_a_stream_reads_one_resource() -> None:
     assert stream_resource("db", "c") == Resource("db", "c")
     assert stream_resource("db", None) == Resource("db")
     assert stream_resource("admin", None) == ALL_DATABASES

@@ -12,7 +12,7 @@ from tests.doubles.fake_clusters import AnsweringCluster
 from tests.harness.until import PATIENCE
 
 
-async def test_a_shard_that_hangs_does_not_hold_the_results_up() -> None:
+async def test_a_hanging_shard_does_not_delay_the_results() -> None:
     cluster = AnsweringCluster()
     checks = ReplicaSetChecks(cast(Cluster, cluster), keep=0.0)
     try:

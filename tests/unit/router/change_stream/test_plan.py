@@ -56,14 +56,14 @@ def test_shards_get_the_user_s_stages_and_options_with_their_own_start():
         (1, "admin", {"allChangesForCluster": True}, Scope.CLUSTER, "admin.$cmd.aggregate"),
     ],
 )
-def test_scopes(target, database, options, scope, namespace):
+def test_each_scope_has_its_own_aggregate(target, database, options, scope, namespace):
     asked = request(target, database, options=options, cursor={})
     assert (asked.scope, asked.namespace) == (scope, namespace)
     sent_to, command = shard_command(asked, start_at=AT)
     assert (sent_to, command["aggregate"]) == (database, "c" if target == "c" else 1)
 
 
-def test_reopening():
+def test_a_reopened_remote_resumes_with_the_given_option():
     token = token_document(data_of(5, 3))
     for name in ("resume_after", "start_after"):
         for given in (token, bson.decode(token)):
@@ -95,7 +95,7 @@ def test_the_topology_is_watched_on_the_config_server():
     assert "resumeAfter" in again["pipeline"][0]["$changeStream"]
 
 
-def test_where_streams_start():
+def test_a_stream_starts_at_the_requested_time():
     assert request(cursor={}).start_time is None
     at = request(cursor={}, options={"startAtOperationTime": AT})
     assert at.start_time == AT

@@ -82,7 +82,7 @@ def stream(*stages, **options):
         ),
     ],
 )
-def test_errors(fields, code, message):
+def test_invalid_requests_are_refused(fields, code, message):
     with pytest.raises(CommandError) as caught:
         parse(**fields)
     assert caught.value.code == code
@@ -145,11 +145,11 @@ def test_accepted_options_are_kept():
         (Code("f", {}), "javascriptWithScope"),
     ],
 )
-def test_type_names(value, name):
+def test_values_have_mongodb_s_type_names(value, name):
     assert type_name(value) == name
 
 
-def test_rendering():
+def test_documents_are_rendered_as_on_mongos():
     document = {"a": [1, "x", None], "b": {"c": False}, "t": Timestamp(1, 2), "d": b"\x01"}
     assert render(document) == (
         '{a: [1, "x", null], b: {c: false}, t: Timestamp(1, 2), d: BinData(0, "01")}'

@@ -43,7 +43,7 @@ def test_an_insert_of_version_1():
 @pytest.mark.parametrize(
     ("version", "data"), [(1, T + "2B0229296E04"), (2, T + "2B0429296E1404"), (0, T + "292904")]
 )
-def test_high_water_marks(version, data):
+def test_high_water_marks_round_trip(version, data):
     mark = high_water_mark(Timestamp(0x620B98E5, 2), version)
     assert mark.data == data.encode()
     assert bson.decode(mark.raw) == {"_data": data}
@@ -115,7 +115,7 @@ def test_trailing_bytes_and_lower_case_are_normalised():
     assert parse((T + "2B0229296E04FFFF").lower()).data == (T + "2B0229296E04").encode()
 
 
-def test_a_fragment():
+def test_a_fragment_s_number_is_parsed():
     data = T + "2B042C0100296E" + UUID_1 + "46646162630000" * 0 + "4600" + "2B04" + "04"
     assert parse(data).fragment_num == 2
 

@@ -41,7 +41,9 @@ def test_types_have_mongodb_s_names(value: Any, name: str) -> None:
         ({}, 40414, "'getMore.collection' is missing"),
     ],
 )
-async def test_get_more_s_fields(fields: dict[str, Any], code: int, said: str) -> None:
+async def test_invalid_get_more_fields_are_refused(
+    fields: dict[str, Any], code: int, said: str
+) -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
         reply = await client.command("db", {"getMore": cursor_id, **fields})
@@ -66,7 +68,9 @@ async def test_get_more_s_fields(fields: dict[str, Any], code: int, said: str) -
         ({"serverStatus": 1, "apiVersion": "1", "apiStrict": True}, 323),
     ],
 )
-async def test_other_commands_fields(command: dict[str, Any], code: int) -> None:
+async def test_invalid_fields_of_other_commands_are_refused(
+    command: dict[str, Any], code: int
+) -> None:
     async with facade() as router, await router.client() as client:
         assert (await client.command("admin", command))["code"] == code
 

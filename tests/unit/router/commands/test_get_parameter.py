@@ -46,7 +46,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("command", "expected"), CASES)
-async def test_parameters(command: dict[str, Any], expected: dict[str, Any]) -> None:
+async def test_parameters_of_the_router_and_the_upstream_are_returned(
+    command: dict[str, Any], expected: dict[str, Any]
+) -> None:
     async with (
         scripted_server(answer) as mongos,
         facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
@@ -87,7 +89,7 @@ async def test_an_unknown_parameter_is_an_error_without_a_code() -> None:
         ),
     ],
 )
-async def test_bad_flags(flags: dict[str, Any], code: int, message: str) -> None:
+async def test_bad_flags_are_refused(flags: dict[str, Any], code: int, message: str) -> None:
     async with facade(parameters=OWN) as router, await router.client() as client:
         reply = await client.command("admin", {"getParameter": flags})
         assert (reply["code"], reply["errmsg"]) == (code, message)

@@ -26,7 +26,7 @@ def test_without_security_nobody_logs_in() -> None:
     assert found.security.logins() == (None, None)
 
 
-def test_a_key_file(tmp_path: Path) -> None:
+def test_a_key_file_sets_the_member_login(tmp_path: Path) -> None:
     found = settings(keyFile=secret_file(tmp_path, "a2V5a2V5\n"))
     assert found.security.authorization
     members, upstream = found.security.logins()

@@ -88,13 +88,13 @@ def test_tls_of_the_admin_port_alone_is_no_way() -> None:
         ({"mode": "allowTLS", "certificateKeyFile": "/none"}, "cannot read /none: No such file"),
     ],
 )
-def test_contradictions(tls: dict[str, Any], said: str) -> None:
+def test_contradictory_settings_are_refused(tls: dict[str, Any], said: str) -> None:
     text = complaint(**tls)
     assert said in text
     assert "secret" not in text
 
 
-def test_unusable_files(authority: Authority, server: Path, tmp_path: Path) -> None:
+def test_unusable_files_are_refused(authority: Authority, server: Path, tmp_path: Path) -> None:
     expired = authority.issue("expired", days=-1)
     assert f"{expired} has expired on" in complaint(mode="allowTLS", certificateKeyFile=expired)
     locked = authority.issue("locked", password="sesame")
@@ -148,7 +148,7 @@ def test_what_is_not_checked_is_logged(
     assert warned in str(logged)
 
 
-def test_an_exchange(authority: Authority, tmp_path: Path) -> None:
+def test_certificates_are_exchanged(authority: Authority, tmp_path: Path) -> None:
     file = tmp_path / "router.pem"
     authority.issue("first", file=file)
     certificates = Certificates(

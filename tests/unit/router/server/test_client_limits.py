@@ -97,7 +97,7 @@ async def test_many_unfinished_messages_cost_little_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 200 * 512 * 1024
 
 
-def test_deadlines() -> None:
+def test_each_deadline_is_checked() -> None:
     limits = ClientLimits(message_time=30, login_time=10, idle_before_login=600)
     deadlines = ClientDeadlines(limits, 0.0)
     assert deadlines.missed(Progress(0), 10.0) is None
@@ -140,7 +140,7 @@ async def test_one_address_leaves_connections_for_others() -> None:
             assert (await other.command("admin", PING))["ok"]
 
 
-def test_counts_of_connections() -> None:
+def test_connections_are_counted_for_each_client() -> None:
     counts = ConnectionCounts(10, exempt=[ip_network("10.0.0.0/8"), ip_network("::1")])
     assert counts.limit_per_client == 8
     for _ in range(8):
@@ -224,7 +224,7 @@ async def test_a_compressed_message_is_not_unpacked_beyond_the_limit_before_the_
         await ends(client)
 
 
-async def test_a_login_that_does_not_go_on_ends_its_connection() -> None:
+async def test_a_stalled_login_ends_its_connection() -> None:
     limits = ClientLimits(login_time=SHORT, failed_login_delay=0)
     async with secured(limits) as (router, in_progress), await router.client() as client:
         assert (await client.command("admin", SASL_START))["ok"]

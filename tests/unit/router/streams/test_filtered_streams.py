@@ -177,7 +177,7 @@ async def test_the_mode_is_a_parameter_or_in_the_comment(
     assert explained["evaluatedBy"] == ("router" if streams == 1 else "shards")
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(cluster: ScriptedCluster) -> None:
+async def test_a_slow_reader_delays_no_other_and_loses_nothing(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(
         share_filters="always", share_filter_bytes=0, share_log_bytes=0, share_alone_bytes=0
     )
@@ -222,7 +222,7 @@ async def test_invalidates_end_filtered_streams(cluster: ScriptedCluster) -> Non
             assert batch.events == []
 
 
-async def test_at_random_each_gets_what_its_filter_lets_through(cluster: ScriptedCluster) -> None:
+async def test_random_readers_get_the_events_of_their_filters(cluster: ScriptedCluster) -> None:
     random = Random(7)
     registry = cluster.registry(share_filters="always", share_log_bytes=300_000)
     written: dict[int, int] = {}

@@ -123,7 +123,9 @@ async def test_clients_with_and_without_tls_share_a_port(files: Certificates, mo
         assert await ping(router.port, files.client_context(files.client)) == 1
 
 
-async def test_a_message_whose_length_begins_like_a_handshake(files: Certificates) -> None:
+async def test_a_length_that_looks_like_a_handshake_is_read_as_a_length(
+    files: Certificates,
+) -> None:
     """A plain hello of 790 bytes begins with the bytes 22 and 3."""
     async with listening(files.tls("allowTLS")) as router:
         empty = len(message(hello=1, comment=""))
@@ -136,7 +138,7 @@ async def test_a_message_whose_length_begins_like_a_handshake(files: Certificate
             assert (await client.receive())["ok"] == 1
 
 
-async def test_large_messages_both_ways(files: Certificates) -> None:
+async def test_large_messages_pass_in_both_directions(files: Certificates) -> None:
     async with listening(files.tls()) as router:
         context = files.client_context(files.client)
         connection = await Connection.open(("127.0.0.1", router.port), timeout=10, tls=context)
@@ -196,7 +198,7 @@ CASES: dict[str, tuple[Callable[[Certificates], ssl.SSLContext | None], str]] = 
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_refusals(files: Certificates, case: str) -> None:
+async def test_each_refusal_is_logged_with_its_cause(files: Certificates, case: str) -> None:
     context, cause = CASES[case]
     async with listening(files.tls(CRLFile=files.crl)) as router:
         assert await refused(router.port, context(files)) == cause
@@ -247,7 +249,7 @@ def scan(files: Certificates, port: int) -> tuple[set[str], set[str]]:
     return protocols, ciphers
 
 
-async def test_protocols_and_ciphers(files: Certificates) -> None:
+async def test_only_strong_protocols_and_ciphers_are_accepted(files: Certificates) -> None:
     """Try every protocol and every cipher, as testssl does."""
     async with listening(files.tls()) as router:
         protocols, ciphers = await asyncio.to_thread(scan, files, router.port)
@@ -259,7 +261,7 @@ async def test_protocols_and_ciphers(files: Certificates) -> None:
         assert not {"NULL", "RC4", "DES", "CBC3", "MD5", "ADH", "EXP"} & set(cipher.split("-"))
 
 
-async def test_clients_without_a_certificate_where_allowed(files: Certificates) -> None:
+async def test_clients_without_a_certificate_can_be_allowed(files: Certificates) -> None:
     settings = files.tls(allowConnectionsWithoutCertificates=True)
     async with listening(settings) as router:
         assert await ping(router.port, files.client_context()) == 1
@@ -267,7 +269,7 @@ async def test_clients_without_a_certificate_where_allowed(files: Certificates) 
         assert cause.startswith(VALIDATION)
 
 
-async def test_a_disabled_protocol(files: Certificates) -> None:
+async def test_a_disabled_protocol_is_refused(files: Certificates) -> None:
     context = files.client_context(files.client)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     async with listening(files.tls(disabledProtocols="TLS1_2")) as router:
@@ -275,7 +277,7 @@ async def test_a_disabled_protocol(files: Certificates) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])
-async def test_a_handshake_that_does_not_go_on_ends(files: Certificates, sent: bytes) -> None:
+async def test_a_stalled_handshake_ends(files: Certificates, sent: bytes) -> None:
     async with listening(files.tls(), timeout=0.3) as router:
         with capture_logs() as logged:
             reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
@@ -310,7 +312,7 @@ async def test_a_stopped_listener_ends_handshakes(files: Certificates) -> None:
             await asyncio.open_connection("127.0.0.1", router.port)
 
 
-async def test_the_feed_has_the_same_door(files: Certificates) -> None:
+async def test_the_feed_has_the_same_handshakes(files: Certificates) -> None:
     cursors: Any = FakeCursors()
     contexts = TlsContexts(files.tls().files())
     handshakes = Handshakes(lambda: contexts.incoming, required=True)

@@ -84,7 +84,7 @@ async def test_the_certificate_is_checked(authority: Authority) -> None:
     assert "--tlsCAFile" in unknown.output
 
 
-async def test_a_certificate_for_another_host(authority: Authority) -> None:
+async def test_a_certificate_for_another_host_is_refused(authority: Authority) -> None:
     async with with_tls(authority.issue("far", hosts=["router.example"])) as port:
         options = ("--admin", f"https://127.0.0.1:{port}", "--tlsCAFile", str(authority.file))
         refused = await invoke(*options)
@@ -94,7 +94,7 @@ async def test_a_certificate_for_another_host(authority: Authority) -> None:
     assert accepted.exit_code == 0, accepted.output
 
 
-async def test_the_wrong_scheme_is_said(authority: Authority) -> None:
+async def test_the_wrong_scheme_is_reported(authority: Authority) -> None:
     async with with_tls(authority.issue("router")) as port:
         plain = await invoke("--admin", f"http://127.0.0.1:{port}")
     async with watched_facade() as made, admin_port(made) as port:
@@ -111,17 +111,17 @@ async def test_the_wrong_scheme_is_said(authority: Authority) -> None:
         ("--admin", "https://127.0.0.1:1", "--tlsCAFile", "/does/not/exist"),
     ],
 )
-async def test_tls_options_that_cannot_apply(arguments: tuple[str, ...]) -> None:
+async def test_tls_options_without_effect_are_refused(arguments: tuple[str, ...]) -> None:
     assert (await invoke(*arguments)).exit_code == 2
 
 
-async def test_a_router_that_does_not_answer_is_said() -> None:
+async def test_an_unreachable_router_is_reported() -> None:
     result = await invoke("--admin", f"http://127.0.0.1:{free_port()}")
     assert result.exit_code == 1
     assert "no router answers" in result.output
     assert "--admin-port" in result.output
 
 
-async def test_only_http_is_asked() -> None:
+async def test_other_schemes_than_http_are_refused() -> None:
     result = await invoke("--admin", "file:///etc/passwd")
     assert result.exit_code == 2

@@ -47,7 +47,7 @@ def test_a_connection_string_that_others_can_read_is_refused(tmp_path: Path) -> 
     assert "secret" not in result.output
 
 
-def test_a_file_that_is_no_place_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_without_a_position_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "place"
     file.write_text('{"x": 1}')
     result = invoke("--resume-file", str(file))
@@ -56,7 +56,7 @@ def test_a_file_that_is_no_place_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text() == '{"x": 1}'
 
 
-def test_the_place_is_kept(tmp_path: Path) -> None:
+def test_the_position_is_kept_in_a_file(tmp_path: Path) -> None:
     position = Position(tmp_path / "place")
     assert position.read() is None
     position.write({"_data": "1"})

@@ -287,7 +287,7 @@ def test_a_token_longer_than_its_event_is_refused():
 
 
 @given(token_documents, documents)
-def test_token_data(token, more):
+def test_token_data_is_found_among_other_fields(token, more):
     assert token_data(bson.encode({**more, **token})) == token["_data"].encode()
 
 

@@ -20,7 +20,7 @@ def credentials(*passwords: str) -> Credentials:
 
 
 @pytest.mark.parametrize("skips", [True, False])
-async def test_login(skips: bool) -> None:
+async def test_a_user_logs_in(skips: bool) -> None:
     server = ScramServer(skips_empty_exchange=skips)
     await log_in(server, credentials(), timeout=PATIENCE)
     assert {command["$db"] for command in server.commands} == {"admin"}
@@ -28,7 +28,7 @@ async def test_login(skips: bool) -> None:
     assert b"secret" not in b"".join(bytes(command["payload"]) for command in server.commands)
 
 
-async def test_wrong_password() -> None:
+async def test_a_wrong_password_is_refused() -> None:
     with pytest.raises(CommandError, match="Authentication failed") as failure:
         await log_in(ScramServer("other"), credentials(), timeout=PATIENCE)
     assert failure.value.code == 18
@@ -48,7 +48,7 @@ async def test_each_key_of_a_key_file_is_tried() -> None:
         b"v=d3Jvbmc=",
     ],
 )
-async def test_a_server_that_does_not_know_the_password_is_refused(payload: bytes) -> None:
+async def test_a_server_without_the_password_is_refused(payload: bytes) -> None:
     server = ScramServer()
     server.changed = {"payload": Binary(payload)}
     with pytest.raises(CommandError) as failure:
@@ -58,7 +58,7 @@ async def test_a_server_that_does_not_know_the_password_is_refused(payload: byte
 
 
 @pytest.mark.parametrize("iterations", ["1", "4095", "10000001", "9" * 5000, "-1", "x", ""])
-async def test_numbers_of_iterations_out_of_bounds(iterations: str) -> None:
+async def test_iteration_counts_out_of_bounds_are_refused(iterations: str) -> None:
     """Few make the password easy to guess, many would occupy a thread for ever."""
 
     class Server(ScramServer):
@@ -85,7 +85,7 @@ async def test_a_server_that_ends_the_login_early_is_refused() -> None:
 
 
 @pytest.mark.parametrize("payload", [None, 5, "text", b"\xff\xfe"])
-async def test_malformed_replies(payload: Any) -> None:
+async def test_malformed_replies_are_refused(payload: Any) -> None:
     server = ScramServer()
     server.changed = {"payload": payload}
     with pytest.raises(ProtocolError):
@@ -112,7 +112,7 @@ def key_file(folder: Path, content: str, mode: int = 0o600) -> Path:
         ("['abc def']", ("abcdef",)),
     ],
 )
-def test_key_files(tmp_path: Path, content: str, keys: tuple[str, ...]) -> None:
+def test_key_files_are_read(tmp_path: Path, content: str, keys: tuple[str, ...]) -> None:
     login = read_key_file(key_file(tmp_path, content))
     assert (login.user, login.source, login.passwords) == ("__system", "local", keys)
 
@@ -128,7 +128,7 @@ def test_key_files(tmp_path: Path, content: str, keys: tuple[str, ...]) -> None:
         ("[]", "holds no key"),
     ],
 )
-def test_bad_key_files(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_key_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as failure:
         read_key_file(key_file(tmp_path, content))
     assert "s3cret" not in str(failure.value).replace(str(tmp_path), "")

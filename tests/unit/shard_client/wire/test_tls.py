@@ -55,12 +55,14 @@ async def failure(server: ssl.SSLContext | None, files: TlsFiles) -> str:
     return str(raised.value)
 
 
-async def test_an_expired_certificate(authority: Authority, files: TlsFiles) -> None:
+async def test_an_expired_certificate_is_refused(authority: Authority, files: TlsFiles) -> None:
     expired = serving(authority.issue("expired", days=-1))
     assert "certificate has expired" in await failure(expired, files)
 
 
-async def test_a_foreign_certificate(foreign: Authority, files: TlsFiles) -> None:
+async def test_a_certificate_of_another_authority_is_refused(
+    foreign: Authority, files: TlsFiles
+) -> None:
     text = await failure(serving(foreign.issue("shard")), files)
     assert "unable to get local issuer certificate" in text
 
@@ -75,18 +77,18 @@ async def test_a_certificate_for_another_host(authority: Authority, files: TlsFi
     assert "certificate" not in allowed
 
 
-async def test_a_revoked_certificate(authority: Authority, files: TlsFiles) -> None:
+async def test_a_revoked_certificate_is_refused(authority: Authority, files: TlsFiles) -> None:
     revoked = authority.issue("revoked")
     strict = replace(files, crl=authority.revoke(revoked))
     assert "certificate revoked" in await failure(serving(revoked), strict)
 
 
-async def test_tls_1_1(authority: Authority, files: TlsFiles) -> None:
+async def test_tls_1_1_is_refused(authority: Authority, files: TlsFiles) -> None:
     text = await failure(old_server(authority.issue("old")), files)
     assert "the connection ended during the TLS handshake" in text
 
 
-async def test_a_server_without_tls(files: TlsFiles) -> None:
+async def test_a_server_without_tls_is_refused(files: TlsFiles) -> None:
     assert "wrong version number" in (await failure(None, files)).lower().replace("_", " ")
 
 
