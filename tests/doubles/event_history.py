@@ -1,4 +1,4 @@
-"""What surrounds the Spark source, without a server: a history of events, a clock, an inbox."""
+"""Surroundings of the Spark source, without a server: a history of events, a clock, an inbox."""
 
 from __future__ import annotations
 

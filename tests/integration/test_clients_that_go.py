@@ -224,7 +224,7 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
         statuses = [client.admin.command("serverStatus") for client in direct]
         return sum(status["metrics"]["cursor"]["open"]["total"] for status in statuses)
 
-    # Cursors that a member could not be told to kill while it was stopped.
+    # Cursors that could not be killed while their member was stopped.
     before = open_cursors()
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 6000}
     watch = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}

@@ -1,4 +1,4 @@
-"""The job: collections into tables, from its start to its orderly end, and what looks after it."""
+"""The job: collections into tables, from its start to its orderly end, and the commands that maintain it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_job_snapshots_follows_and_ends_on_sigterm(
     lines = runner.invoke(job, ["offsets", "--out", str(folder)]).output.splitlines()
     assert [json.loads(line)["batch"] for line in lines] == query.batches("offsets")
 
-    # It goes on where it was; and small files become few.
+    # It resumes at its checkpoint, and many small files are compacted into a few.
     shop.insert(10)
     run_once(spark, shop, folder)
     last = JobFolder(str(folder)).last_committed()

@@ -39,7 +39,7 @@ def client(address: str, user: str | None, **options: Any) -> Client:
 
 
 def answer(connected: Client, database: str, command: dict[str, Any]) -> Any:
-    """Return what a command is answered, as far as servers are compared."""
+    """Return the part of a command's reply in which servers are compared."""
     try:
         connected[database].command(dict(command))
     except OperationFailure as error:

@@ -1,4 +1,4 @@
-"""Slow and flooding clients of a secured router, beside drivers that go on working."""
+"""Drivers keep working beside slow and flooding clients of a secured router."""
 
 import asyncio
 import struct

@@ -140,7 +140,7 @@ def answer(connected: Client, database: str, command: dict[str, Any]) -> Any:
     try:
         reply = connected[database].command(command)
     except OperationFailure as error:
-        # mongos goes on with a remark about its own settings.
+        # mongos appends a remark about its own settings.
         text = str((error.details or {})["errmsg"]).partition("client authentication")[0]
         return error.code, text
     if "hello" in command:

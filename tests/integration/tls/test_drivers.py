@@ -1,4 +1,4 @@
-"""Drivers on a router between which and the cluster there is TLS only."""
+"""Drivers on a router that connects to the cluster over TLS."""
 
 from typing import Any
 

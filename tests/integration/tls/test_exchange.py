@@ -103,8 +103,8 @@ def test_certificates_are_exchanged_by_command_and_by_signal(
         wait_for(lambda: shown_names(router, authority) == {"third"}, "the exchange by SIGHUP")
         wait_for_admin_name(router, authority, "third")
 
-        # The connection and the stream from before go on, and so does the monitoring, which the
-        # exchange makes connect anew.
+        # The earlier connection and stream stay open. The monitoring reconnects at the exchange and
+        # continues.
         written = root.db.exchange.insert_one({}).inserted_id
         assert stream.next()["documentKey"] == {"_id": written}
         with root.db.other.watch(max_await_time_ms=500) as another:

@@ -1,4 +1,4 @@
-"""Container, compose, Kubernetes and systemd files: what the router would read is accepted."""
+"""Container, compose, Kubernetes and systemd files: the router accepts the settings in them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What operators and shells ask the embedded mongos for."""
+"""Commands of operators and shells on the embedded mongos."""
 
 from collections.abc import AsyncIterator
 from typing import Any

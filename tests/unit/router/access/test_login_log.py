@@ -1,4 +1,4 @@
-"""Log lines of logins, from whatever a client sends."""
+"""Log lines of logins, for arbitrary input of clients."""
 
 from hypothesis import given
 from hypothesis import strategies as st

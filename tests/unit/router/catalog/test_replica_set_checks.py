@@ -1,4 +1,4 @@
-"""Checks of the replica sets do not hold up those who ask for their results."""
+"""Checks of the replica sets do not delay requests for their results."""
 
 import asyncio
 from typing import cast

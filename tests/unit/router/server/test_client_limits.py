@@ -1,4 +1,4 @@
-"""Slow, silent and flooding clients cost a bounded amount, and others are answered meanwhile."""
+"""Slow, silent and flooding clients cost a bounded amount and do not delay other clients."""
 
 import asyncio
 import resource

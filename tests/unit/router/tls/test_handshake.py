@@ -1,4 +1,4 @@
-"""Handshakes: who is accepted, who is refused, and the cause in the log."""
+"""Handshakes: the accepted and refused clients, and the cause in the log."""
 
 import asyncio
 import socket
@@ -202,7 +202,7 @@ async def test_each_refusal_is_logged_with_its_cause(files: Certificates, case: 
     context, cause = CASES[case]
     async with listening(files.tls(CRLFile=files.crl)) as router:
         assert await refused(router.port, context(files)) == cause
-        # Others go on.
+        # Other clients are still served.
         assert await ping(router.port, files.client_context(files.client)) == 1
 
 

@@ -39,7 +39,7 @@ async def test_a_promise_is_reported_while_a_getmore_waits(member: ScriptedMembe
 async def test_a_promise_beyond_an_event_waits_for_the_event(
     member: ScriptedMember,
 ):
-    """Its promise lies beyond an event that the first cursor has not returned yet."""
+    """The progress cursor's promise lies beyond an event that the main cursor has not returned."""
     reader = Reader(member, replace(SETTINGS, await_time=20.0))
     await reader.start_waiting()
     with member.unnoticed():

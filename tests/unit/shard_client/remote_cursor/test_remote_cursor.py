@@ -44,7 +44,7 @@ async def test_a_paused_cursor_sends_no_get_more(member: ScriptedMember):
 
 
 async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
-    """Others use the connection meanwhile; the cursor continues on any connection to its member."""
+    """Other users may take the connection; the cursor resumes on any connection to its member."""
     reader = Reader(member)
     reader.cursor.start()
     address = ("127.0.0.1", member.port)
