@@ -1,4 +1,4 @@
-"""The job: collections into tables, from its start to its orderly end, and the commands that maintain it."""
+"""The job: from collections to tables, its start, its orderly end, and its maintenance."""
 
 from __future__ import annotations
 

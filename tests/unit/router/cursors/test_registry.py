@@ -198,7 +198,7 @@ async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
 
 
 async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
-    registry = cluster.registry()
+    registry = cluster.registry(close_timeout=0.5)
     cluster.shards["s1"].hang.add("aggregate")
     task = asyncio.create_task(registry.open(stream(), OWNER))
     await until(lambda: cluster.shards["s1"].commands["aggregate"])

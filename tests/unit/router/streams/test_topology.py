@@ -234,7 +234,7 @@ async def test_a_removed_shard_can_return_under_its_name(cluster: ScriptedCluste
 
 async def test_a_shard_can_move_to_other_hosts(cluster: ScriptedCluster):
     """All members are replaced while the stream is open, and the list is updated in place."""
-    registry = cluster.registry()
+    registry = cluster.registry(connect_timeout=1.0)
     cursor, _ = await registry.open(stream(), OWNER)
     old = cluster.shards["s1"]
     old.insert(104, 1)
