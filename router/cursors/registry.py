@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from heapq import nsmallest
 from operator import itemgetter
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import structlog
@@ -18,8 +17,9 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import cluster_time_of
 from router.cursors.lookup_cursor import LookupCursor
 from router.cursors.merged_cursor import MergedCursor
-from router.cursors.owner import Owner, check_session, check_user
+from router.cursors.owner import Owner, check_user
 from router.cursors.places import CursorDescription, DepartedPlaces
+from router.cursors.registered_cursor import RegisteredCursor
 from router.lookup.completion import Completion
 from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
@@ -27,7 +27,7 @@ from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.stream_settings import StreamSettings
-from router.streams.admission import Admission, Payer, Ticket
+from router.streams.admission import Admission, Payer
 from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
 from router.streams.member_load import MemberLoads
@@ -49,42 +49,6 @@ class KillResult(NamedTuple):
     not_found: list[int]
     alive: list[int]
     unknown: list[int]
-
-
-class _Entry:
-    """A cursor with its owner, and whether a getMore has checked it out."""
-
-    __slots__ = ("busy", "cursor", "last_used", "owner", "ticket")
-
-    def __init__(self, cursor: MergedCursor, owner: Owner, ticket: Ticket, now: float) -> None:
-        self.cursor = cursor
-        self.owner = owner
-        self.ticket = ticket
-        self.last_used = now
-        self.busy = False
-
-
-class _Checkout:
-    """A cursor that is in use for one getMore; use it as a context manager."""
-
-    __slots__ = ("_cursor_id", "_entry", "_registry")
-
-    def __init__(self, registry: "CursorRegistry", cursor_id: int, entry: _Entry) -> None:
-        self._registry = registry
-        self._cursor_id = cursor_id
-        self._entry = entry
-
-    def __enter__(self) -> MergedCursor:
-        return self._entry.cursor
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
-        self._registry.checked_in(self._cursor_id, self._entry, cancelled=cancelled)
 
 
 class CursorRegistry:
@@ -133,7 +97,7 @@ class CursorRegistry:
                 mongos, cluster.clock, settings, self.memory, sent_time=sent_time
             )
         self._loop = asyncio.get_running_loop()
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, RegisteredCursor] = {}
         self._departed = DepartedPlaces()
         self._reaper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -165,7 +129,9 @@ class CursorRegistry:
             ticket.end()
         else:
             self._departed.returned(owner.client, request.namespace)
-            self._entries[cursor.cursor_id] = _Entry(cursor, owner, ticket, self._loop.time())
+            self._entries[cursor.cursor_id] = RegisteredCursor(
+                cursor, owner, ticket, self._used, self._loop.time()
+            )
             self._schedule_reaping()
         return cursor, first
 
@@ -188,19 +154,8 @@ class CursorRegistry:
         entry = self._entries.get(cursor_id)
         if entry is None:
             raise CommandError(ErrorCode.CursorNotFound, f"Cursor not found (id: {cursor_id}).")
-        check_user(cursor_id, entry.owner, owner)
-        if entry.busy:
-            raise CommandError(ErrorCode.CursorInUse, f"Cursor already in use (id: {cursor_id}).")
-        check_session(cursor_id, entry.owner, owner)
-        entry.busy = True
-        return _Checkout(self, cursor_id, entry)
-
-    def checked_in(self, cursor_id: int, entry: _Entry, *, cancelled: bool) -> None:
-        """End the use of a cursor; ``cancelled`` is whether its getMore was cancelled."""
-        entry.busy = False
-        entry.last_used = self._loop.time()
-        if cancelled or entry.cursor.finished:
-            self._remove(cursor_id)
+        entry.check(owner)
+        return entry
 
     def __contains__(self, cursor_id: int) -> bool:
         """Return whether the cursor is in this registry."""
@@ -354,6 +309,12 @@ class CursorRegistry:
             completion=completion, enough=enough, memory=self.memory,
         )  # fmt: skip
 
+    def _used(self, entry: RegisteredCursor, cancelled: bool) -> None:
+        """Start the idle time of a cursor whose getMore has ended, or remove the cursor."""
+        entry.last_used = self._loop.time()
+        if cancelled or entry.cursor.finished:
+            self._remove(entry.cursor.cursor_id)
+
     def _new_id(self) -> int:
         while True:
             cursor_id = self._make_id()
@@ -368,7 +329,7 @@ class CursorRegistry:
             entry.cursor.close()
             entry.ticket.end()
 
-    def _remember_place(self, entry: _Entry) -> None:
+    def _remember_place(self, entry: RegisteredCursor) -> None:
         try:
             place = cluster_time_of(entry.cursor.place)
         except ValueError:

@@ -1,4 +1,4 @@
-"""The stream runner: opens the remotes of a merged stream, feeds it, and enforces budgets."""
+"""The stream runner: opens the remotes of a merged stream, feeds it, and serves its readers."""
 
 import asyncio
 from dataclasses import replace
@@ -11,18 +11,16 @@ from router.change_stream.actions import Action, CloseRemote, OpenRemote, Reopen
 from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.request import StreamRequest
-from router.change_stream.resume_token import cluster_time_of
 from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from router.streams.delays import Delays
 from router.streams.departures import Departures
 from router.streams.description import FilterCounts, StreamDescription
 from router.streams.filtered_readers import FilteredReaders
-from router.streams.flow_control import FlowControl
-from router.streams.idle_members import IdleMembers
 from router.streams.nudge_sender import NudgeSender
 from router.streams.openings import opening_of, progress_opening_of
 from router.streams.remote import Remote
+from router.streams.steering import Steering
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
@@ -34,9 +32,10 @@ log = structlog.get_logger()
 
 
 class StreamRunner:
-    """Executes a MergedStream: its remote cursors, their budgets and wait times, the nudges.
+    """Executes a MergedStream: its actions, its remote cursors, and the wakes of its readers.
 
     It holds no client state: readers pass their log readers to ``take`` and waiters to ``wait``.
+    ``Steering`` keeps the budgets and wait times of the remotes.
     """
 
     def __init__(
@@ -55,16 +54,17 @@ class StreamRunner:
         self._cluster = cluster
         self._limits = limits
         self._nudge_sender = nudge_sender
-        self._flow = FlowControl(limits, memory)
         self._loop = asyncio.get_running_loop()
         self._delays = Delays(nudge_sender.loads, self._loop)
         self._remotes: dict[int, Remote] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._opening: asyncio.Future[None] | None = None
-        self._idle = IdleMembers(stream, self._remotes, nudge_sender, limits, self._read_on)
         self._departures = Departures(stream, cluster, self._left, limits.departure_interval)
         self.filtered = FilteredReaders(stream, limits.share_filter_bytes, self._distributed)
+        self._steering = Steering(
+            stream, self._remotes, self.filtered, self._waiters, nudge_sender, limits, memory
+        )
         self._closed = False
         self._taken = 0
         self._preference = ReadPreference.of(request.read_preference)
@@ -74,7 +74,8 @@ class StreamRunner:
 
         Raises CommandError: the first failure of a remote, or a timeout. Call ``close`` then.
         """
-        self._touch()
+        self._steering.client_reads()
+        self._steering.opening = True
         opening = self._opening = self._loop.create_future()
         self._execute(self.stream.start())
         try:
@@ -88,13 +89,14 @@ class StreamRunner:
             ).with_change_stream_label() from None
         finally:
             self._opening = None
+            self._steering.opening = False
 
     def take(self, log_reader: LogReader, max_events: int | None, max_bytes: int) -> Batch:
         """Return the events that are ready for ``log_reader`` and resume prefetching.
 
         Raises CommandError if the stream has failed.
         """
-        self._touch()
+        self._steering.client_reads()
         enough = self._limits.reply_target_bytes if max_events is None else None
         if max_events != 0 and not log_reader.release():
             self.filtered.advance(log_reader.stream)
@@ -106,12 +108,12 @@ class StreamRunner:
         self._taken += len(batch.events)
         self._count()
         if not self.filtered.serves(log_reader):
-            self._read_on()
+            self._steering.read_on()
         return batch
 
     def clients_left(self) -> None:
         """Stop prefetching, as the stream has no client; the next one resumes it."""
-        self._flow.clients_left()
+        self._steering.clients_left()
 
     def describe(self, cursor_ids: tuple[int, ...]) -> StreamDescription:
         """Return a description of the stream and its remotes; ``cursor_ids`` read it."""
@@ -139,12 +141,12 @@ class StreamRunner:
 
         It is released when new events become readable for ``log_reader`` or the stream ends.
         """
-        self._touch()
+        self._steering.client_reads()
         reads = log_reader.stream
         if not (self.filtered.waiting and self.filtered.serves(log_reader)):
             # A resumed stream may just have dropped events that its client has, which frees budget.
-            self._read_on()
-            self._nudge_laggards(self._loop.time())
+            self._steering.read_on()
+            self._steering.nudge_laggards(self._loop.time())
         if not self.filtered.add_waiter(log_reader, waiter):
             self._waiters.add(waiter)
         timer = self._loop.call_later(timeout, release, waiter)
@@ -155,7 +157,7 @@ class StreamRunner:
             self._delays.went_on(waiter)
             self.filtered.remove_waiter(reads)
             self._waiters.discard(waiter)
-            self._touch()
+            self._steering.client_reads()
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
@@ -174,7 +176,7 @@ class StreamRunner:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt."""
         if not self._closed:
             self._closed = True
-            self._idle.close()
+            self._steering.close()
             self._departures.close()
             self.stop_reading()
             self._held.size = 0
@@ -205,8 +207,7 @@ class StreamRunner:
 
     def _start(self, number: int, remote: Remote, opening: Opening) -> None:
         preference = PRIMARY if remote.topology else self._preference
-        batch_bytes = self._flow.batch_bytes(len(self._remotes))
-        settings = self._limits.remote_settings(batch_bytes)
+        settings = self._limits.remote_settings(self._steering.batch_bytes)
         if remote.topology:
             # No event is lost while the gate stands still, but an opening to resume would fail.
             settings = replace(settings, failure_timeout=inf)
@@ -257,12 +258,11 @@ class StreamRunner:
             failure = CommandError(ErrorCode.InternalError, str(error))
             self._remote_failed(number, failure, None)
             return
+        now = self._loop.time()
         if batch.events:
             load = self._nudge_sender.loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
-            now = self._loop.time()
-            self._flow.pace.event(now)
             self._delays.arrived(now)
             self._count()
         remote.record(batch)
@@ -272,7 +272,7 @@ class StreamRunner:
             self._departures.watch()
         if not remote.opened:
             self._has_opened(remote)
-        self._steer(number, remote, events=bool(batch.events))
+        self._steering.batch_arrived(number, remote, now, events=bool(batch.events))
         stream = self.stream
         if stream.error is not None:
             self.stop_reading()
@@ -289,7 +289,7 @@ class StreamRunner:
         """Execute the actions after draining shards may have left, and nudge past the removals."""
         self._execute(actions)
         if self.stream.leaving:
-            self._nudge_laggards(self._loop.time(), arriving=True)
+            self._steering.nudge_laggards(self._loop.time(), arriving=True)
         if self._waiters and (self.stream.release() or self.stream.ended):
             self._wake()
         self.filtered.arrived()
@@ -297,8 +297,8 @@ class StreamRunner:
     def _distributed(self) -> None:
         """Resume prefetching after events have been distributed to filtered readers."""
         self._count()
-        self._read_on()
-        self._nudge_laggards(self._loop.time())
+        self._steering.read_on()
+        self._steering.nudge_laggards(self._loop.time())
 
     def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
         remote = self._remotes.get(number)
@@ -327,93 +327,10 @@ class StreamRunner:
         ):
             self._opening.set_result(None)
 
-    # Budgets and wait times.
-
-    def _steer(self, number: int, remote: Remote, *, events: bool) -> None:
-        """Decide whether the remote's next getMore is sent, and with what wait and batch size."""
-        cursor = remote.cursor
-        if cursor is None:
-            return
-        size = self._memory.batch_bytes
-        if self._is_filtered:
-            size = min(size, self._flow.batch_bytes(len(self._remotes), filtered=True))
-        cursor.aim_at(size)
-        now = self._loop.time()
-        stream = self.stream
-        needed = stream.needed_from(number) is not None
-        if events or needed:
-            self._nudge_laggards(now, arriving=True)
-        self._idle.check_progress(number, remote, now)
-        if not needed:
-            remote.policy.reset()
-            remote.nudge.shown()
-        promise = stream.promise(number)
-        wait = self._flow.wait(
-            remote.policy,
-            needed=needed,
-            due=remote.nudge.begun or promise is None or remote.reached > cluster_time_of(promise),
-            idle=remote.idle,
-            topology=remote.topology,
-            next_note=self._next_note(remote, now),
-        )
-        if wait.rest:
-            self._idle.rest(remote, wait.rest)
-        cursor.set_await(wait.seconds)
-        unread = not (self._waiters or self.filtered.waiting)
-        if self._flow.is_unread(now) and unread and self._opening is None:
-            self._idle.lingering = True
-            cursor.pause()
-        elif not self._may_read(number):
-            cursor.pause()
-
-    def _next_note(self, remote: Remote, now: float) -> float | None:
-        """Return the seconds to the member's next note if no budget allows a promise before it."""
-        if not remote.idle or remote.topology or not self._flow.pace.lively(now):
-            return None
-        nudge_sender, target, host = self._nudge_sender, remote.target, remote.host
-        noted = self._limits.nudges and nudge_sender.ready_at(target, host, now) > now
-        if not noted and remote.probes.affords(now):
-            return None
-        return nudge_sender.next_tick(target, host, now) - now
-
-    def _nudge_laggards(self, now: float, *, arriving: bool = False) -> None:
-        """Schedule nudges of the members that keep events back."""
-        self._idle.schedule(self._flow.nudge_delay(now), arriving=arriving)
-
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
-            held = self.stream.held_bytes + self.filtered.distribution.held_bytes
-            self._held.size = held
-
-    def _may_read(self, number: int) -> bool:
-        """Return whether the byte budgets allow another batch."""
-        stream = self.stream
-        buffered = stream.buffered_bytes(number)
-        return self._flow.may_read(
-            buffered, stream.all_buffered_bytes, len(self._remotes), filtered=self._is_filtered
-        )
-
-    @property
-    def _is_filtered(self) -> bool:
-        """Whether the stream's events are distributed to filters."""
-        return self.filtered.distribution.readers > 0
-
-    def _touch(self) -> None:
-        """Record client activity and resume prefetching if it had stopped."""
-        self._flow.client_read(self._loop.time())
-        if self._idle.lingering:
-            self._idle.lingering = False
-            self._read_on()
-
-    def _read_on(self) -> None:
-        """Resume the paused remotes for which the budgets allow another batch."""
-        for number, remote in self._remotes.items():
-            cursor = remote.cursor
-            if cursor is None or not cursor.paused or remote.rest is not None:
-                continue
-            if self._may_read(number):
-                cursor.resume()
+            self._held.size = self.stream.held_bytes + self.filtered.distribution.held_bytes
 
 
 def release(waiter: asyncio.Future[None]) -> None:
