@@ -1,4 +1,4 @@
-"""How finely a merged stream divides its events."""
+"""The sizes into which a merged stream divides its events."""
 
 from typing import Final, NamedTuple
 

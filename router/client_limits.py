@@ -44,7 +44,7 @@ class ClientLimits:
 
     @property
     def shortest_time(self) -> float:
-        """The shortest time that a client is given for anything."""
+        """The shortest of the times within which a client must do something."""
         return min(self.message_time, self.login_time, self.idle_before_login)
 
 

@@ -67,7 +67,7 @@ async def serve(
         settings: the operator's settings; ``sharding.configDB`` is required.
         arguments: the command line, for getCmdLineOpts.
         stop: the event that ends the router.
-        rotate: is set to exchange the certificates, and cleared here.
+        rotate: the event that requests an exchange of the certificates; cleared here.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
         limits_of: returns the settings of streams for the server parameters.
@@ -308,7 +308,7 @@ async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:
 def _lookups(
     upstream: UpstreamMongos | None, logins: Logins, access: AccessControl | None
 ) -> Connect | None:
-    """Return what connects to the mongos for lookups; None if it would refuse the router."""
+    """Return the function that connects for lookups; None if the mongos would refuse the router."""
     if upstream is None or (access is not None and logins.upstream is None):
         return None
     return upstream.connect_as_router

@@ -41,7 +41,7 @@ class StreamSettings:
     large_reply_bytes: int = LARGE_REPLY
     """Size from which a shard's reply is split only after the next getMore has been sent."""
     blocks: BlockSizes = DEFAULT_BLOCK_SIZES
-    """How finely merged events are divided."""
+    """The sizes into which merged events are divided."""
     share: bool = True
     """Whether clients of identical streams share remotes and the events that these send
     (docs/design.md#many-clients)."""

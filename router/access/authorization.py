@@ -22,7 +22,7 @@ from shard_client.errors import CommandError
 log = structlog.get_logger()
 
 STREAM_ACTIONS = ("changeStream", "find")
-"""What a stream takes on its collection, its database or all databases."""
+"""The actions that a stream requires on its collection, its database or all databases."""
 
 _LONGEST_SHOWN = 16 * 1024
 _LONGEST_LOGGED = 1024
@@ -31,14 +31,14 @@ _WHOLE = "$cmd.aggregate"
 
 
 def stream_resource(database: str, collection: str | None) -> Resource:
-    """Return what a change stream reads; the database ``admin`` stands for the whole cluster."""
+    """Return the resource of a change stream; the database ``admin`` stands for the cluster."""
     if collection is not None:
         return Resource(database, collection)
     return ALL_DATABASES if database == "admin" else Resource(database)
 
 
 def stream_resource_of(namespace: str) -> Resource:
-    """Return what the change stream of a cursor reads, by the cursor's namespace."""
+    """Return the resource of a cursor's change stream, by the cursor's namespace."""
     database, _, collection = namespace.partition(".")
     return stream_resource(database, None if collection == _WHOLE else collection)
 

@@ -12,9 +12,9 @@ _ADVANCE = "advanceClusterTime"
 
 
 class AccessControl:
-    """Present if clients have to log in. ``await close()`` ends its tasks.
+    """The users, signed times and logins of a router whose clients have to log in.
 
-    Create it in a running loop.
+    ``await close()`` ends its tasks. Create it in a running loop.
 
     Args:
         cluster: the cluster, which holds the users and the keys of cluster times.

@@ -266,7 +266,7 @@ class Login:
         self.close()
 
     def _check_same(self, name: UserName) -> None:
-        """Refuse a second login as somebody else; a connection has one user, as with mongos."""
+        """Refuse a second login as another user; a connection has one user, as with mongos."""
         user = self._user
         if user is None or user.name == name:
             return

@@ -24,7 +24,7 @@ class LoginLog:
         self._attempt: dict[str, Any] = {}
 
     def begun(self, database: str, command: Mapping[str, Any], *, speculative: bool) -> None:
-        """Note what a client asks for with ``saslStart`` or with a hello's speculative login.
+        """Record the login that a client begins with ``saslStart`` or with a hello.
 
         Args:
             database: the database of the user.

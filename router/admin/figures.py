@@ -30,7 +30,7 @@ def error_name(code: int) -> str:
 
 
 def router_problems(status: RouterStatus) -> list[str]:
-    """Return what keeps the router from serving clients, apart from single shards."""
+    """Return the problems for which clients cannot be served, without those of single shards."""
     problems = []
     if len(status.processes) < status.expected:
         problems.append(f"{len(status.processes)} of {status.expected} workers answer")

@@ -25,7 +25,7 @@ from router.tls.sockets import AcceptingPort
 log = structlog.get_logger()
 
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
-"""Paths that need no token: probes of service managers seldom can send one."""
+"""Paths that need no token, because few service managers can send one with a probe."""
 
 _MOST_AT_ONCE: Final = 4
 _MOST_HANDSHAKES: Final = 100

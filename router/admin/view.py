@@ -1,4 +1,4 @@
-"""What the status page and ``mergerouter status`` show of a router, as plain values."""
+"""The contents of the status page and of ``mergerouter status``, as plain values."""
 
 import json
 from collections import Counter
@@ -22,7 +22,7 @@ from router.admin.sources import RouterStatus
 
 _CONFIG: Final = "config"
 _LEAST_SPAN: Final = 10.0
-"""Seconds that the lanes show at least: an idle shard writes to its oplog that often."""
+"""Minimum number of seconds that the lanes show: idle shards write to their oplogs that often."""
 
 _MOST_FAILURES: Final = 50
 
@@ -78,7 +78,7 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """What one replica set was sent, and the events that it returned."""
+    """The commands sent to one replica set, and the events that it returned."""
 
     target: str
     events: int

@@ -1,4 +1,4 @@
-"""Times and sizes as people read them."""
+"""Times and sizes in words."""
 
 from typing import Final
 

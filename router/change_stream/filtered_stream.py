@@ -41,7 +41,7 @@ _ENDS_OF_MARKS: Final = frozenset({b"292904", b"2B0229296E04", b"2B0429296E1404"
 
 
 class FilteredStream:
-    """What a filter lets through of a merged stream, for one log reader.
+    """The events of a merged stream that pass a filter, for one log reader.
 
     It is readable like a merged stream. Its log has the matching events of all blocks that the
     merged stream has released. It releases nothing itself: its ``Distribution`` does.
@@ -133,7 +133,7 @@ class Distribution:
         self.examined = 0
         """The number of events that have met the filters."""
         self.pressed = False
-        """Whether the events of a log reader that waits have become ``FULL``; reset it."""
+        """Whether a waiting log reader has ``FULL`` bytes of events; reset it after the wake."""
         self.matches = 0
         """The number of times that a filter has let an event through."""
 

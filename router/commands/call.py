@@ -27,7 +27,7 @@ ON_BEHALF_OF = "$onBehalfOf"
 """The field in which a worker names the user for whom it passes a command on."""
 
 ANYBODY = "*"
-"""Stands for a user that may act on everybody's cursors; no user has a name without an @."""
+"""The name of a user that may act on all users' cursors; a real user's name has an @."""
 
 
 @dataclass(slots=True)
@@ -155,9 +155,9 @@ class Command:
 
     A command with ``while_quiescing`` is also answered during shutdown. A command with
     ``for_tests`` exists under ``enableTestCommands`` only. With authorization, a command without
-    ``before_login`` takes a login, and one with ``action`` that action on the cluster. ``is_ours``,
-    if given, takes the raw command and returns whether the router answers it, so that commands for
-    the upstream are not decoded.
+    ``before_login`` requires a login, and one with ``action`` the right to that action on the
+    cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers it,
+    so that commands for the upstream are not decoded.
     """
 
     names: tuple[str, ...]

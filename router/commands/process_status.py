@@ -83,7 +83,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
 
 
 class _Tally:
-    """Sums over streams by target: what the metrics show of them."""
+    """Sums over streams by target, for the metrics."""
 
     def __init__(self) -> None:
         self.waiting = 0

@@ -13,7 +13,7 @@ from shard_client.wire.tls import TlsContexts
 
 
 class SubCommand(TyperCommand):
-    """A sub-command; an option without its value, or with a wrong one, is told what to pass."""
+    """A sub-command whose errors name the value to pass where one is missing or wrong."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; raises typer.BadParameter for a missing or wrong value."""

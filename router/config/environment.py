@@ -23,8 +23,9 @@ def read_environment(
 ) -> dict[str, Any]:
     """Return the settings in the environment by dotted name.
 
-    Variables without two underscores in a row are other programs' if their names resemble no
-    setting: Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of that name.
+    A variable that is no setting is ignored if its name has no two underscores in a row and
+    resembles no setting: Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of
+    that name.
 
     Args:
         environment: all variables.

@@ -13,7 +13,7 @@ from shard_client.wire.authentication import (
 )
 
 HIDDEN = "<password>"
-"""What is shown instead of a password, as by mongos."""
+"""The text shown instead of a password, as by mongos."""
 
 
 ClusterAuthMode = Literal["keyFile", "sendKeyFile", "sendX509", "x509"]

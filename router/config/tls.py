@@ -159,7 +159,7 @@ class Tls(BaseModel):
         )
 
     def warnings(self) -> list[str]:
-        """Return what the settings leave unchecked, one sentence each."""
+        """Return the checks that the settings turn off, one sentence each."""
         if not self.enabled:
             return []
         told = []

@@ -29,7 +29,7 @@ class LookupCursor(MergedCursor):
         streams: the pool in which it finds another stream.
         shared: the stream on which it starts.
         log_reader: the log reader on that stream.
-        payer: who streams are charged to.
+        payer: the client and the user to which streams are charged.
         completion: completes its events.
         enough: size in bytes at which a reply is sent to a client that sets no batchSize.
         memory: the memory of the process.

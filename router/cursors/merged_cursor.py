@@ -27,7 +27,7 @@ class MergedCursor:
         streams: the pool in which it finds another stream.
         shared: the stream on which it starts, which has been entered for it.
         log_reader: the log reader on that stream.
-        payer: who streams opened for it are charged to.
+        payer: the client and the user to which streams opened for it are charged.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class MergedCursor:
     async def _wait(self, timeout: float) -> None:
         """Wait until events may be ready, ``_wake`` is called, or ``timeout`` seconds have passed.
 
-        Call it only when nothing is ready.
+        Call it when nothing is ready, or to let more events gather.
         """
         if self._log_reader.lost or self._streams.is_misplaced(self._log_reader):
             self._move()

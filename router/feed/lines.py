@@ -9,7 +9,7 @@ from shard_client.errors import CommandError
 
 
 async def read_line(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Return the next line without its end; what is left at the end of the stream, maybe nothing.
+    """Return the next line without its end; at the end of the stream the rest, possibly empty.
 
     Args:
         reader: the client's connection; its own limit can be smaller than ``most``.

@@ -39,7 +39,7 @@ class Fields(Protocol):
 
 
 class Condition(Protocol):
-    """A condition that an event meets or not."""
+    """A condition on events."""
 
     def meets(self, event: Fields) -> bool:
         """Return whether the event meets the condition."""

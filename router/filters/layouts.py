@@ -35,7 +35,7 @@ _QUICK_LESSONS: Final = 32
 """The number of documents that are learned as soon as they occur."""
 
 _PATIENCE: Final = 1000
-"""After these, the number of documents without a layout of which one is learned."""
+"""After these lessons, one in this number of documents without a layout is learned."""
 
 _TWO_STRINGS: Final = rb"[^\0]*\0[^\0]*\0"
 """The value of a regular expression."""

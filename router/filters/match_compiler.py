@@ -70,7 +70,7 @@ _EQUAL: Final = frozenset(
 _ORDERED: Final = frozenset(
     {DOUBLE, STRING, OBJECT_ID, BOOLEAN, DATE, INT32, TIMESTAMP, INT64, DECIMAL}
 )
-"""Types of operands of ``$gt`` and its like."""
+"""Types of operands of ``$gt`` and similar operators."""
 
 _ORDERINGS: Final[Mapping[bytes, Callable[[Any, Any], bool]]] = {
     b"$gt": operator.gt,

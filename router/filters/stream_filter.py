@@ -17,7 +17,7 @@ _MOST_STAGES: Final = 100
 
 
 class StreamFilter:
-    """What the stages of a stream let through: a condition, and then projections.
+    """The stages of a stream as a condition on events and the projections that follow it.
 
     ``identity`` is equal for filters of equal stages.
     """

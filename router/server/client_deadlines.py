@@ -11,7 +11,7 @@ LEAST_PROGRESS: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a client has done so far.
+    """A client's progress so far.
 
     Args:
         messages: number of whole messages received.
@@ -29,7 +29,7 @@ class Progress:
 
 
 class ClientDeadlines:
-    """Finds out whether a client takes too long; its progress is checked at intervals.
+    """Detects a client that takes too long; its progress is checked at intervals.
 
     Args:
         limits: the limits of clients.

@@ -14,7 +14,7 @@ drivers' specifications) retry later with growing pauses; others treat it as an 
 
 
 class Payer(NamedTuple):
-    """Who cursors and streams are charged to: a client's address and a user, each if known."""
+    """A client's address and a user, each if known, to which cursors and streams are charged."""
 
     client: str | None = None
     user: str | None = None

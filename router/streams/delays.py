@@ -1,4 +1,4 @@
-"""Measurement of how long a stream's events wait for the gate, and for the client's turn."""
+"""Measurement of the delays of a stream's events: at the gate, and until waiting clients go on."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ class Delays:
     """Records the delays of one stream's events, once for each batch.
 
     Args:
-        loads: has the histograms of all streams.
-        loop: its clock measures.
+        loads: holds the histograms, which all streams share.
+        loop: the event loop, whose clock is used.
     """
 
     def __init__(self, loads: MemberLoads, loop: asyncio.AbstractEventLoop) -> None:

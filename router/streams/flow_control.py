@@ -1,7 +1,7 @@
 """Flow control of a merged stream: which remotes are read, how far ahead, and with what waits.
 
 Pure: times are arguments, in seconds on one clock; sizes are bytes of memory. The rules are in
-docs/design.md#a-remote-cursor (budgets) and 9 (waits).
+docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (waits).
 """
 
 from dataclasses import replace
@@ -13,8 +13,8 @@ from router.stream_settings import StreamSettings
 _AVERAGED = 8
 """Number of batches over which the pace is averaged."""
 _FILTERED_PART: Final = 4
-"""The fraction of a stream's budget that it reads ahead while its events are distributed to
-filters. The router itself takes the events then, at its own speed."""
+"""Divisor of a stream's budgets while its events are distributed to filters: the router takes the
+events itself then, as fast as it can."""
 _LIVELY = 1.0
 """Seconds after its last event during which a stream is expected to deliver more."""
 
@@ -56,7 +56,7 @@ class FlowControl:
         self._read_until = now + self._limits.linger
 
     def clients_left(self) -> None:
-        """Record that the stream has no client any more, so that nothing is read ahead for one."""
+        """Record that the last client has left, so that nothing more is read ahead."""
         self._read_until = float("-inf")
 
     def is_unread(self, now: float) -> bool:

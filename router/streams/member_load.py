@@ -1,4 +1,4 @@
-"""Counts of what the router sends to each replica set, gets from it, and gives to clients."""
+"""Counts of commands sent to each replica set, and of events received and delivered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

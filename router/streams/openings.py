@@ -12,7 +12,7 @@ _Command = tuple[str, Mapping[str, object]]
 
 
 def opening_of(request: StreamRequest, action: OpenRemote | ReopenRemote) -> Opening:
-    """Return what builds the command for a remote: from its start, or after a promise."""
+    """Return a function that builds a remote's command: from its start, or after a promise."""
 
     def opening(pbrt: bytes | None) -> _Command:
         if isinstance(action, OpenRemote) and action.topology:
@@ -29,7 +29,7 @@ def opening_of(request: StreamRequest, action: OpenRemote | ReopenRemote) -> Ope
 
 
 def progress_opening_of(opening: Opening) -> Callable[[bytes], _Command]:
-    """Return what builds the command of the progress cursor beside a cursor's ``opening``."""
+    """Return a function that builds a progress cursor's command from a remote's ``opening``."""
 
     def progress_opening(pbrt: bytes) -> _Command:
         return progress_command(*opening(pbrt), pbrt)

@@ -250,7 +250,7 @@ class StreamPool:
     def _part(
         self, shared: SharedStream, placement: Placement, wanted: StreamRequest
     ) -> Callable[[bytes], ReadableStream]:
-        """Return what opens the part of ``shared`` to read, given a sort key that it covers."""
+        """Return a function that opens the part of ``shared`` to read beyond a sort key."""
         stream_filter = placement.filter
         if stream_filter is None or wanted.stages:
             return lambda after: shared.runner.stream

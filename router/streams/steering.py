@@ -40,7 +40,7 @@ class Steering:
         memory: Memory,
     ) -> None:
         self.opening = False
-        """Whether the stream is being opened: no remote is paused then, although no client reads yet."""
+        """Whether the stream is being opened: then no remote is paused although no client reads."""
         self._stream = stream
         self._remotes = remotes
         self._filtered = filtered

@@ -11,7 +11,7 @@ from shard_client.wire.tls import TlsContexts
 log = structlog.get_logger()
 
 _SOON = timedelta(days=30)
-"""The time before a certificate's end from which mongos warns, too."""
+"""How long before a certificate expires it is reported, as by mongos."""
 
 
 class Certificates:
@@ -37,7 +37,7 @@ class Certificates:
 
     @property
     def towards_cluster(self) -> TlsContexts | None:
-        """The contexts for connections to the cluster; None if those do without TLS."""
+        """The contexts for connections to the cluster; None if those do not use TLS."""
         return self.contexts if self._settings.towards_cluster else None
 
     def when_rotated(self, rotated: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ _NO_RESPONSE = frozenset({0, -1})
 """The field responseTo in the header of a client's first message."""
 
 ONLY_TLS = "The server is configured to only allow SSL connections"
-"""mongos's words for a client without TLS where TLS is required."""
+"""mongos's message for a client without TLS where TLS is required."""
 
 NO_TLS = "SSL handshake received but server is started without SSL support"
 """mongos's words for a client with TLS where TLS is disabled."""
@@ -41,7 +41,7 @@ _REASONS = {
     "UNSUPPORTED_PROTOCOL": "SSL handshake failed, as client requested disabled protocol",
     "NO_SHARED_CIPHER": "SSL handshake failed: the client offers none of the server's ciphers",
 }
-"""mongos's words, as far as it has them, by OpenSSL's name of the reason."""
+"""Messages by OpenSSL's name of the reason; mongos's own where it has one."""
 
 
 class HandshakeRefusedError(ProtocolError):
@@ -164,7 +164,7 @@ def peer_certificate(transport: asyncio.BaseTransport) -> Certificate | None:
 
 
 def describe(error: OSError) -> str:
-    """Return the cause of a failed handshake, in mongos's words where it has them."""
+    """Return the cause of a failed handshake, with mongos's message where it has one."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"SSL peer certificate validation failed: {error.verify_message}"
     reason = getattr(error, "reason", None)

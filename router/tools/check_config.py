@@ -24,7 +24,7 @@ from shard_client.wire.tls import Certificate, TlsContexts
 
 _MOST_SKEW = 60.0
 _MONGOS = "isdbgrid"
-"""What a mongos's hello has as ``msg``."""
+"""The ``msg`` in a mongos's hello."""
 
 
 class Finding(NamedTuple):

@@ -197,7 +197,7 @@ class MotorReplicaSet:
             log.info("monitoring ends later", set=self._name)
 
     def _end_client(self, client: "AsyncIOMotorClient[dict[str, Any]]") -> asyncio.Event:
-        """Close a client of the driver in a thread; return what is set once it is closed."""
+        """Close a client of the driver in a thread; return an event that is set at the end."""
         ended = asyncio.Event()
 
         def end() -> None:

@@ -52,7 +52,7 @@ class ReplicaSet(Protocol):
 
 
 def named_hosts(names: Any) -> tuple[Address, ...]:
-    """Return the addresses in a hello's list of ``host:port``; what is malformed is left out.
+    """Return the addresses in a hello's list of ``host:port``, without malformed ones.
 
     A member that is only reachable under a malformed name cannot be reached.
     """

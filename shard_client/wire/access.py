@@ -9,7 +9,7 @@ from shard_client.wire.tls import TlsContexts
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a connection to a server of the cluster takes.
+    """The login and the TLS contexts of connections to servers of the cluster.
 
     ``credentials`` are None for a cluster without authentication. ``tls`` is None for connections
     without TLS.

@@ -38,7 +38,7 @@ class Certificate(NamedTuple):
 
     @classmethod
     def of(cls, certificate: x509.Certificate) -> Self:
-        """Return what matters of a parsed certificate."""
+        """Return the fields of a parsed certificate."""
         return cls(
             certificate.subject.rfc4514_string(_NAMES),
             certificate.not_valid_after_utc,
