@@ -237,6 +237,14 @@ class MergedStream:
             return None
         return next(iter(self._waits([holder])), None)
 
+    @property
+    def held_back(self) -> bool:
+        """Whether the gate holds back all buffered events; cheaper than ``waiting_for``.
+
+        Valid after ``merge_ahead``. Events that a silent remote holds back count too.
+        """
+        return self._merger.holds and not (self._unread or self._merger.ahead)
+
     def needed_from(self, number: int) -> Timestamp | None:
         """Return the time that the remote's promise must pass so that others go on, or None.
 

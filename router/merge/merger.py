@@ -291,6 +291,11 @@ class Merger:
         return bool(self._ahead)
 
     @property
+    def holds(self) -> bool:
+        """Whether events are buffered that are not merged yet."""
+        return bool(self._full)
+
+    @property
     def ready(self) -> bool:
         """Whether ``next_block`` has anything to release."""
         if self._ahead:

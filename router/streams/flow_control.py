@@ -4,7 +4,6 @@ Pure: times are arguments, in seconds on one clock; sizes are bytes of memory. T
 docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (waits).
 """
 
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from router.memory import Memory
@@ -41,13 +40,7 @@ class FlowControl:
         self._limits = limits
         self._memory = memory
         self._prefetch = Prefetch(limits)
-        self._filtered = Prefetch(
-            replace(
-                limits,
-                stream_buffer_bytes=limits.stream_buffer_bytes // _FILTERED_PART,
-                remote_buffer_bytes=limits.remote_buffer_bytes // _FILTERED_PART,
-            )
-        )
+        self._filtered = Prefetch(limits, _FILTERED_PART)
         self._read_until = 0.0
         self.pace = Pace(limits)
 
@@ -131,17 +124,19 @@ class Prefetch:
 
     Half of the stream's budget is divided evenly among the remotes: if the others used up the
     budget, a remote with an empty buffer would hold the gate and stop them all. The other half is
-    for remotes that are ahead.
+    for remotes that are ahead. ``divisor`` makes both budgets smaller.
     """
 
-    __slots__ = ("_limits",)
+    __slots__ = ("_batch_target", "_half", "_remote_buffer")
 
-    def __init__(self, limits: StreamSettings) -> None:
-        self._limits = limits
+    def __init__(self, limits: StreamSettings, divisor: int = 1) -> None:
+        self._batch_target = limits.batch_target_bytes
+        self._half = limits.stream_buffer_bytes // divisor // 2
+        self._remote_buffer = limits.remote_buffer_bytes // divisor
 
     def batch_bytes(self, remotes: int) -> int:
         """Return the target size of batches, of which two fit into each remote's even share."""
-        return max(1, min(self._limits.batch_target_bytes, self._half // (2 * remotes)))
+        return max(1, min(self._batch_target, self._half // (2 * remotes)))
 
     def allows(self, buffered: int, all_buffered: int, remotes: int) -> bool:
         """Return whether a remote with ``buffered`` bytes may fetch another batch.
@@ -153,15 +148,11 @@ class Prefetch:
         if not buffered:
             return True
         batch = self.batch_bytes(remotes)
-        if buffered + batch > self._limits.remote_buffer_bytes:
+        if buffered + batch > self._remote_buffer:
             return False
         if (buffered + batch) * remotes <= self._half:
             return True
         return all_buffered + batch * remotes <= self._half
-
-    @property
-    def _half(self) -> int:
-        return self._limits.stream_buffer_bytes // 2
 
 
 class Pace:

@@ -280,10 +280,10 @@ class StreamRunner:
             # Waiting clients have consumed the log, so new events wake them.
             self._wake()
         self.filtered.arrived()
-        if self._delays.waiting and stream.waiting_for is None:
-            self._delays.released()
         # Prepare the next reply while the client processes the last one.
         stream.merge_ahead(self._limits.reply_target_bytes)
+        if self._delays.waiting and not stream.held_back:
+            self._delays.released()
 
     def _left(self, actions: list[Action]) -> None:
         """Execute the actions after draining shards may have left, and nudge past the removals."""

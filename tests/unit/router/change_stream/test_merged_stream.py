@@ -93,6 +93,24 @@ def test_events_wait_for_every_promise_and_the_holder_is_named():
     assert stream.waiting_for is not None
 
 
+def test_events_are_held_back_until_one_is_ready():
+    stream = opened()
+    assert not stream.held_back
+    arrive(stream, A, 12, 14, upto=20)
+    arrive(stream, CONFIG, upto=20)
+    assert stream.held_back
+    arrive(stream, B, upto=13)
+    stream.merge_ahead(1)
+    assert not stream.held_back
+    assert times(stream.take(None).events) == [12]
+    assert times(stream.take(None).events) == []
+    assert stream.held_back
+    arrive(stream, B, upto=20)
+    stream.merge_ahead(1)
+    assert times(stream.take(None).events) == [14]
+    assert not stream.held_back
+
+
 def test_all_lagging_remotes_are_named():
     stream = opened(shards=3)
     arrive(stream, A, 12, upto=20)
