@@ -38,6 +38,7 @@ def run(options: Options) -> Outcome:
     parquet: list[dict[str, Any]] = []
     for documents, ordering, read_from, per_batch in (
         ("json", "perDocument", "router", PER_BATCH),
+        ("typed", "perDocument", "router", PER_BATCH),
         ("raw", "perDocument", "router", PER_BATCH),
         ("raw", "perDocument", "router", PER_BATCH // 5),
         ("raw", "perDocument", "shards", PER_BATCH),
@@ -48,7 +49,7 @@ def run(options: Options) -> Outcome:
         case |= {"read_from": read_from, "per_batch": per_batch}
         runs = [read(events, case) for _ in range(options.runs)]
         reading.append({**case, **medians(runs)})
-    for documents, cores in (("json", 2), ("raw", 2), ("raw", 1)):
+    for documents, cores in (("json", 2), ("typed", 2), ("raw", 2), ("raw", 1)):
         options.say(f"Spark into Parquet: {documents}, {cores} cores")
         runs = [write(events, documents, cores) for _ in range(options.runs)]
         parquet.append({"documents": documents, "cores": cores, **medians(runs)})

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from bench.events import FIRST_SECOND
+from bench.spark_reading import document_options
 from spark_sink import local_session
 
 
@@ -25,7 +26,7 @@ def main() -> None:
             .option("uri", f"mongodb://127.0.0.1:{args.port}")
             .option("startAtOperationTime", f"{FIRST_SECOND},1")
             .option("maxEventsPerTrigger", args.per_batch)
-            .option("documents", args.documents)
+            .options(**document_options(args.documents))
             .load()
         )
         writer = frame.writeStream.format("parquet").option("path", str(Path(folder, "table")))

@@ -3,20 +3,29 @@
 import argparse
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 from bson.timestamp import Timestamp
+from pyspark.sql.types import StructType
 
 from bench.events import FIRST_SECOND
 from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
 from spark_sink.event_rows import EventRows
 from spark_sink.options import parse_options
+from spark_sink.partitions import rows_for
 from spark_sink.positions import AtTime, Position
 from spark_sink.read_reports import ReportInbox, report
 from spark_sink.read_task import TaskReader
 from spark_sink.router_client import RouterClient
+from spark_sink.typed_documents import from_json
+
+DOCUMENT = (
+    StructType().add("_id", "string").add("n", "long").add("tenant", "long").add("pad", "string")
+)
+"""The documents of the events (`bench.events`)."""
 
 
 def main() -> None:
@@ -29,20 +38,29 @@ def main() -> None:
     parser.add_argument("--ordering", default="perDocument")
     parser.add_argument("--read-from", default="router")
     args = parser.parse_args()
-    options = parse_options(
-        {
-            "uri": f"mongodb://127.0.0.1:{args.port}",
-            "documents": args.documents,
-            "ordering": args.ordering,
-            "readFrom": args.read_from,
-        }
-    )
+    given = {
+        "uri": f"mongodb://127.0.0.1:{args.port}",
+        "ordering": args.ordering,
+        "readFrom": args.read_from,
+        **document_options(args.documents),
+    }
+    options = parse_options(given)
+    if options.document_schema is not None:
+        options = replace(options, document_type=from_json(options.document_schema))
     client = RouterClient(options)
     client.require_reachable()
     inbox = ReportInbox(client.address)
-    print(json.dumps(measure(client, inbox, args, EventRows(raw_documents=options.raw_documents))))
+    print(json.dumps(measure(client, inbox, args, rows_for(options))))
     inbox.close()
     client.close()
+
+
+def document_options(documents: str) -> dict[str, str]:
+    """Return the options of the source for one form of documents."""
+    given = {"documents": documents}
+    if documents == "typed":
+        given["documentSchema"] = DOCUMENT.json()
+    return given
 
 
 def measure(

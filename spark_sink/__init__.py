@@ -41,15 +41,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_sink.document_parsing import parse_documents
+    from spark_sink.schema_inference import infer_schema
     from spark_sink.session import local_session, register
     from spark_sink.tables.current_table import apply_changes
     from spark_sink.tables.verify import verify
 
-__all__ = ["apply_changes", "local_session", "register", "verify"]
+__all__ = [
+    "apply_changes",
+    "infer_schema",
+    "local_session",
+    "parse_documents",
+    "register",
+    "verify",
+]
 
 _MODULES = {
     "apply_changes": "spark_sink.tables.current_table",
+    "infer_schema": "spark_sink.schema_inference",
     "local_session": "spark_sink.session",
+    "parse_documents": "spark_sink.document_parsing",
     "register": "spark_sink.session",
     "verify": "spark_sink.tables.verify",
 }

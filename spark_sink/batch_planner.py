@@ -22,10 +22,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
 from spark_sink.event_stream import STALLED_AFTER, EventStream
+from spark_sink.fragments import fragment_of
 from spark_sink.pace import Pace
 from spark_sink.positions import AtTime, FromNow, Position, Token, is_after, key_of, time_of
 from spark_sink.read_reports import ReportInbox
@@ -49,6 +51,10 @@ _MOST_COUNTED = 20_000
 _END_SAMPLE = 100
 # Stretches of time that a batch is cut into at most.
 _MOST_STRETCHES = 64
+_STALLED = (
+    f"the stream has not come to the present in {STALLED_AFTER:.0f} s: see which shard cannot be "
+    "reached, and restart the query"
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class BatchPlanner:
         self._batch = 0  # the number of the latest one,
         self._tasks = 0  # and of its tasks
         self._paused = False
+        self._within_event = False  # the scout has read some fragments of an event, not yet all
 
     def stop_at_present(self) -> None:
         """From now on plan nothing that is written after this call. Raises StreamError."""
@@ -180,6 +187,7 @@ class BatchPlanner:
         if self._scout is not None:
             self._scout.close()
         self._scout = self._plan = None
+        self._within_event = False
         self._ahead.clear()
 
     def _planned(self, start: Position, max_events: int | None) -> PlannedBatch:
@@ -211,7 +219,7 @@ class BatchPlanner:
         gather_until = asked_at + GATHER_TIME
         self._paused = False
         while len(self._ahead) <= wanted:
-            event = scout.next()
+            event = self._next(scout)
             now = self._clock()
             if event is not None:
                 self._ahead.append(Token(dict(event["_id"])))
@@ -229,10 +237,20 @@ class BatchPlanner:
             elif scout.position is not None and scout.position.data > key_of(stop):
                 return
             if now - asked_at > STALLED_AFTER:
-                raise StreamError(
-                    f"the stream has not come to the present in {STALLED_AFTER:.0f} s: see which "
-                    "shard cannot be reached, and restart the query"
-                )
+                raise StreamError(_STALLED)
+
+    def _next(self, scout: EventStream) -> RawBSONDocument | None:
+        """The next event; None where the stream pauses, which is never within a large event."""
+        event = scout.next()
+        asked_at = self._clock()
+        while event is None and self._within_event:
+            if self._clock() - asked_at > STALLED_AFTER:
+                raise StreamError(_STALLED)
+            event = scout.next()
+        if event is not None:
+            number, of = fragment_of(event) or (0, 0)
+            self._within_event = number < of
+        return event
 
     def _end(
         self, scout: EventStream, most: int | None, stop: AtTime | None
@@ -258,7 +276,7 @@ class BatchPlanner:
         """Read on from the sample: until the stream pauses, or far enough."""
         wanted = _MOST_COUNTED if most is None else min(_MOST_COUNTED, most)
         while len(self._ahead) <= wanted:
-            event = scout.next()
+            event = self._next(scout)
             if event is None:
                 self._paused = True
                 return
@@ -271,7 +289,7 @@ class BatchPlanner:
         ahead = self._ahead
         last = ahead[-1] if most is None else ahead[min(most, len(ahead) - 1)]
         while not self._spans_ticks():  # one tick with many events goes into one batch
-            event = scout.next()
+            event = self._next(scout)
             if event is None:
                 last = ahead[-1]
                 return last, self._take(last.data)
@@ -319,6 +337,7 @@ class BatchPlanner:
         if self._scout is not None:
             self._scout.close()
         self._scout = None
+        self._within_event = False
         self._ahead = deque(sample)
         end = AtTime(sample[0].cluster_time)
         return end if stop is None or is_after(stop, end) else stop

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import MutableMapping
+from dataclasses import replace
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from spark_sink.batch_reader import MergerouterBatchReader
 from spark_sink.errors import OptionError, told_briefly
@@ -20,6 +21,7 @@ from spark_sink.router_client import RouterClient
 from spark_sink.sink.write_options import parse_write_options
 from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter, RowWriter
 from spark_sink.stream_reader import MergerouterStreamReader
+from spark_sink.typed_documents import TYPED_COLUMNS, ddl_of, from_json, is_json
 
 FORMAT = "mergerouter"
 
@@ -36,9 +38,10 @@ class MergerouterDataSource(DataSource):
         """The format's name."""
         return FORMAT
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """The options' schema; they and the router are checked here, before a query starts.
 
+        It is DDL where the schema of documents is given so, since only Spark's JVM can parse that.
         Raises OptionError and StreamError.
         """
         with told_briefly():
@@ -48,7 +51,7 @@ class MergerouterDataSource(DataSource):
                 client.require_reachable()
             finally:
                 client.close()
-            return rows_for(options).schema
+            return _declared(options)
 
     def reader(self, schema: StructType) -> MergerouterBatchReader:
         """The reader for one batch read. Raises OptionError."""
@@ -87,8 +90,27 @@ class MergerouterDataSource(DataSource):
 
     def _options(self, schema: StructType) -> StreamOptions:
         options = parse_options(self.options)
-        if schema.fieldNames() != rows_for(options).schema.fieldNames():
+        names = schema.fieldNames()
+        if options.document_schema is not None and TYPED_COLUMNS[0] in names:
+            kind = schema[TYPED_COLUMNS[0]].dataType
+            if isinstance(kind, StructType):
+                options = replace(options, document_type=kind)
+        if names != rows_for(options).schema.fieldNames():
             raise OptionError(
                 "the schema is fixed: leave .schema(…) out and select columns instead"
             )
         return options
+
+
+def _declared(options: StreamOptions) -> StructType | str:
+    given = options.document_schema
+    if given is None:
+        return rows_for(options).schema
+    if is_json(given):
+        return rows_for(replace(options, document_type=from_json(given))).schema
+    rows = rows_for(replace(options, document_type=StructType().add("any", StringType())))
+    columns = []
+    for field in rows.schema.fields:
+        kind = f"STRUCT<{given}>" if field.name in TYPED_COLUMNS else ddl_of(field.dataType)
+        columns.append(f"`{field.name}` {kind}{'' if field.nullable else ' NOT NULL'}")
+    return ", ".join(columns)

@@ -1,8 +1,8 @@
 """Change events as rows: the source's schema, and Arrow batches made from raw events.
 
-The header's columns are read from slices of the event. A document's column is extended JSON or the
-document's BSON, as the option `documents` says; `event` holds the event's own bytes, from which
-nothing is lost. Fields of events: docs/protocol.md#events.
+The header's columns are read from slices of the event. A document's column is extended JSON, the
+document's BSON or a struct of a given schema, as the option `documents` says; `event` holds the
+event's own bytes, from which nothing is lost. Fields of events: docs/protocol.md#events.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.event_slices import DOCUMENT, Slice, fields_of
+from spark_sink.event_slices import DOCUMENT, NULL, Slice, fields_of
 from spark_sink.event_stream import sort_key
 from spark_sink.extended_json import ToJson, canonical_json, relaxed_json
+from spark_sink.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments
 
-DOCUMENT_COLUMNS = (
-    "documentKey",
-    "fullDocument",
-    "fullDocumentBeforeChange",
-    "updateDescription",
-)
+DOCUMENT_COLUMNS = ("documentKey", *TYPED_COLUMNS, "updateDescription")
 
 # An Arrow batch ends with the first of these.
 ROWS_PER_BATCH = 10_000
@@ -48,14 +44,14 @@ OPERATIONS: dict[str | None, str] = {
 _FRAGMENT = StructType([StructField("fragment", LongType()), StructField("of", LongType())])
 
 _NO_FIELDS: dict[bytes, Slice] = {}
-_NOTHING = Slice(0x0A, b"")
+_NOTHING = Slice(NULL, b"")
 
 
 class EventRows:
     """Makes rows of events.
 
     raw_documents: the columns of documents hold BSON; otherwise extended JSON, canonical or
-    relaxed.
+    relaxed; typed: makes the structs of TYPED_COLUMNS, and rows have the column RESCUED.
     """
 
     def __init__(
@@ -63,6 +59,7 @@ class EventRows:
         *,
         raw_documents: bool = False,
         canonical: bool = False,
+        typed: TypedDocuments | None = None,
         rows_per_batch: int = ROWS_PER_BATCH,
         bytes_per_batch: int = BYTES_PER_BATCH,
     ) -> None:
@@ -70,7 +67,11 @@ class EventRows:
         self._bytes_per_batch = bytes_per_batch
         self._to_json: ToJson = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
+        self._typed = typed
         documents: DataType = BinaryType() if raw_documents else StringType()
+        kinds = dict.fromkeys(DOCUMENT_COLUMNS, documents)
+        if typed is not None:
+            kinds |= dict.fromkeys(TYPED_COLUMNS, typed.schema)
         self.schema = StructType(
             [
                 StructField("token", StringType(), nullable=False),
@@ -81,7 +82,7 @@ class EventRows:
                 StructField("namespace", StringType()),
                 StructField("database", StringType()),
                 StructField("collection", StringType()),
-                *(StructField(name, documents) for name in DOCUMENT_COLUMNS),
+                *(StructField(name, kind) for name, kind in kinds.items()),
                 StructField("event", BinaryType(), nullable=False),
                 StructField("op", StringType()),
                 StructField("snapshot", BooleanType(), nullable=False),
@@ -90,6 +91,7 @@ class EventRows:
                 StructField("txnNumber", LongType()),
                 StructField("to", StringType()),
                 StructField("splitEvent", _FRAGMENT),
+                *([StructField(RESCUED, StringType())] if typed is not None else []),
             ]
         )
         """What every row has. Rows sort by `token` as the stream is ordered; clusterTime and
@@ -119,16 +121,21 @@ class EventRows:
     def _row(self, event: RawBSONDocument, shard: str | None) -> tuple[Any, ...]:
         raw = bytes(event.raw)
         get = fields_of(raw).get
+        documents: list[Any]
         operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)
         kind = None if operation is None else operation.text()
         cluster_time = None if time is None else time.second_and_tick()
         wall_time = None if wall is None else wall.milliseconds()
         database, collection = _namespace(ns)
-        documents = (
-            [None if each is None else each.value for each in map(get, _DOCUMENTS)]
-            if self._raw
-            else map(self._to_json, map(get, _DOCUMENTS))
-        )
+        rescued: tuple[str | None, ...] = ()
+        if self._typed is not None:
+            structs, misfits = self._typed.columns(get, self._to_json)
+            key, description = map(self._to_json, map(get, _UNTYPED))
+            documents, rescued = [key, *structs, description], (misfits,)
+        elif self._raw:
+            documents = [None if each is None else each.value for each in map(get, _DOCUMENTS)]
+        else:
+            documents = [*map(self._to_json, map(get, _DOCUMENTS))]
         return (
             sort_key(event),
             kind,
@@ -147,6 +154,7 @@ class EventRows:
             None if number is None else number.whole_number(),
             None if to is None else _joined(*_namespace(to)),
             None if fragment is None else _fragment(fragment),
+            *rescued,
         )
 
     def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -162,6 +170,7 @@ _HEADER = (
     b"splitEvent",
 )  # fmt: skip
 _DOCUMENTS = tuple(name.encode() for name in DOCUMENT_COLUMNS)
+_UNTYPED = (b"documentKey", b"updateDescription")
 
 
 def _joined(database: str | None, collection: str | None) -> str | None:

@@ -15,10 +15,10 @@ _INT = struct.Struct("<i")
 _LONG = struct.Struct("<q")
 _TICK_AND_SECOND = struct.Struct("<II")
 
-DOUBLE, STRING, DOCUMENT, ARRAY, DATE, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x11
+DOUBLE, STRING, DOCUMENT, ARRAY, DATE, NULL, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x0A, 0x11
 _BINARY, _REGEX, _POINTER, _INT32, _INT64 = 0x05, 0x0B, 0x0C, 0x10, 0x12
 _FIXED = {
-    DOUBLE: 8, 0x06: 0, 0x07: 12, 0x08: 1, DATE: 8, 0x0A: 0, 0x10: 4, TIMESTAMP: 8, 0x12: 8,
+    DOUBLE: 8, 0x06: 0, 0x07: 12, 0x08: 1, DATE: 8, NULL: 0, 0x10: 4, TIMESTAMP: 8, 0x12: 8,
     0x13: 16, 0x7F: 0, 0xFF: 0,
 }  # fmt: skip
 _COUNTED = (STRING, 0x0D, 0x0E)  # strings: the count leaves out itself

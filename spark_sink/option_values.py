@@ -120,11 +120,18 @@ def reads_shards(text: str) -> bool:
     return text.lower() == "shards"
 
 
-def raw_documents(text: str) -> bool:
-    """Whether documents stay BSON."""
-    if text.lower() not in ("json", "raw"):
-        raise ValueError(f"must be json or raw, not {text!r}")
-    return text.lower() == "raw"
+def document_form(text: str) -> str:
+    """What the columns of documents hold: JSON, raw BSON, or typed structs."""
+    if text.lower() not in ("json", "raw", "typed"):
+        raise ValueError(f"must be json, raw or typed, not {text!r}")
+    return text.lower()
+
+
+def rescues_unknown(text: str) -> bool:
+    """Whether a field that the schema of typed documents lacks does not fit."""
+    if text.lower() not in ("rescue", "ignore"):
+        raise ValueError(f"must be rescue or ignore, not {text!r}")
+    return text.lower() == "rescue"
 
 
 def canonical_json(text: str) -> bool:

@@ -7,7 +7,6 @@ except where an option would break the promise that a replayed batch has the sam
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +15,15 @@ from urllib.parse import unquote, urlsplit
 
 from bson import json_util
 from bson.errors import BSONError
+from pyspark.sql.types import StructType
 
 from spark_sink import option_values as values
 from spark_sink.errors import OptionError
 from spark_sink.namespace_lists import NamespaceLists
+from spark_sink.option_names import canonical
 from spark_sink.positions import FromNow, Position
 from spark_sink.scope import Scope
+from spark_sink.typed_documents import document_schema
 
 DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
 DEFAULT_IDLE_ADVANCE_SECONDS = 6 * 3600
@@ -76,6 +78,8 @@ class StreamOptions:
     idle_advance_seconds: how far (in cluster time) the offset of a stream without events may fall
         behind before an empty micro-batch moves it on, so that a restart finds it in the oplogs.
     raw_documents: the columns of documents hold BSON instead of JSON.
+    document_schema: of typed documents, as it was given; document_type: the same, parsed by Spark;
+    rescues_unknown: whether a field that it lacks does not fit.
     canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
     snapshot: whether and how documents are read beside the events.
     batch_mode: what a batch read (`spark.read`) reads: "snapshot", "changes", or None.
@@ -97,6 +101,9 @@ class StreamOptions:
     events_per_partition: int = 0
     idle_advance_seconds: int = DEFAULT_IDLE_ADVANCE_SECONDS
     raw_documents: bool = False
+    document_schema: str | None = None
+    document_type: StructType | None = None
+    rescues_unknown: bool = True
     canonical_json: bool = False
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     batch_mode: str | None = None
@@ -110,28 +117,20 @@ class StreamOptions:
     @property
     def splits_large_events(self) -> bool:
         """Whether the pipeline ends in `$changeStreamSplitLargeEvent`."""
-        return bool(self.pipeline) and "$changeStreamSplitLargeEvent" in self.pipeline[-1]
+        return bool(self.pipeline) and _splits(self.pipeline[-1])
+
+
+def named_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options under this module's names for them. Raises OptionError for unknown ones."""
+    return canonical(options, _KNOWN, _ALIASES)
 
 
 def parse_options(options: Mapping[str, str]) -> StreamOptions:
     """The options that a user gave, checked. Raises OptionError."""
-    given: dict[str, tuple[str, str]] = {}
-    for name, value in options.items():
-        meant = _ALIASES.get(name.lower(), name).lower()
-        if meant in given:
-            raise OptionError(f"options {given[meant][0]!r} and {name!r} mean the same: give one")
-        given[meant] = (name, value)
-    known = {name.lower(): name for name in _KNOWN}
-    for lowered, (name, _) in given.items():
-        if lowered not in known:
-            close = difflib.get_close_matches(lowered, known, n=1)
-            hint = f"did you mean {known[close[0]]!r}?" if close else f"known: {', '.join(_KNOWN)}"
-            raise OptionError(f"unknown option {name!r}; {hint}")
+    given = named_options(options)
 
     def get(name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
-        if name.lower() not in given:
-            return default
-        return _checked(name, parse, given[name.lower()][1])
+        return _checked(name, parse, given[name]) if name in given else default
 
     uris = [get("uri", values.router_uri, None), get("uriFile", values.uri_in_file, None)]
     if all(uris):
@@ -169,7 +168,9 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         idle_advance_seconds=get(
             "idleAdvanceSeconds", values.positive, DEFAULT_IDLE_ADVANCE_SECONDS
         ),
-        raw_documents=get("documents", values.raw_documents, False),
+        raw_documents=get("documents", values.document_form, "json") == "raw",
+        document_schema=get("documentSchema", document_schema, None),
+        rescues_unknown=get("unknownFields", values.rescues_unknown, True),
         canonical_json=get("jsonFormat", values.canonical_json, False),
         snapshot=SnapshotOptions(
             mode=get("snapshotMode", values.snapshot_mode, "no_data"),
@@ -183,6 +184,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
             get("endAt", values.resume_token, None),
         ),
     )
+    _refuse_half_typed(given)
     _refuse_unrepeatable(parsed)
     _refuse_direct(parsed)
     _refuse_snapshot(parsed)
@@ -215,6 +217,8 @@ _KNOWN = (
     "eventsPerPartition",
     "idleAdvanceSeconds",
     "documents",
+    "documentSchema",
+    "unknownFields",
     "jsonFormat",
     "snapshotMode",
     "snapshotChunkRows",
@@ -244,6 +248,18 @@ def _only(names: str, *positions: Position | None) -> Position | None:
     return given[0] if given else None
 
 
+def _refuse_half_typed(given: Mapping[str, str]) -> None:
+    typed = given.get("documents", "").lower() == "typed"
+    if typed and "documentSchema" not in given:
+        raise OptionError(
+            "option 'documents': typed needs option 'documentSchema', such as _id STRING, total "
+            "DECIMAL(10,2)"
+        )
+    for name in ("documentSchema", "unknownFields"):
+        if name in given and not typed:
+            raise OptionError(f"option {name!r} is for documents=typed: set that, or leave it out")
+
+
 def _refuse_direct(options: StreamOptions) -> None:
     if not options.reads_shards_directly:
         return
@@ -259,6 +275,10 @@ def _refuse_direct(options: StreamOptions) -> None:
         )
 
 
+def _splits(stage: Mapping[str, Any]) -> bool:
+    return "$changeStreamSplitLargeEvent" in stage
+
+
 def _refuse_snapshot(options: StreamOptions) -> None:
     reads_documents = options.snapshot.begins_queries or options.batch_mode == "snapshot"
     if not reads_documents:
@@ -268,7 +288,7 @@ def _refuse_snapshot(options: StreamOptions) -> None:
             "a snapshot pins down where the stream begins: leave startAtOperationTime, resumeAfter "
             "and startAfter out"
         )
-    if options.pipeline and options.snapshot.filters is None:
+    if options.snapshot.filters is None and not all(map(_splits, options.pipeline)):
         raise OptionError(
             "option 'pipeline': its stages work on events, not on the documents of a snapshot. Say "
             "by option 'snapshotFilters' which documents are read, such as "

@@ -15,7 +15,9 @@ from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
 from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
+from spark_sink.errors import OptionError
 from spark_sink.event_rows import EventRows
+from spark_sink.fragments import joined
 from spark_sink.options import StreamOptions
 from spark_sink.positions import AtTime, high_water_mark
 from spark_sink.query_start import cluster_time_at, query_started
@@ -24,6 +26,7 @@ from spark_sink.read_task import ReadTask, TaskReader
 from spark_sink.router_client import RouterClient
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan, after
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.typed_documents import TypedDocuments
 
 SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
@@ -51,8 +54,16 @@ class TaskPartition(InputPartition):
 
 
 def rows_for(options: StreamOptions) -> EventRows:
-    """The rows that the options ask for."""
-    return EventRows(raw_documents=options.raw_documents, canonical=options.canonical_json)
+    """The rows that the options ask for. Raises OptionError for a schema that cannot be used."""
+    typed = None
+    if options.document_type is not None:
+        try:
+            typed = TypedDocuments(options.document_type, rescues_unknown=options.rescues_unknown)
+        except ValueError as error:
+            raise OptionError(f"option 'documentSchema': {error}") from None
+    return EventRows(
+        raw_documents=options.raw_documents, canonical=options.canonical_json, typed=typed
+    )
 
 
 def planner_for(
@@ -113,7 +124,10 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         reader = TaskReader(task, watch)
-        yield from rows.arrow_batches(reader.events(), shard=task.shard)
+        events = reader.events()
+        if options.splits_large_events:
+            events = joined(events)
+        yield from rows.arrow_batches(events, shard=task.shard)
     finally:
         client.close()
     if task.report_to is not None:

@@ -57,6 +57,19 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
     return spark
 
 
+# What Spark leaves out of plans, by the names and the values of options.
+_REDACTED = "spark.sql.redaction.options.regex"
+_CONNECTION_STRING = r"mongodb(\+srv)?://"
+
+
 def register(spark: SparkSession) -> None:
-    """Make `spark.readStream.format("mergerouter")` known to a session. May be called again."""
+    """Make `spark.readStream.format("mergerouter")` known to a session. May be called again.
+
+    Connection strings, which may hold a password, no longer appear in the session's plans, and so
+    not in event logs and the user interface either.
+    """
     spark.dataSource.register(MergerouterDataSource)
+    redacted = spark.conf.get(_REDACTED) or ""
+    if _CONNECTION_STRING not in redacted:
+        both = f"{redacted}|{_CONNECTION_STRING}" if redacted else _CONNECTION_STRING
+        spark.conf.set(_REDACTED, both)

@@ -17,6 +17,7 @@ from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.batch_files import BatchFiles
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.typed_documents import RESCUED
 
 BRONZE, CURRENT = "bronze", "current"
 _DATE = "date_from_unix_date(CAST(floor(unix_seconds(clusterTime) / 86400) AS INT))"
@@ -54,6 +55,8 @@ class TablesJob:
         present, and end.
         """
         events = spark.readStream.format("mergerouter").options(**self._options).load()
+        if RESCUED in events.columns:  # a count in the query's progress
+            events = events.observe(BRONZE, F.count(RESCUED).alias("rescued"))
         writer = events.writeStream.foreachBatch(
             _Batches(self._folder, self._tables, self._buckets)
         )

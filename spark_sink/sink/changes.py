@@ -67,8 +67,8 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
         )
     if "documentKey" not in event or "splitEvent" in event:
         raise StreamError(
-            "the sink needs whole events: leave stages that remove fields, and "
-            "$changeStreamSplitLargeEvent, out of option 'pipeline' of the source"
+            "the sink needs whole events: leave stages that remove fields out of option 'pipeline' "
+            "of the source, and begin no query within a large event"
         )
     ns, key, full = event["ns"], event["documentKey"], event.get("fullDocument")
     namespace = (options.database or ns["db"], options.collection or ns["coll"])

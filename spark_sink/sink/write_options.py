@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from spark_sink import option_values as values
 from spark_sink.errors import OptionError
+from spark_sink.option_names import canonical
 
 DEFAULT_TOKEN_FIELD = "_token"  # noqa: S105
 
@@ -50,16 +50,8 @@ class WriteOptions:
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options that a user gave, checked. Raises OptionError."""
-    known = {name.lower(): name for name in _KNOWN}
-    given: dict[str, str] = {}
-    for name, text in options.items():
-        if name.lower() in _OF_SPARK:
-            continue
-        if name.lower() not in known:
-            close = difflib.get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {known[close[0]]!r}?" if close else f"known: {', '.join(_KNOWN)}"
-            raise OptionError(f"unknown option {name!r} of the sink; {hint}")
-        given[known[name.lower()]] = text
+    own = {name: text for name, text in options.items() if name.lower() not in _OF_SPARK}
+    given = canonical(own, _KNOWN, of=" of the sink")
     if ("uri" in given) == ("uriFile" in given):
         raise OptionError("the sink needs one of the options 'uri' and 'uriFile'")
     if "uri" in given:

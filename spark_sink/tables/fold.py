@@ -134,8 +134,8 @@ def _problem_of(fields: dict[bytes, Slice]) -> str | None:
         )
     if b"splitEvent" in fields:
         return (
-            "a current table needs whole events: leave $changeStreamSplitLargeEvent out of "
-            "option 'pipeline'"
+            "a current table needs whole events, and a query that begins or ends within one has "
+            "fragments of it: begin the query at another token"
         )
     return None
 

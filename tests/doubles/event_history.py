@@ -28,7 +28,10 @@ def high_water_mark(seconds: int, increment: int) -> str:
 
 
 class History:
-    """Events in order. `now` is the cluster time; every added event advances it by one."""
+    """Events in order. `now` is the cluster time; every added event advances it by one.
+
+    `pauses` holds indexes of events before which a stream has nothing to return, once.
+    """
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -40,6 +43,7 @@ class History:
         self.opened = 0
         self.events_sent = 0
         self.failures: list[PyMongoError] = []
+        self.pauses: set[int] = set()
 
     def tick(self, seconds: int = 0) -> Timestamp:
         self.now = Timestamp(self.now.time + seconds, 1 if seconds else self.now.inc + 1)
@@ -62,6 +66,19 @@ class History:
             documentKey={"_id": number},
             fullDocument={"_id": number, **document},
         )
+
+    def insert_large(self, number: int, fragments: int) -> None:
+        """Add the insert of a large document as fragments of one event."""
+        time = self.tick()
+        fields: list[dict[str, Any]] = [
+            {"operationType": "insert", "documentKey": {"_id": number}},
+            *({f"field{each}": each} for each in range(2, fragments + 1)),
+        ]
+        for index, part in enumerate(fields, 1):
+            suffix = f"46645F696400{number:024X}002B{index << 1:02X}"
+            place = {"fragment": index, "of": fragments}
+            token = event_token(time.time, time.inc, suffix)
+            self.add(token, number % SHARDS, splitEvent=place, **part)
 
     def drop(self, shards: int = 1, *, invalidate: bool = False) -> None:
         """Add the drop of a sharded collection: several events with the same token."""
@@ -101,6 +118,7 @@ class FakeStream:
         self.shard = shard
         self.index, data = history.start_of(position)
         self.left_in_batch = 0
+        self.pauses = set(history.pauses)
         self.alive = True
         self.resume_token: Any = {"_data": data}
         history.open_streams += 1
@@ -111,6 +129,10 @@ class FakeStream:
         if history.failures:
             raise history.failures.pop(0)
         self._skip_other_shards()
+        if self.index in self.pauses:
+            self.pauses.discard(self.index)
+            self.left_in_batch = 0
+            return None
         if not self.left_in_batch:
             self.left_in_batch = min(self.batch, len(history.events) - self.index)
             if not self.left_in_batch:
@@ -123,7 +145,7 @@ class FakeStream:
         self.left_in_batch -= 1
         history.events_sent += 1
         self.resume_token = event["_id"]
-        if event["operationType"] == "invalidate":
+        if event.get("operationType") == "invalidate":
             self.alive = False
         return event
 

@@ -160,7 +160,22 @@ def test_a_token_to_start_after_is_parsed(name, text):
         ({"uri": URI, "startAtOperationTime": "2023-11-14T22:13:20"}, "name its time zone"),
         ({"uri": URI, "startAtOperationTime": "1", "resumeAfter": TOKEN}, "only one of"),
         ({"uri": URI, "jsonFormat": "bson"}, "relaxed or canonical, not 'bson'"),
-        ({"uri": URI, "documents": "avro"}, "json or raw, not 'avro'"),
+        ({"uri": URI, "documents": "avro"}, "json, raw or typed, not 'avro'"),
+        ({"uri": URI, "documents": "typed"}, "typed needs option 'documentSchema'"),
+        ({"uri": URI, "documentSchema": "n INT"}, "'documentSchema' is for documents=typed"),
+        (
+            {"uri": URI, "documents": "typed", "documentSchema": "n INT NOT NULL"},
+            "'documentSchema': every field may be missing",
+        ),
+        (
+            {
+                "uri": URI,
+                "documents": "typed",
+                "documentSchema": "n INT",
+                "unknownFields": "keep",
+            },
+            "rescue or ignore, not 'keep'",
+        ),
         ({"uri": URI, "ordering": "none"}, "perDocument or total, not 'none'"),
         ({"uri": URI, "maxBytesPerTrigger": "much"}, "a number of bytes such as 64m"),
         ({"uri": URI, "readFrom": "oplog"}, "router or shards, not 'oplog'"),

@@ -1,0 +1,72 @@
+"""Makes structs of the documents in rows of the source, such as the rows of a bronze table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_sink.errors import OptionError
+from spark_sink.event_slices import fields_of
+from spark_sink.extended_json import relaxed_json
+from spark_sink.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, nullable
+
+
+def parse_documents(
+    rows: DataFrame, schema: StructType | str, *, unknown_fields: str = "rescue"
+) -> DataFrame:
+    """The rows as documents=typed gives them: the columns TYPED_COLUMNS are structs.
+
+    rows: of the source, with the column `event` and the columns to replace; schema: of the
+    documents, also as Spark's DDL; unknown_fields: "rescue" or "ignore", as the option of the
+    source. The column RESCUED comes last and has the documents that do not fit.
+    Raises OptionError if the rows or the schema cannot be used.
+    """
+    given = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(given, StructType):
+        raise OptionError(f"the schema must name fields, not be {given.simpleString()}")
+    kind = nullable(given)
+    missing = [name for name in ("event", *TYPED_COLUMNS) if name not in rows.columns]
+    if missing:
+        raise OptionError(f"the rows have no column {missing[0]}: pass on whole rows of the source")
+    if unknown_fields not in ("rescue", "ignore"):
+        raise OptionError(f"unknown_fields must be rescue or ignore, not {unknown_fields!r}")
+    parse = _Parse(kind, unknown_fields == "rescue")
+    try:
+        parse.documents()
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    fields = [
+        StructField(each.name, kind) if each.name in TYPED_COLUMNS else each
+        for each in rows.drop(RESCUED).schema.fields
+    ]
+    typed = StructType([*fields, StructField(RESCUED, StringType())])
+    return rows.drop(RESCUED).mapInArrow(parse, typed)
+
+
+@dataclass
+class _Parse:
+    schema: StructType
+    rescues_unknown: bool
+
+    def documents(self) -> TypedDocuments:
+        return TypedDocuments(self.schema, rescues_unknown=self.rescues_unknown)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        documents = self.documents()
+        struct = to_arrow_type(self.schema, timezone="UTC")
+        for batch in batches:
+            structs, rescued = [], []
+            for event in batch.column("event").to_pylist():
+                values, misfits = documents.columns(fields_of(event).get, relaxed_json)
+                structs.append(values)
+                rescued.append(misfits)
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            for index, name in enumerate(TYPED_COLUMNS):
+                columns[name] = pa.array([each[index] for each in structs], type=struct)
+            columns[RESCUED] = pa.array(rescued, type=pa.string())
+            yield pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,64 @@
+"""The fragments into which `$changeStreamSplitLargeEvent` splits events of more than 16 MiB.
+
+A fragment has some of the event's fields, and `splitEvent` with its number and the number of all of
+them. The fragments of an event follow each other in the stream, since their tokens begin alike
+(docs/protocol.md#resume-tokens).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from bson.raw_bson import RawBSONDocument
+
+from spark_sink.event_slices import DOCUMENT, NULL, Slice, fields_of
+
+_INT = struct.Struct("<i")
+_SPLIT = b"splitEvent"
+_NOTHING = Slice(NULL, b"")
+
+
+def joined(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocument]:
+    """The events, each as a whole, with the token of its last fragment.
+
+    Where the first or the last fragments of an event are not among the events, since a query began
+    or ended between them, the others stay as they are.
+    """
+    parts: list[RawBSONDocument] = []
+    for event in events:
+        place = fragment_of(event)
+        number, of = place or (0, 0)
+        if number != len(parts) + 1:
+            yield from parts
+            parts = []
+        if number != len(parts) + 1:
+            yield event
+            continue
+        parts.append(event)
+        if number == of:
+            yield _whole(parts)
+            parts = []
+    yield from parts
+
+
+def fragment_of(event: RawBSONDocument) -> tuple[int, int] | None:
+    """The number of a fragment, from 1 on, and how many its event has; None for a whole event."""
+    split = fields_of(bytes(event.raw)).get(_SPLIT)
+    if split is None or split.kind != DOCUMENT:
+        return None
+    fields = fields_of(split.value)
+    number = fields.get(b"fragment", _NOTHING).whole_number()
+    of = fields.get(b"of", _NOTHING).whole_number()
+    return None if number is None or of is None else (number, of)
+
+
+def _whole(parts: list[RawBSONDocument]) -> RawBSONDocument:
+    fields: dict[bytes, Slice] = {}
+    for part in parts:
+        fields |= fields_of(bytes(part.raw))  # the token stays at the front, and is the last one
+    del fields[_SPLIT]
+    body = b"".join(
+        bytes((field.kind,)) + name + b"\0" + field.value for name, field in fields.items()
+    )
+    return RawBSONDocument(_INT.pack(len(body) + 5) + body + b"\0")

@@ -1,0 +1,141 @@
+"""Large events that arrive in fragments ($changeStreamSplitLargeEvent)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_sink.fragments import fragment_of, joined
+from spark_sink.options import parse_options
+from spark_sink.partitions import planner_for, read_task
+from spark_sink.positions import AtTime, Position, key_of
+from spark_sink.read_task import TaskReader
+from spark_sink.router_client import RouterClient
+from tests.doubles.event_history import History, Inbox
+from tests.spark.conftest import Shop
+from tests.spark.test_batch_planner import planner
+
+_SIX_MIB = 6 << 20
+
+
+def fragment(event: int, number: int, of: int) -> dict[str, Any]:
+    place = {"splitEvent": {"fragment": number, "of": of}}
+    return {"_id": {"_data": f"{event}.{number}"}, **place, f"f{number}": event}
+
+
+def raw(documents: Sequence[dict[str, Any]]) -> list[RawBSONDocument]:
+    return [RawBSONDocument(bson.encode(document)) for document in documents]
+
+
+def plain(events: Sequence[RawBSONDocument]) -> list[dict[str, Any]]:
+    return [bson.decode(event.raw) for event in events]
+
+
+def test_fragments_become_whole_events():
+    small = {"_id": {"_data": "0"}, "ns": {"db": "shop"}}
+    parts = [fragment(1, 1, 3), fragment(1, 2, 3), fragment(1, 3, 3)]
+    more = [fragment(2, 1, 2), fragment(2, 2, 2)]
+    assert plain([*joined(raw([small, *parts, *more, small]))]) == [
+        small,
+        {"_id": {"_data": "1.3"}, "f1": 1, "f2": 1, "f3": 1},
+        {"_id": {"_data": "2.2"}, "f1": 2, "f2": 2},
+        small,
+    ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [fragment(1, 2, 3), fragment(1, 3, 3)],
+        [fragment(1, 1, 3), fragment(1, 2, 3)],
+        [fragment(1, 3, 3), {"_id": {"_data": "2"}}, fragment(3, 1, 2)],
+        [{"_id": {"_data": "2"}, "splitEvent": "a field of a pipeline"}],
+    ],
+    ids=["the first is missing", "the last is missing", "both ends", "another field"],
+)
+def test_incomplete_events_stay_in_fragments(events):
+    assert plain([*joined(raw(events))]) == events
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=1, max_value=4), min_size=1, max_size=6),
+    pauses=st.sets(st.integers(min_value=0, max_value=24)),
+    max_events=st.integers(min_value=1, max_value=6) | st.none(),
+    sharded=st.booleans(),
+)
+def test_no_batch_parts_an_event(sizes, pauses, max_events, sharded):
+    history = History()
+    start: Position = AtTime(history.now)
+    for number, size in enumerate(sizes):
+        if size > 1:
+            history.insert_large(number, size)
+        else:
+            history.insert(number)
+    history.pauses = pauses
+    plan = planner(history, sharded=sharded, inbox=Inbox())
+    found = 0
+    for _ in range(100):
+        batch = plan.next_batch(start, max_events)
+        for task in plan.tasks(batch):
+            for event in joined(TaskReader(task, history.watch).events()):
+                assert fragment_of(event) is None
+                found += 1
+        if batch.end == start and found == len(sizes):
+            break
+        start = batch.end
+    assert found == len(sizes)
+    assert key_of(start) >= history.keys[-1]
+    plan.close()
+    assert history.open_streams == 0
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("read_from", ["router", "shards"])
+def test_a_large_event_is_one_row(shop: Shop, read_from: str) -> None:
+    database = shop.client[shop.database]
+    images = {"changeStreamPreAndPostImages": {"enabled": True}}
+    database.create_collection("pictures", **images)
+    database.pictures.insert_one({"_id": 1, "picture": "a" * _SIX_MIB})
+    database.pictures.update_one({"_id": 1}, {"$set": {"picture": "b" * _SIX_MIB}})
+    database.pictures.insert_one({"_id": 2})
+    options = parse_options(
+        {
+            "uri": shop.uri,
+            "database": shop.database,
+            "collection": "pictures",
+            "documents": "raw",
+            "readFrom": read_from,
+            "fullDocument": "required",
+            "fullDocumentBeforeChange": "whenAvailable",
+            "pipeline": '[{"$changeStreamSplitLargeEvent": {}}]',
+        }
+    )
+    client = RouterClient(options)
+    plan = planner_for(client, options, None)
+    try:
+        start: Position = AtTime(shop.created)
+        plan.stop_at_present()
+        rows: list[dict[str, Any]] = []
+        while (batch := plan.next_batch(start, 1)).end != start:
+            tasks = plan.tasks(batch)
+            for read in map(partial(read_task, options=options), tasks):
+                rows += [row for part in read for row in part.to_pylist()]
+            start = batch.end
+    finally:
+        plan.close()
+        client.close()
+    assert [row["operationType"] for row in rows] == ["insert", "update", "insert"]
+    assert all(row["splitEvent"] is None for row in rows)
+    before, after = rows[1]["fullDocumentBeforeChange"], rows[1]["fullDocument"]
+    assert bson.decode(before) == {"_id": 1, "picture": "a" * _SIX_MIB}
+    assert bson.decode(after) == {"_id": 1, "picture": "b" * _SIX_MIB}
+    event = bson.decode(rows[1]["event"])
+    assert event["_id"]["_data"] == rows[1]["token"]
+    assert event["updateDescription"]["updatedFields"] == {"picture": "b" * _SIX_MIB}
