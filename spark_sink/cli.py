@@ -45,26 +45,33 @@ Uri = Annotated[
         "--uri",
         envvar="MERGEROUTER_URI",
         show_envvar=True,
-        help="The router's connection string; with a password, rather pass the variable.",
+        help="The router's connection string. With a password, set the variable instead.",
     ),
 ]
 Out = Annotated[str, typer.Option("--out", help="The job's folder: a path, or a URI of Spark's.")]
 Namespaces = Annotated[
     list[str] | None,
-    typer.Argument(help="Collections (shop.orders) or databases (shop); none: the whole cluster."),
+    typer.Argument(help="Collections (shop.orders) or databases (shop). Default: all of them."),
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", help="NAME=VALUE, an option of the source (docs/spark.md)."),
+    typer.Option("--option", help="NAME=VALUE: an option of the source. May be repeated."),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--conf", help="NAME=VALUE, a setting of Spark.")
+    list[str] | None,
+    typer.Option("--conf", help="NAME=VALUE: a setting of Spark. May be repeated."),
 ]
 Tables = Annotated[
-    list[Table] | None, typer.Option("--table", help="Keep only this table; may be repeated.")
+    list[Table] | None,
+    typer.Option("--table", help="A table to keep. May be repeated. Default: both."),
+]
+Verified = Annotated[
+    list[Table] | None,
+    typer.Option("--table", help="A table to compare. May be repeated. Default: all it keeps."),
 ]
 Buckets = Annotated[
-    int, typer.Option("--buckets", min=1, help="Parts of a new current table; see docs/spark.md.")
+    int,
+    typer.Option("--buckets", min=1, help="Number of parts of a new current table."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -78,13 +85,15 @@ def run(
     table: Tables = None,
     buckets: Buckets = 16,
     trigger: Annotated[
-        str, typer.Option("--trigger", help="The pause between two batches.")
+        str, typer.Option("--trigger", help="Time from the start of one batch to the next.")
     ] = "10 seconds",
     conf: Settings = None,
 ) -> None:
-    """Read what the collections hold, and follow their changes until SIGTERM or SIGINT."""
-    options = {"snapshotMode": "initial", **_pairs(option, "--option")}
-    _run(out, namespaces, uri, options, table, buckets, trigger, conf)
+    """Read collections, and follow their changes.
+
+    SIGTERM and SIGINT end the job after the batch under way.
+    """
+    _run(out, namespaces, uri, option, table, buckets, trigger, conf)
 
 
 @job.command()
@@ -97,15 +106,22 @@ def snapshot(
     buckets: Buckets = 16,
     conf: Settings = None,
 ) -> None:
-    """Read what the collections hold, and end."""
-    options = {**_pairs(option, "--option"), "snapshotMode": "initial_only"}
-    _run(out, namespaces, uri, options, table, buckets, None, conf)
+    """Read collections once, and end."""
+    _run(out, namespaces, uri, option, table, buckets, None, conf)
 
 
 @job.command()
 def status(
     out: Out,
-    uri: Annotated[str | None, typer.Option("--uri", help="The router, to show the lag.")] = None,
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            "--uri",
+            envvar="MERGEROUTER_URI",
+            show_envvar=True,
+            help="The router's connection string. Default: none, and no lag is shown.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how far a job has come."""
@@ -118,7 +134,7 @@ def status(
 
 @job.command()
 def offsets(out: Out) -> None:
-    """Print the offsets of the checkpoint, one JSON document for each batch."""
+    """Print the checkpoint's offsets as lines of JSON."""
     with _failures():
         for batch in _job_in(out).batches():
             time = None if batch.committed is None else batch.committed.isoformat()
@@ -130,15 +146,23 @@ def offsets(out: Out) -> None:
 def verify(
     out: Out,
     uri: Uri = _DEFAULT_URI,
-    table: Tables = None,
+    table: Verified = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", help="Compare the bronze table from this cluster time on."),
+        typer.Option(
+            "--since",
+            help="The cluster time from which on the bronze table is compared, such as "
+            "2026-01-31T12:00:00Z. Default: its first event.",
+        ),
     ] = None,
     as_json: AsJson = False,
     conf: Settings = None,
 ) -> None:
-    """Compare the tables with the stream and the collections; end with 1 if they differ."""
+    """Compare the tables with the cluster.
+
+    The bronze table is compared with the stream, the current table with the collections. The exit
+    status is 1 if there is a difference.
+    """
     from spark_sink.jobs.verification import verify_job
 
     wanted = [str(each) for each in table] if table else None
@@ -157,7 +181,7 @@ def verify(
 
 @job.command()
 def compact(out: Out, conf: Settings = None) -> None:
-    """Replace the many small files of the bronze table by few large ones."""
+    """Merge the bronze table's small files."""
     from spark_sink.jobs.tables_job import bronze_files
 
     with _failures():
@@ -175,7 +199,7 @@ def _run(
     out: str,
     namespaces: list[str] | None,
     uri: str,
-    options: dict[str, str],
+    option: list[str] | None,
     tables: list[Table] | None,
     buckets: int,
     trigger: str | None,
@@ -188,6 +212,11 @@ def _run(
     end = EndRequest()
     end.listen()
     with _failures():
+        options = _source_options(option)
+        if trigger is None:
+            options["snapshotMode"] = "initial_only"
+        else:
+            options.setdefault("snapshotMode", "initial")
         kept = tuple(str(each) for each in tables or list(Table))
         chosen = {**namespace_options(namespaces or ()), **options}
         folder = JobFolder(out)
@@ -244,6 +273,18 @@ def _failures() -> Iterator[None]:
     except (SourceError, PySparkException, JavaNotFoundError, OSError) as error:
         typer.echo(f"error: {cause_of(error)}", err=True)
         raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
+
+
+def _source_options(texts: list[str] | None) -> dict[str, str]:
+    """The options of the source by their names. Raises OptionError."""
+    from spark_sink.options import named_options
+
+    options = named_options(_pairs(texts, "--option"))
+    if "uri" in options or "uriFile" in options:
+        raise OptionError(
+            "--option cannot set the connection string: use --uri, or the variable MERGEROUTER_URI"
+        )
+    return options
 
 
 def _pairs(texts: list[str] | None, name: str) -> dict[str, str]:

@@ -9,12 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import (
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 
 from spark_sink.errors import StreamError, refused_stream
 from spark_sink.options import StreamOptions
@@ -23,8 +29,11 @@ from spark_sink.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
-# Seconds after which a router that cannot be connected to is said to be away.
+# Seconds after which a router that cannot be connected to is said to be away, and how often a start
+# looks in this time whether it is; where nothing listens at its address, the start waits less long.
 _SELECTION_TIMEOUT = 2.5
+_LOOKS = 5
+_LOOKS_IF_REFUSED = 2
 
 # Events of a reply of a shard itself. What a task reads beyond its end is one reply at most.
 _DIRECT_BATCH = 2000
@@ -203,6 +212,7 @@ class RouterClient:
     def require_reachable(self) -> None:
         """Connect now. Raises StreamError within seconds if that cannot be done."""
         try:
+            self._connect()
             self.clocks()
         except ConnectionFailure as error:
             raise StreamError(
@@ -216,6 +226,22 @@ class RouterClient:
                 "password and the TLS options in option 'uri'",
                 error,
             ) from None
+
+    def _connect(self) -> None:
+        for look in range(1, _LOOKS + 1):
+            try:
+                with pymongo.timeout(_SELECTION_TIMEOUT / _LOOKS):
+                    _ = self._client.is_mongos  # waits for a server
+                return
+            except ServerSelectionTimeoutError:
+                if look == _LOOKS or (look >= _LOOKS_IF_REFUSED and self._is_refused()):
+                    raise
+
+    def _is_refused(self) -> bool:
+        """Whether nothing listens at any of the router's addresses."""
+        servers = self._client.topology_description.server_descriptions().values()
+        causes = [None if each.error is None else each.error.__cause__ for each in servers]
+        return all(isinstance(cause, ConnectionRefusedError) for cause in causes)
 
     def close(self) -> None:
         """Close all connections."""

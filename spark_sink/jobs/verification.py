@@ -13,10 +13,21 @@ from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
 from spark_sink.jobs.tables_job import BRONZE, CURRENT, bronze_files, namespace_options
 from spark_sink.option_values import cluster_time
+from spark_sink.options import named_options
 from spark_sink.tables.verify import verify
 from spark_sink.tables.verify_bronze import verify_bronze
 
-_OF_TABLES = ("snapshotfilters",)
+# The options that say which documents a table has.
+_OF_DOCUMENTS = (
+    "database",
+    "collection",
+    "database.include.list",
+    "database.exclude.list",
+    "collection.include.list",
+    "collection.exclude.list",
+    "filters.match.mode",
+    "snapshotFilters",
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ def verify_job(
     if BRONZE in wanted:
         found[BRONZE] = _bronze(spark, folder, record, uri, last, since, shown)
     if CURRENT in wanted:
-        options = {"uri": uri, **namespace_options(record.namespaces), **_filters(record)}
+        options = {"uri": uri, **_documents(record)}
         found[CURRENT] = _outcome(verify(spark, folder.current, **options), shown)
     return found
 
@@ -100,8 +111,9 @@ def _since(text: str) -> Any:
         raise OptionError(f"--since: {error}") from None
 
 
-def _filters(record: JobRecord) -> dict[str, str]:
-    return {name: text for name, text in record.options.items() if name.lower() in _OF_TABLES}
+def _documents(record: JobRecord) -> dict[str, str]:
+    given = {**namespace_options(record.namespaces), **named_options(record.options)}
+    return {name: text for name, text in given.items() if name in _OF_DOCUMENTS}
 
 
 def _outcome(differences: DataFrame, shown: int) -> Outcome:

@@ -10,19 +10,13 @@ from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.options import parse_options
+from spark_sink.options import named_options, parse_options
 from spark_sink.positions import AtTime, Token, key_of, time_in
 from spark_sink.scope import Offsets
 from spark_sink.snapshot.plan import after
 
 DIFFERENCES = "namespace string, token string, operationType string, difference string"
-_OTHER_STARTS = (
-    "snapshotmode",
-    "snapshot.mode",
-    "startatoperationtime",
-    "resumeafter",
-    "startafter",
-)
+_OTHER_STARTS = ("snapshotMode", "startAtOperationTime", "resumeAfter", "startAfter")
 
 
 def verify_bronze(
@@ -41,7 +35,8 @@ def verify_bronze(
     or "extra", which the stream does not have.
     Raises StreamError, and HistoryLostError if the oplogs do not reach back so far.
     """
-    given = {name: text for name, text in options.items() if name.lower() not in _OTHER_STARTS}
+    named = named_options(options)
+    given = {name: text for name, text in named.items() if name not in _OTHER_STARTS}
     end = Offsets(parse_options(given).scope).read(through)
     first = _first_token(rows) if since is None else key_of(AtTime(since))
     if first is None:

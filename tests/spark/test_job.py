@@ -125,17 +125,19 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     shop.insert(30)
-    run_once(spark, shop, tmp_path)
+    shop.client[shop.database].items.insert_one({"_id": 1})
+    chosen = {"collection.exclude.list": f"{shop.database}[.]items"}
+    run_once(spark, shop, tmp_path, **chosen)
     shop.insert(10)
     shop.orders.update_many({}, {"$inc": {"n": 1}})
-    run_once(spark, shop, tmp_path)
+    run_once(spark, shop, tmp_path, **chosen)
     tokens = sorted(row["token"] for row in rows_of(tmp_path))
     # As if killed after the tables were written, and before Spark has committed the batch.
     commits = tmp_path / "checkpoint" / "commits"
     last = max(int(file.name) for file in commits.glob("[0-9]*"))
     (commits / str(last)).unlink()
     (commits / f".{last}.crc").unlink(missing_ok=True)
-    run_once(spark, shop, tmp_path)
+    run_once(spark, shop, tmp_path, **chosen)
     assert (commits / str(last)).exists()
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
@@ -219,6 +221,11 @@ def test_a_router_that_is_down_is_reported_within_seconds(tmp_path: Path) -> Non
         (["run", "shop", "shop.orders", "--out", "x"], "cannot be mixed"),
         (["run", "shop.ord.*", "--out", "x"], "looks like a pattern"),
         (["run", "shop", "--out", "x", "--option", "fullDocumnt=x"], "did you mean"),
+        (["run", "shop", "--out", "x", "--option", "uri=mongodb://a:b@c"], "use --uri"),
+        (
+            ["run", "shop", "--out", "x", "--option", "snapshot.mode=some"],
+            "'snapshotMode': must be",
+        ),
         (["status", "--out", "nowhere"], "there is no job in"),
     ],
 )
