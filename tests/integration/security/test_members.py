@@ -1,10 +1,12 @@
 """The router as a client of the members: a key file, or a user of least privilege."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
+import yaml
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import CONFIG, Cluster
@@ -16,6 +18,7 @@ from shard_client.wire.authentication import Credentials, read_key_file
 from tests.harness.clusters import Client, RealCluster
 from tests.harness.routers import start_router
 from tests.integration.security.clients import Servers, client
+from tests.integration.security.page import blocks
 
 
 async def test_a_member_by_key_file(secured: RealCluster, key_file: Path) -> None:
@@ -57,27 +60,25 @@ async def test_a_wrong_key_is_named_in_the_error(secured: RealCluster) -> None:
         await cluster.close()
 
 
-EVERYTHING = {"db": "", "collection": ""}
-LEAST = [
-    {"resource": EVERYTHING, "actions": ["changeStream", "find"]},
-    {"resource": {"cluster": True}, "actions": ["appendOplogNote"]},
-    {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["collStats", "find"]},
-]
-LEAST_ON_CONFIG = [
-    *LEAST,
-    {"resource": {"db": "config", "collection": ""}, "actions": ["changeStream", "find"]},
-    {"resource": EVERYTHING, "actions": ["viewUser"]},
-]
+def privileges() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the privileges of docs/security.md on a shard, and through mongos."""
+    on_shards, more = blocks("### With least privilege, without the key file")
+    found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
+    assert found is not None
+    # The shell's documents are YAML, too.
+    least = yaml.safe_load(found[1])["privileges"]
+    return least, [*least, *yaml.safe_load(f"[{more}]")]
 
 
 def test_a_router_of_least_privilege(
     secured: RealCluster, servers: Servers, tmp_path: Path
 ) -> None:
     """The roles of docs/security.md are enough, and times that servers signed are handed out."""
+    on_shards, through_mongos = privileges()
     login = {"user": "least", "pwd": "least"}
     for shard in secured.shards:
-        create_least(secured.direct(shard), LEAST)
-    create_least(pymongo.MongoClient(secured.mongos_uri), LEAST_ON_CONFIG)
+        create_least(secured.direct(shard), on_shards)
+    create_least(pymongo.MongoClient(secured.mongos_uri), through_mongos)
     password = tmp_path / "password"
     password.write_text(login["pwd"])
     password.chmod(0o600)
