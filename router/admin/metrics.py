@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from bson.timestamp import Timestamp
 from prometheus_client import CollectorRegistry
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from router.admin.figures import earliest_place, error_name, seconds_left
 from router.admin.sources import RouterStatus
 from router.loop_lag import BOUNDS as LAG_BOUNDS
+from router.streams.admission import Limiting
 from router.streams.member_load import TIME_BOUNDS
 
 _PREFIX: Final = "mergerouter_"
@@ -164,7 +165,9 @@ class StatusCollector(Collector):
             "refused",
             "Cursors and streams refused, by the parameter that limits them.",
             "parameter",
-            self._sum(lambda each: each["status"]["mergerouter"]["refused"]),
+            # A series that begins with its first refusal would hide it from increase().
+            dict.fromkeys(get_args(Limiting), 0)
+            | self._sum(lambda each: each["status"]["mergerouter"]["refused"]),
         )
 
     def _stream_metrics(self) -> Iterator[Metric]:

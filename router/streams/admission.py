@@ -1,7 +1,7 @@
 """Admission control: limits on cursors, streams, memory and connections."""
 
 from collections import Counter
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from router.memory import LEAST_BATCH, NEEDS, Memory
 from router.stream_settings import StreamSettings
@@ -11,6 +11,19 @@ from shard_client.errors import CommandError
 _OVERLOAD_LABELS: Final = ("SystemOverloadedError", "RetryableError")
 """Labels of a refusal that left nothing behind. Drivers that implement client backpressure (see the
 drivers' specifications) retry later with growing pauses; others treat it as an ordinary error."""
+
+
+Limiting = Literal[
+    "maxCursors",
+    "maxCursorsPerClient",
+    "maxCursorsPerUser",
+    "maxStreams",
+    "maxStreamsPerClient",
+    "maxStreamsPerUser",
+    "ShardingTaskExecutorPoolMaxSize",
+    "totalBufferBytes",
+]
+"""The parameters that cause refusals."""
 
 
 class Payer(NamedTuple):
@@ -167,11 +180,11 @@ class Admission:
         needed = NEEDS * min(LEAST_BATCH, self._limits.batch_target_bytes)
         return holders * needed > self._limits.total_buffer_bytes
 
-    def _check(self, count: int, most: int, parameter: str, what: str) -> None:
+    def _check(self, count: int, most: int, parameter: Limiting, what: str) -> None:
         if count >= most:
             self._refuse(count, parameter, what)
 
-    def _refuse(self, count: int, parameter: str, what: str) -> None:
+    def _refuse(self, count: int, parameter: Limiting, what: str) -> None:
         self.refused[parameter] += 1
         raise CommandError(
             ErrorCode.TemporarilyUnavailable,

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "mergerouter.json"
 SCRAPE = ROOT / "deploy" / "prometheus" / "scrape.yaml"
+RULE_TESTS = Path(__file__).parent / "alerts_test.yaml"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 
 
@@ -105,9 +106,38 @@ def test_the_dashboard_s_panels_do_not_overlap() -> None:
     assert len(set(places)) == len(places) == len({panel["id"] for panel in panels})
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def promtool(*arguments: str) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_promtool_accepts_the_rules() -> None:
-    checked = subprocess.run(
-        ["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    promtool("check", "rules", str(RULES))
+
+
+def cpu_per_event() -> str:
+    """Return the query of the dashboard's panel, for all routers."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    (panel,) = (each for each in panels if each["title"] == "CPU for each delivered event")
+    query: str = panel["targets"][0]["expr"]
+    return query.replace("$instance", ".*")
+
+
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    written = yaml.safe_load(RULE_TESTS.read_text())
+    text = json.dumps(written).replace('"ALERTS"', json.dumps(str(RULES)))
+    tests = tmp_path / "tests.yaml"
+    tests.write_text(text.replace('"CPU_PER_EVENT"', json.dumps(cpu_per_event())))
+    promtool("test", "rules", str(tests))
+
+
+def test_each_alert_has_a_test_in_which_it_fires() -> None:
+    cases = [
+        case
+        for group in yaml.safe_load(RULE_TESTS.read_text())["tests"]
+        for case in group.get("alert_rule_test", [])
+    ]
+    fired = {case["alertname"] for case in cases if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in alerts()}
