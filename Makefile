@@ -23,7 +23,7 @@ demo: install  ## start everything, show the merge at work, end with a verdict
 bench: $(VENV)/.bench-installed  ## measure; a table and plots under bench/results
 	$(BIN)/python -m bench $(ARGS)
 
-simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults
+simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults; ARGS="--shards 64" for many shards
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 differential: install  ## random streams through mongos and through the router, on real servers

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--seed", type=int, help="replay this seed with a trace")
+    parser.add_argument("--shards", type=int, help="shards at the start, not 2 or 3 by seed")
     parser.add_argument("--quiet", action="store_true", help="with --seed: no trace")
     parser.add_argument("--digests", action="store_true", help="print each seed's digest")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break a rule on purpose")
@@ -27,17 +28,17 @@ def main() -> int:
     given = parser.parse_args()
     with SABOTAGE[given.sabotage]() if given.sabotage else nullcontext():
         if given.seed is not None:
-            return replay(given.seed, quiet=given.quiet)
+            return replay(given.seed, given.shards, quiet=given.quiet)
         seeds = range(given.first, given.first + given.seeds)
         if given.until_found:
-            return find(seeds)
-        return run_many(seeds, given.jobs, digests=given.digests)
+            return find(seeds, given.shards)
+        return run_many(seeds, given.jobs, given.shards, digests=given.digests)
 
 
-def find(seeds: range) -> int:
+def find(seeds: range, shards: int | None) -> int:
     """Run seeds until one fails; succeed if one does."""
     for tried, seed in enumerate(seeds, 1):
-        result = simulate(seed)
+        result = simulate(seed, shards=shards)
         if result.problems:
             print(f"found by seed {seed}, the {tried}th: {result.problems[0][:600]}")
             return 0
@@ -45,9 +46,9 @@ def find(seeds: range) -> int:
     return 1
 
 
-def replay(seed: int, *, quiet: bool) -> int:
+def replay(seed: int, shards: int | None, *, quiet: bool) -> int:
     """Run one seed and print its trace and result."""
-    result = simulate(seed, None if quiet else print)
+    result = simulate(seed, None if quiet else print, shards=shards)
     for problem in result.problems:
         print(f"seed {seed}: {problem}")
     took = f"{result.events} events, {result.virtual_seconds:.1f} s"
@@ -55,14 +56,15 @@ def replay(seed: int, *, quiet: bool) -> int:
     return 1 if result.problems else 0
 
 
-def run_many(seeds: range, jobs: int, *, digests: bool = False) -> int:
+def run_many(seeds: range, jobs: int, shards: int | None, *, digests: bool = False) -> int:
     """Run seeds in parallel and print those that fail."""
     began = time.monotonic()
     failed: list[int] = []
     events = 0
-    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    chunk = _CHUNK if shards is None else 1
+    chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     with ProcessPoolExecutor(jobs) as pool:
-        for future in as_completed([pool.submit(_run_chunk, chunk) for chunk in chunks]):
+        for future in as_completed([pool.submit(_run_chunk, chunk, shards) for chunk in chunks]):
             for result in future.result():
                 events += result.events
                 if digests:
@@ -75,12 +77,13 @@ def run_many(seeds: range, jobs: int, *, digests: bool = False) -> int:
     print(f"{len(seeds)} seeds, {events} events, {took:.0f} s, {len(failed)} failed", flush=True)
     if failed:
         print(f"failing seeds: {' '.join(map(str, sorted(failed)))}")
-        print("replay one with: python -m tests.simulation --seed N")
+        same = "" if shards is None else f" --shards {shards}"
+        print(f"replay one with: python -m tests.simulation --seed N{same}")
     return 1 if failed else 0
 
 
-def _run_chunk(seeds: range) -> list[Result]:
-    return [simulate(seed) for seed in seeds]
+def _run_chunk(seeds: range, shards: int | None) -> list[Result]:
+    return [simulate(seed, shards=shards) for seed in seeds]
 
 
 if __name__ == "__main__":

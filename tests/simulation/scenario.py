@@ -42,10 +42,20 @@ class Result:
     virtual_seconds: float
 
 
-def simulate(seed: int, show: Callable[[str], None] | None = None) -> Result:
-    """Run one seed; the same seed has the same result and digest."""
+def simulate(
+    seed: int, show: Callable[[str], None] | None = None, *, shards: int | None = None
+) -> Result:
+    """Run one seed; the same seed has the same result and digest.
+
+    Args:
+        seed: draws the plan and all that happens.
+        show: receives the lines of the trace.
+        shards: the number of shards at the start; by default the plan's.
+    """
     chance = Random(f"plan {seed}")
     plan = draw(chance)
+    if shards is not None:
+        plan = replace(plan, shards=shards)
     network = Network(Random(f"network {seed}"), plan.weather)
     loop = SimulatedLoop(network)
     trace = Trace(loop.time, show)

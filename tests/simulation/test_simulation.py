@@ -11,6 +11,7 @@ import pytest
 from tests.simulation.repeatable import HASH_SEED
 
 SEEDS = 200
+SEEDS_OF_64 = 6
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +35,14 @@ def test_seeds_pass() -> None:
     code, printed = simulate("--seeds", str(SEEDS), "--jobs", "2", seconds=280.0)
     assert code == 0, printed
     assert f"{SEEDS} seeds" in printed
+
+
+@pytest.mark.timeout(300)
+def test_seeds_pass_on_a_cluster_of_64_shards() -> None:
+    seeds = str(SEEDS_OF_64)
+    code, printed = simulate("--seeds", seeds, "--shards", "64", "--jobs", "2", seconds=280.0)
+    assert code == 0, printed
+    assert f"{seeds} seeds" in printed
 
 
 def test_a_seed_replays_exactly() -> None:

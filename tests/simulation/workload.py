@@ -54,12 +54,13 @@ class Workload:
     async def prepare(self) -> None:
         """Create the sharded collections and spread their chunks over the shards."""
         names = list(self._cluster.shards)
+        width = max(1, _KEYS // max(3, len(names)))
         for index, (database, name) in enumerate(SHARDED):
             namespace = f"{database}.{name}"
             primary = names[index % len(names)]
             await self.run("admin", {"enableSharding": database, "primaryShard": primary})
             await self.run("admin", {"shardCollection": namespace, "key": {"k": 1}})
-            for at, shard in zip((20, 40), names[1:], strict=False):
+            for at, shard in zip(range(width, _KEYS, width), names[1:], strict=False):
                 await self.run("admin", {"split": namespace, "middle": {"k": at}})
                 await self.run("admin", {"moveChunk": namespace, "find": {"k": at}, "to": shard})
 
