@@ -57,6 +57,7 @@ async def test_the_metrics_show_the_gate_holders_and_reasons() -> None:
     assert value(found, "errors_total", code="CursorNotFound") == 2
     assert value(found, "errors_total", code="99999") == 1
     assert value(found, "refused_total", parameter="maxStreams") == 1
+    assert value(found, "refused_total", parameter="maxCursors") == 0, "increase() needs a start"
     member = "north.example:27018"
     assert value(found, "member_connections", member=member, state="in_use") == 2
     assert value(found, "member_connections_created_total", member=member) == 5
