@@ -1,18 +1,21 @@
 """Commands in the documentation that are marked as tested are run, on a cluster of the tests.
 
 A comment before a block of commands says what each of them does: ``<!-- test: exits -->`` ends with
-status 0, ``<!-- test: serves -->`` waits for connections, ``<!-- test: follows -->`` prints events.
+status 0, ``<!-- test: serves -->`` waits for connections, ``<!-- test: follows -->`` prints events,
+``<!-- test: pipes -->`` prints the documents of events and is a line for a shell.
 """
 
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +27,17 @@ from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+_NETCAT = """
+import socket, sys, threading
+link = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def send():
+    for line in sys.stdin.buffer:
+        link.sendall(line)
+threading.Thread(target=send, daemon=True).start()
+while data := link.recv(65536):
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+"""
 _BLOCK = re.compile(r"<!-- test: (\w+) -->\n\n((?:    .*\n)+)")
 
 
@@ -44,7 +58,7 @@ def documented() -> list[Documented]:
 
 @pytest.fixture(scope="module")
 def router(cluster: TestCluster) -> Iterator[RouterProcess]:
-    with start_router(cluster.configdb, cluster.mongos_uri, admin_port=0) as started:
+    with start_router(cluster.configdb, cluster.mongos_uri, admin_port=0, feed=True) as started:
         yield started
 
 
@@ -59,9 +73,11 @@ def places(cluster: TestCluster, router: RouterProcess, tmp_path: Path) -> dict[
     )
     return {
         r"(\.venv/bin/)?mergerouter(?= )": f"{sys.executable} -m router.cli",
+        r"\btail (?!.*--uri )": f"tail --uri {router.uri} ",
         r"cfg(RS)?/[\w.:,]+": cluster.configdb,
         r"mongodb://mongos(\.example)?:27017": cluster.mongos_uri,
         r"127\.0\.0\.1:27020": f"127.0.0.1:{router.port}",
+        r"127\.0\.0\.1 27021": f"127.0.0.1 {router.feed_port}",
         r"127\.0\.0\.1:27022": f"127.0.0.1:{router.admin_port}",
         r"/etc/mergerouter/token": str(token),
         r"(?<=--config )mergerouter\.yaml": str(config),
@@ -77,12 +93,22 @@ def test_a_documented_command_works(
     for pattern, here in places.items():
         command = re.sub(pattern, lambda _found, here=here: here, command)
     arguments = shlex.split(command, comments=True)
+    if case.kind == "pipes":
+        arguments = ["bash", "-c", command]
+        for program in set(re.findall(r"(?:^|\| )(\w+) ", command)) & {"jq", "nc"}:
+            with_program(program, tmp_path)
     if case.kind == "serves" and "--port" not in arguments and "--config" not in arguments:
         arguments += ["--port", "0"]
     process = subprocess.Popen(
         arguments,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        },
+        start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -92,13 +118,27 @@ def test_a_documented_command_works(
             output, _ = process.communicate(timeout=60)
             assert process.returncode == 0, output
             assert output
+        elif case.kind == "pipes":
+            until_printed(process, router, "written")
         else:
             {"serves": until_ready, "follows": until_followed}[case.kind](process, router)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def with_program(name: str, folder: Path) -> None:
+    """Skip the test without jq; put a program like netcat into ``folder`` where there is none."""
+    if shutil.which(name) is not None:
+        return
+    if name != "nc":
+        pytest.skip(f"{name} is not installed")
+    program = folder / "nc"
+    program.write_text(f"#!{sys.executable}\n{_NETCAT}")
+    program.chmod(0o700)
 
 
 def until_ready(process: subprocess.Popen[str], _router: RouterProcess) -> None:
@@ -112,13 +152,17 @@ def until_ready(process: subprocess.Popen[str], _router: RouterProcess) -> None:
 
 
 def until_followed(process: subprocess.Popen[str], router: RouterProcess) -> None:
-    """Write until the command has printed an event: it may begin to watch at any time."""
+    until_printed(process, router, "insert")
+
+
+def until_printed(process: subprocess.Popen[str], router: RouterProcess, text: str) -> None:
+    """Write until the command has printed ``text``: it may begin to watch at any time."""
     assert process.stdout is not None
     read_on, output = threading.Event(), process.stdout
     last = [""]
 
     def read() -> None:
-        while "insert" not in last[0] and (line := output.readline()):
+        while text not in last[0] and (line := output.readline()):
             last[0] = line
         read_on.set()
 
@@ -127,10 +171,10 @@ def until_followed(process: subprocess.Popen[str], router: RouterProcess) -> Non
     client: pymongo.MongoClient[dict[str, Any]]
     with pymongo.MongoClient(router.uri) as client:
         while not read_on.wait(0.02):
-            client.shop.orders.insert_one({})
+            client.shop.orders.insert_one({"written": True})
             assert time.monotonic() < deadline, "no event was printed"
-    assert "insert" in last[0], f"the command ended after {last[0]!r}"
+    assert text in last[0], f"the command ended after {last[0]!r}"
 
 
 def test_there_are_commands_to_test() -> None:
-    assert {each.kind for each in documented()} == {"exits", "serves", "follows"}
+    assert {each.kind for each in documented()} == {"exits", "serves", "follows", "pipes"}

@@ -1,5 +1,6 @@
 """The Helm chart as Helm renders it, and the sidecar manifest, against Kubernetes's schemas."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel f
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "helm" / "mergerouter"
+DEPLOYMENT = DEPLOY.parent / "docs" / "deployment.md"
 VERSIONS = ("1.25", "1.30", "1.34")
 LEAST: dict[str, Any] = {
     "settings": {"sharding": {"configDB": "cfg/a:1"}},
@@ -72,6 +74,30 @@ def test_helm_accepts_the_chart() -> None:
 @pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
 def test_the_chart_s_manifests_are_valid(values: dict[str, Any]) -> None:
     validate(render(values))
+
+
+def of_the_page() -> dict[str, Any]:
+    """Return the values that the command of docs/deployment.md sets."""
+    values: dict[str, Any] = {}
+    for name, value in re.findall(r"--set ([\w.]+)=(\S+)", DEPLOYMENT.read_text()):
+        *sections, last = name.split(".")
+        place = values
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return values
+
+
+def test_the_command_of_the_documentation_renders(tmp_path: Path) -> None:
+    values = of_the_page()
+    assert set(values) == {"image", "adminToken", "settings"}
+    manifests = render(values)
+    validate(manifests)
+    settings = settings_of(manifests, tmp_path)
+    assert settings.upstream == values["settings"]["upstream"]
+    assert settings.sharding.config_db == values["settings"]["sharding"]["configDB"]
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example/mergerouter:")
 
 
 def test_the_sidecar_manifest_is_valid() -> None:
