@@ -37,6 +37,7 @@ from router.server.listener import Listener
 from router.stream_settings import StreamSettings
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
+from router.tracing import SpanExport
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.access import Access
 from shard_client.wire.tls import TlsContexts
@@ -179,6 +180,9 @@ async def assemble(
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
     tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
+        if settings.tracing.endpoint is not None:
+            exported = SpanExport(settings.tracing, 0 if worker is None else worker.number)
+            owned.push_async_callback(exported.close)
         cluster = cluster_of(settings, limits, tls=tls, replica_set=replica_set, now=now)
         owned.push_async_callback(cluster.close)
         if certificates is not None and tls is not None:

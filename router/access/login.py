@@ -236,6 +236,7 @@ class Login:
         if self._conversation is not None:
             self._conversation.abort()
             self._conversation = None
+        self._log.ended()
         if self.begun_at is not None:
             self.begun_at = None
             self._in_progress.end(self._address)

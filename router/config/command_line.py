@@ -68,6 +68,7 @@ def read_settings(flags: dict[str, Any], config: Path | None) -> Settings:
         settings = load_settings(flags, config)
         settings.net.admin.read_token()
         settings.security.logins()
+        settings.tracing.read_headers()
         if settings.net.tls.enabled:
             TlsContexts(settings.net.tls.files())
         return settings

@@ -16,6 +16,7 @@ from router.config.parameters import PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
+from router.config.tracing import Tracing
 from router.peers.cursor_ids import MOST_WORKERS
 from router.upstream_mongos import parse_upstream
 from shard_client.replica_set.replica_set import parse_hosts
@@ -222,6 +223,7 @@ class Settings(_Section):
     """Processes that share the port."""
     feed: Feed = Feed()
     security: Security = Security()
+    tracing: Tracing = Tracing()
 
     @field_validator("upstream")
     @classmethod

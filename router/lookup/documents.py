@@ -13,6 +13,7 @@ from router.lookup.events import Wanted
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding
+from shard_client import spans
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.documents import decode
@@ -47,6 +48,18 @@ async def find_documents(
     With ``same_collection``, a collection recreated under the old name does not count. Raises
     CommandError as a lookup by mongos does.
     """
+    attributes: spans.Attributes = {"db.system.name": "mongodb", "mergerouter.events": len(wants)}
+    with spans.recorded("look documents up", attributes):
+        return await _find(reads, wants, held, same_collection, read_preference)
+
+
+async def _find(
+    reads: UpstreamReads,
+    wants: Sequence[Wanted],
+    held: Holding,
+    same_collection: bool,
+    read_preference: Mapping[str, Any] | None,
+) -> Found:
     groups: dict[tuple[str, str, bytes], _Group] = {}
     for want in wants:
         place = (want.database, want.collection, want.uuid)

@@ -24,6 +24,7 @@ from router.streams.filter_planner import ALWAYS, FilterPlanner, Placement
 from router.streams.nudge_sender import NudgeSender
 from router.streams.preparation import prepare_stream
 from router.streams.shared_stream import SharedStream
+from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 
@@ -52,6 +53,13 @@ def identity(request: StreamRequest) -> bytes:
             "after": after,
         }
     )
+
+
+def _scope_of(request: StreamRequest) -> spans.Attributes:
+    attributes = {"db.system.name": "mongodb", "db.namespace": request.database}
+    if request.collection is not None:
+        attributes["db.collection.name"] = request.collection
+    return attributes
 
 
 class _StreamGroup:
@@ -112,6 +120,12 @@ class StreamPool:
 
         Remotes that are opened for them are charged to ``payer``. Raises CommandError.
         """
+        with spans.recorded("open change stream", _scope_of(request)) as span:
+            shared, log_reader = await self._open(request, payer)
+            span.set_attribute("mergerouter.readers", shared.readers)
+            return shared, log_reader
+
+    async def _open(self, request: StreamRequest, payer: Payer) -> tuple[SharedStream, LogReader]:
         placement = self._planner.place(request)
         self._planner.join(placement, self._scope(placement), self._loop.time())
         try:

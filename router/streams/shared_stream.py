@@ -11,6 +11,7 @@ from router.stream_settings import StreamSettings
 from router.streams.admission import Ticket
 from router.streams.preparation import PreparedStream
 from router.streams.runner import StreamRunner
+from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -182,13 +183,14 @@ class SharedStream:
 
     async def _open(self, prepare: Callable[[], Awaitable[PreparedStream]]) -> None:
         deadline = self._loop.time() + self._limits.open_timeout
-        try:
-            prepared = self._prepared = await prepare()
-        finally:
-            self.preparation_done.set()
-        self._keep()
-        left = max(0.0, deadline - self._loop.time())
-        await prepared.runner.open(left)
+        with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
+            try:
+                prepared = self._prepared = await prepare()
+            finally:
+                self.preparation_done.set()
+            self._keep()
+            left = max(0.0, deadline - self._loop.time())
+            await prepared.runner.open(left)
 
     def _has_opened(self, opening: asyncio.Task[None]) -> None:
         # Callers of ``opened`` get the failure too, but there may be none: retrieve it here.

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
+import aiohttp
 import structlog
 import typer
 
@@ -16,6 +17,7 @@ from router.catalog.replica_set_checks import ReplicaSetChecks
 from router.config.command_line import read_settings
 from router.config.parameters import stream_limits
 from router.config.settings import Settings
+from router.config.tracing import Tracing
 from router.service import cluster_of
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.errors import CommandError
@@ -23,6 +25,7 @@ from shard_client.wire.access import Access
 from shard_client.wire.tls import Certificate, TlsContexts
 
 _MOST_SKEW = 60.0
+_COLLECTOR_TIMEOUT = aiohttp.ClientTimeout(total=5)
 _MONGOS = "isdbgrid"
 """The ``msg`` in a mongos's hello."""
 
@@ -89,6 +92,8 @@ async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
         findings += [each async for each in _cluster(settings, tls)]
     if settings.upstream is not None:
         findings += await _upstream(settings, settings.upstream, tls)
+    if settings.tracing.endpoint is not None:
+        findings.append(await _collector(settings.tracing, settings.tracing.endpoint))
     return findings
 
 
@@ -176,3 +181,20 @@ async def _upstream(settings: Settings, uri: str, tls: TlsContexts | None) -> li
         return [Finding(subject), Finding(login, f"{error}. {remedy}")]
     connection.abort()
     return [Finding(subject), Finding(login)]
+
+
+async def _collector(tracing: Tracing, endpoint: str) -> Finding:
+    """Send the collector of traces a request without spans."""
+    subject = f"tracing.endpoint {endpoint}"
+    headers = {"Content-Type": "application/x-protobuf", **tracing.read_headers()}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=_COLLECTOR_TIMEOUT) as session,
+            session.post(endpoint, data=b"", headers=headers) as answer,
+        ):
+            if answer.ok:
+                return Finding(subject)
+            problem = f"answers {answer.status} {answer.reason}: does it take OTLP over HTTP there?"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        problem = f"does not answer: {error or 'no answer within 5 s'}"
+    return Finding(subject, problem)

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 import bson
 import structlog
 
+from shard_client import spans
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, leaves_open, slice_cursor_reply
+from shard_client.remote_cursor.cursor_spans import CursorSpans
 from shard_client.remote_cursor.member_link import MemberLink
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
@@ -73,6 +75,7 @@ class RemoteCursor:
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
         self._await_ms = max(1, round(settings.await_time * 1000))
         self._sent = sent
+        self._spans = CursorSpans(name)
         self._progress = (
             None
             if probing is None
@@ -138,8 +141,10 @@ class RemoteCursor:
 
     def start(self) -> None:
         """Start reading in a background task."""
-        self._task = self._loop.create_task(self._run(), name=f"remote cursor {self.name}")
+        name, context = f"remote cursor {self.name}", spans.apart()
+        self._task = self._loop.create_task(self._run(), name=name, context=context)
         self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(lambda _task: self._spans.ended())
 
     def pause(self) -> None:
         """Send no further getMore; a getMore in flight still delivers its batch."""
@@ -234,6 +239,7 @@ class RemoteCursor:
     def _may_reopen(self, error: CommandError) -> bool:
         """Record a resumable failure; return whether there is time left to reopen."""
         self._last_error = error
+        self._spans.failed(error)
         self._left_behind, self._cursor = self._cursor or self._left_behind, None
         self._link.leave_after(error)
         now = self._loop.time()
@@ -249,7 +255,13 @@ class RemoteCursor:
         return lasted < self._settings.failure_timeout
 
     async def _open(self) -> None:
+        with self._spans.opening() as span:
+            batch = await self._opened(span)
+        self._deliver(batch)
+
+    async def _opened(self, span: spans.Span) -> CursorBatch:
         connection = await self._park(self._link.connect())
+        self._spans.connected(span, connection.address)
         if self._left_behind is not None:
             if self._left_behind.address != connection.address:
                 self._dialer.kill_later(self._left_behind)
@@ -262,7 +274,7 @@ class RemoteCursor:
         batch = slice_cursor_reply(await self._link.receive())
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
-        self._deliver(batch)
+        return batch
 
     def _encoded(self, database: str, command: Mapping[str, Any]) -> bytes:
         command = {**command, "$db": database}
@@ -307,6 +319,7 @@ class RemoteCursor:
 
     def _is_mended(self, lasted: float) -> None:
         log.info("remote cursor goes on", remote=self.name, lasted=lasted)
+        self._spans.mended()
         self.reopened += 1
         self._sent.reopenings += 1
         self._warned = False

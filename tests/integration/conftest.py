@@ -16,6 +16,7 @@ _SHARING = {
     "test_facade_drivers",
     "test_facade_lifecycle",
     "test_tools",
+    "test_tracing",
     "test_two_routers",
     "test_workers",
 }

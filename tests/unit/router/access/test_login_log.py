@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from structlog.testing import capture_logs
 
 from router.access.login_log import LoginLog, scram_user
@@ -29,3 +30,29 @@ def test_long_fields_are_cut() -> None:
     (line,) = logged
     assert len(str(line)) < 1500
     assert line["error"] == "AuthenticationFailed: Authentication failed."
+
+
+def test_each_login_is_a_span_without_its_user(exported: InMemorySpanExporter) -> None:
+    lines = LoginLog("127.0.0.1:5")
+    command = {"mechanism": "SCRAM-SHA-256", "payload": b"n,,n=alice,r=x"}
+    lines.begun("admin", command, speculative=True)
+    lines.succeeded("alice", "admin")
+    lines.begun("admin", command, speculative=False)
+    lines.failed(CommandError(18, "alice failed", code_name="AuthenticationFailed"))
+    lines.begun("admin", {"mechanism": "alice"}, speculative=False)
+    lines.failed()
+    lines.ended()
+    lines.begun("admin", command, speculative=False)
+    lines.ended()
+    right, wrong, other, abandoned = exported.get_finished_spans()
+    assert right.attributes == {
+        "db.system.name": "mongodb",
+        "mergerouter.mechanism": "SCRAM-SHA-256",
+        "mergerouter.speculative": True,
+    }
+    assert right.status.is_unset
+    assert wrong.attributes["error.type"] == "AuthenticationFailed"
+    assert other.attributes["mergerouter.mechanism"] == "other"
+    assert other.attributes["error.type"] == "AuthenticationFailed"
+    assert abandoned.attributes["mergerouter.abandoned"] is True
+    assert not any("alice" in each.to_json() for each in exported.get_finished_spans())

@@ -1,0 +1,98 @@
+"""Traces: sends this process's spans to an OpenTelemetry collector (docs/tracing.md).
+
+Only a process with a collector imports OpenTelemetry's SDK; without one, spans record nothing.
+"""
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Final
+
+import structlog
+from opentelemetry import trace
+
+from router.config.tracing import Tracing
+
+log = structlog.get_logger()
+
+_FLUSH_TIME: Final = 2.0
+"""Seconds in which the last spans are sent at the end."""
+_QUIET: Final = 60.0
+"""Seconds between two log lines about a collector that fails."""
+
+
+class SpanExport:
+    """Sends spans, in batches and on a thread of its own. Create it in a running loop.
+
+    A collector that does not answer costs spans, not events: at most 2,048 spans wait for it.
+
+    Args:
+        settings: the operator's settings, with an endpoint.
+        worker: the process's number, from 1; 0 if the router is a single process.
+
+    Raises:
+        ValueError: the file with the headers is invalid.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, settings: Tracing, worker: int) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+        ours = {"service.name": "mergerouter", "service.version": version("mergerouter")}
+        if worker:
+            ours["service.instance.id"] = f"worker{worker}"
+        self._exporter = OTLPSpanExporter(settings.endpoint, headers=settings.read_headers())
+        self._provider = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(settings.sample_ratio),
+            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come before our own.
+            resource=Resource(ours).merge(OTELResourceDetector().detect()),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._complaints = _Complaints(asyncio.get_running_loop())
+        logging.getLogger("opentelemetry").addHandler(self._complaints)
+        trace.set_tracer_provider(self._provider)
+
+    async def close(self) -> None:
+        """Send the spans that wait, within two seconds; leave out those that remain."""
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def flush() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done.set)
+
+        # A thread that the end of the process does not wait for.
+        threading.Thread(target=flush, name="last spans", daemon=True).start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_TIME):
+                await done.wait()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        logging.getLogger("opentelemetry").removeHandler(self._complaints)
+
+
+class _Complaints(logging.Handler):
+    """Writes what OpenTelemetry's SDK logs to the router's log, at most a line a minute."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(logging.WARNING)
+        self._loop = loop
+        self._next = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the record in the event loop; the SDK calls this on its own thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._log, record.getMessage())
+
+    def _log(self, error: str) -> None:
+        now = self._loop.time()
+        if now >= self._next:
+            self._next = now + _QUIET
+            log.warning("Spans cannot be sent", component="CONTROL", error=error)

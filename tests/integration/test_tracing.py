@@ -1,0 +1,124 @@
+"""A running router sends spans to a collector, and does without one that does not answer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+
+from tests.harness.clusters import TestCluster
+from tests.harness.collector import Collector
+from tests.harness.ports import free_port
+from tests.harness.routers import start_router
+
+SECRET = "swordfish"
+
+
+def settings(folder: Path, endpoint: str) -> Path:
+    """Return a configuration file with traces."""
+    headers = folder / "headers"
+    headers.write_text("x-token: t0ken\n")
+    headers.chmod(0o600)
+    config = folder / "router.yaml"
+    config.write_text(f"tracing:\n  endpoint: {endpoint}\n  headersFile: {headers}\n")
+    return config
+
+
+def watch_through_an_outage(cluster: TestCluster, uri: str) -> None:
+    """Read an event with its document, cut the stream's cursors, and read another event."""
+    client: pymongo.MongoClient[dict[str, Any]]
+    with pymongo.MongoClient(uri) as client:
+        orders = client.traced.orders
+        orders.insert_one({"_id": SECRET})
+        only = [{"$match": {"documentKey._id": SECRET}}]
+        with orders.watch(only, full_document="updateLookup") as stream:
+            orders.update_one({"_id": SECRET}, {"$set": {"n": 1}})
+            assert next(stream)["fullDocument"] == {"_id": SECRET, "n": 1}
+            for shard in cluster.shards:
+                cluster.kill_cursors(shard)
+            orders.update_one({"_id": SECRET}, {"$set": {"n": 2}})
+            assert next(stream)["fullDocument"]["n"] == 2
+        orders.drop()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_s_opening_lookups_and_outages_are_spans(
+    cluster: TestCluster, tmp_path: Path, workers: int
+) -> None:
+    with Collector() as collector:
+        config = settings(tmp_path, collector.endpoint)
+        with start_router(
+            cluster.configdb, cluster.mongos_uri, config=config, workers=workers
+        ) as router:
+            watch_through_an_outage(cluster, router.uri)
+            assert router.stop() == 0
+    (stream,) = collector.named("open change stream")
+    assert stream.parent == b""
+    assert stream.attributes == {
+        "db.system.name": "mongodb",
+        "db.namespace": "traced",
+        "db.collection.name": "orders",
+        "mergerouter.readers": 1,
+    }
+    assert stream.resource["service.name"] == "mergerouter"
+    assert ("service.instance.id" in stream.resource) == (workers > 1)
+    (remotes,) = collector.named("open remotes")
+    assert remotes.parent == stream.span_id
+    openings = collector.named("open remote cursor")
+    first = [each for each in openings if each.parent == remotes.span_id]
+    opened = {each.attributes["mergerouter.replica_set"] for each in first}
+    assert opened == {*cluster.shards, "config"}
+    assert all(each.attributes["server.port"] for each in first)
+    outages = collector.named("reopen remote cursor")
+    assert {each.parent for each in outages} == {b""}
+    assert not any(each.failed for each in outages), "the cursors read again"
+    assert {each.parent for each in openings} == {
+        remotes.span_id,
+        *(each.span_id for each in outages),
+    }
+    for outage in outages:
+        assert outage.attributes["mergerouter.replica_set"] in cluster.shards
+        assert outage.attributes["mergerouter.cause"]
+    assert [each.attributes["mergerouter.events"] for each in collector.named("look documents up")]
+    assert collector.tokens == {"t0ken"}
+    assert not any(SECRET.encode() in body for body in collector.bodies)
+
+
+def test_a_collector_that_does_not_answer_costs_no_events(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
+    config = settings(tmp_path, f"http://127.0.0.1:{free_port()}/v1/traces")
+    with start_router(cluster.configdb, cluster.mongos_uri, config=config) as router:
+        watch_through_an_outage(cluster, router.uri)
+        assert router.stop() == 0
+        warned = [line for line in router.logs() if line["msg"] == "Spans cannot be sent"]
+        assert len(warned) == 1
+        assert router.logs()[-1]["msg"] == "Shut down"
+
+
+def test_check_config_tries_the_collector(cluster: TestCluster, tmp_path: Path) -> None:
+    def check(endpoint: str) -> tuple[int, str]:
+        config = settings(tmp_path, endpoint)
+        command = [sys.executable, "-m", "router.cli", "check-config", "--config", config]
+        environment = {**os.environ, "MERGEROUTER_NET__PORT": "0"}
+        done = subprocess.run(
+            [*command, "--configdb", cluster.configdb],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        return done.returncode, done.stdout
+
+    with Collector() as collector:
+        endpoint = collector.endpoint
+        status, printed = check(endpoint)
+        assert status == 0, printed
+        assert f"ok   tracing.endpoint {endpoint}\n" in printed
+        assert collector.tokens == {"t0ken"}
+    status, printed = check(endpoint)
+    assert status == 1
+    assert f"FAIL tracing.endpoint {endpoint}: does not answer" in printed
