@@ -20,6 +20,7 @@ _ELSEWHERE = {
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "spark-submit"): "tests/spark/test_zip.py",
     ("deployment.md", "helm install"): "tests/unit/deploy/test_kubernetes.py",
+    ("deployment.md", "helm upgrade"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "kubectl create secret"): "tests/unit/deploy/test_kubernetes.py",
     ("protocol.md", "mongod"): "tests/harness/real_cluster.py",
     ("protocol.md", "mongos"): "tests/harness/real_cluster.py",

@@ -16,6 +16,7 @@ helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel f
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "helm" / "mergerouter"
 DEPLOYMENT = DEPLOY.parent / "docs" / "deployment.md"
+_HELM = r"(?m)^    helm {} ((?:.*\\\n)*.*)"
 VERSIONS = ("1.25", "1.30", "1.34")
 LEAST: dict[str, Any] = {
     "settings": {"sharding": {"configDB": "cfg/a:1"}},
@@ -76,10 +77,12 @@ def test_the_chart_s_manifests_are_valid(values: dict[str, Any]) -> None:
     validate(render(values))
 
 
-def of_the_page() -> dict[str, Any]:
-    """Return the values that the command of docs/deployment.md sets."""
+def of_the_page(*commands: str) -> dict[str, Any]:
+    """Return the values that commands of docs/deployment.md set."""
+    page = DEPLOYMENT.read_text()
+    texts = [found for each in commands for found in re.findall(_HELM.format(each), page)]
     values: dict[str, Any] = {}
-    for name, value in re.findall(r"--set ([\w.]+)=(\S+)", DEPLOYMENT.read_text()):
+    for name, value in re.findall(r"--set ([\w.]+)=(\S+)", "\n".join(texts)):
         *sections, last = name.split(".")
         place = values
         for section in sections:
@@ -88,9 +91,12 @@ def of_the_page() -> dict[str, Any]:
     return values
 
 
-def test_the_command_of_the_documentation_renders(tmp_path: Path) -> None:
-    values = of_the_page()
+def test_the_commands_of_the_documentation_render(tmp_path: Path) -> None:
+    values = of_the_page("install")
     assert set(values) == {"image", "adminToken", "settings"}
+    upgraded = of_the_page("install", "upgrade")
+    assert set(upgraded) > set(values)
+    validate(render(upgraded))
     manifests = render(values)
     validate(manifests)
     settings = settings_of(manifests, tmp_path)
