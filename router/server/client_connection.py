@@ -27,9 +27,10 @@ from router.commands.retry_labels import with_retry_labels
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
 from router.server.client_deadlines import ClientDeadlines, Progress
+from router.server.first_message import ForeignProtocolError
 from router.server.replies import ReplyWriter
 from router.server.request import Request, read_request
-from router.tls.handshake import HandshakeRefusedError, log_refused_handshake
+from router.tls.handshake import log_refused_client
 from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
@@ -94,8 +95,10 @@ class ClientConnection:
                 if not self._has_logged_in:
                     self._note_login()
                 self.idle.set()
-        except HandshakeRefusedError as error:
-            log_refused_handshake(self.client.peer, str(error))
+        except ForeignProtocolError as error:
+            log_refused_client(self.client.peer, str(error), error.code)
+            if error.reply and not self._stream.closed:
+                self._stream.write(error.reply)
         except ProtocolError as error:
             log.warning(
                 "Client broke the protocol; closing its connection",

@@ -13,7 +13,8 @@ from router.client_limits import ConnectionCounts
 from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
-from router.tls.handshake import Handshakes, peer_certificate, refuse_handshake
+from router.server.first_message import check_first_header
+from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback
 from shard_client.wire.frame_protocol import FrameStream
@@ -174,8 +175,8 @@ class Listener:
 
     @staticmethod
     def _plain_stream(accept: Callable[[FrameStream], None]) -> _ClientStream:
-        """Return the stream of a client that cannot use TLS, although it may try to."""
-        return _ClientStream(accept, begins=refuse_handshake)
+        """Return the stream of a client that cannot use TLS."""
+        return _ClientStream(accept, begins=check_first_header)
 
     def _stream(self, arrived: Callable[[], None]) -> _ClientStream:
         """Return the stream of a client that may use TLS; it calls ``arrived`` when connected."""

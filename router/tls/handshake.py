@@ -12,7 +12,6 @@ from collections.abc import Callable
 import structlog
 
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import ProtocolError
 from shard_client.wire.tls import Certificate
 
 log = structlog.get_logger()
@@ -26,15 +25,8 @@ length of a MongoDB message they stand for 66,326 bytes or more, too long for a 
 _TRICKLE = 0.01
 """Seconds between two looks at a connection that has sent less than ``_PEEKED`` bytes."""
 
-_RESPONSE_TO = slice(8, 12)
-_NO_RESPONSE = frozenset({0, -1})
-"""The field responseTo in the header of a client's first message."""
-
 ONLY_TLS = "The server is configured to only allow SSL connections"
 """mongos's message for a client without TLS where TLS is required."""
-
-NO_TLS = "SSL handshake received but server is started without SSL support"
-"""mongos's words for a client with TLS where TLS is disabled."""
 
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no SSL certificate provided by peer; connection rejected",
@@ -42,23 +34,6 @@ _REASONS = {
     "NO_SHARED_CIPHER": "SSL handshake failed: the client offers none of the server's ciphers",
 }
 """Messages by OpenSSL's name of the reason; mongos's own where it has one."""
-
-
-class HandshakeRefusedError(ProtocolError):
-    """A client without a message to answer, most likely one that begins a TLS handshake."""
-
-
-def refuse_handshake(header: memoryview) -> None:
-    """Check the header of a client's first message where TLS is disabled.
-
-    As in mongos, a message that claims to answer another one is taken for a TLS handshake. Its
-    length would be a valid one, so that the router would wait for the rest.
-
-    Raises:
-        HandshakeRefusedError: the client begins a handshake, or sends something else.
-    """
-    if int.from_bytes(header[_RESPONSE_TO], "little", signed=True) not in _NO_RESPONSE:
-        raise HandshakeRefusedError(NO_TLS)
 
 
 class Handshakes:
@@ -105,16 +80,16 @@ class Handshakes:
                     raise ssl.SSLError(ONLY_TLS)
                 await self._adopt(connection, protocol, uses_tls=uses_tls)
         except TimeoutError:
-            log_refused_handshake(
+            log_refused_client(
                 peer, f"SSL handshake failed: it took longer than {self._timeout:g} s"
             )
         except ConnectionError:
             if uses_tls:
-                log_refused_handshake(
+                log_refused_client(
                     peer, "SSL handshake failed: the client has ended the connection"
                 )
         except OSError as error:
-            log_refused_handshake(peer, describe(error))
+            log_refused_client(peer, describe(error))
         else:
             return True
         finally:
@@ -215,9 +190,10 @@ def _peer_of(connection: socket.socket) -> str:
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
 
 
-def log_refused_handshake(peer: str, cause: str) -> None:
+def log_refused_client(
+    peer: str, cause: str, code: ErrorCode = ErrorCode.SSLHandshakeFailed
+) -> None:
     """Log mongos's line for a client whose connection is closed before its first command."""
-    code = ErrorCode.SSLHandshakeFailed
     log.info(
         "Error receiving request from client. Ending connection from remote",
         component="NETWORK",

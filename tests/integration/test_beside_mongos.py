@@ -1,5 +1,6 @@
 """A real mongos and the router give the same answers to the same commands."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from bson import Binary, Decimal128, Int64, Timestamp
 
 from shard_client.wire.frames import build_msg
 from tests.harness.clusters import start_real_cluster
+from tests.harness.foreign_clients import GET, client_hello
 from tests.harness.raw_client import RawClient, Reply
 from tests.harness.routers import start_router
 from tests.integration.change_stream_requests import FIELDS, OPTIONS, STAGES
@@ -60,6 +62,25 @@ async def same(pair: Pair, database: str, command: dict[str, Any], **how: Any) -
         expected = compared(await mongos.command(database, command, **how))
         assert compared(await router.command(database, command, **how)) == expected
     return expected
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        client_hello(),
+        GET,
+        build_msg(bson.encode({"ping": 1, "$db": "admin"}), request_id=1, response_to=1),
+    ],
+    ids=["tls", "http", "response"],
+)
+async def test_clients_of_other_protocols_are_refused(pair: Pair, sent: bytes) -> None:
+    answers = []
+    for port in (pair.mongos, pair.router):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        answers.append(await reader.read())
+        writer.close()
+    assert answers[1] == answers[0]
 
 
 SIGNATURE: dict[str, Any] = {"hash": Binary(b"\0" * 20, 0), "keyId": Int64(0)}

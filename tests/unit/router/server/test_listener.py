@@ -1,7 +1,6 @@
 """The listener: order, streaming, bad input, disconnecting clients, shutdown."""
 
 import asyncio
-import ssl
 import struct
 from typing import Any
 
@@ -10,11 +9,12 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.client_limits import ClientLimits
-from router.tls.handshake import NO_TLS
+from router.server.first_message import NO_TLS
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.doubles.fake_cursors import event
 from tests.harness.facade import Facade, facade
+from tests.harness.foreign_clients import GET, client_hello
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
 from tests.harness.until import until
 
@@ -73,15 +73,6 @@ async def test_a_large_reply_arrives_whole() -> None:
         assert [each["n"] for each in reply["cursor"]["nextBatch"]] == list(range(3000))
 
 
-def client_hello() -> bytes:
-    """Return what a TLS client sends first."""
-    sent = ssl.MemoryBIO()
-    session = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="x")
-    with pytest.raises(ssl.SSLWantReadError):
-        session.do_handshake()
-    return sent.read()
-
-
 async def test_a_tls_client_is_refused_at_once_where_tls_is_disabled() -> None:
     """The first bytes of its handshake could be the header of a long message."""
     async with facade() as router:
@@ -93,6 +84,20 @@ async def test_a_tls_client_is_refused_at_once_where_tls_is_disabled() -> None:
         (line,) = [line for line in logged if line.get("id") == 22988]
         assert line["error"]["errmsg"] == NO_TLS
         await until(lambda: not router.node.counters.connections)
+
+
+async def test_a_browser_is_told_that_this_is_not_the_port_for_http() -> None:
+    async with facade() as router:
+        with capture_logs() as logged:
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            writer.write(GET)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+    assert head.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert b"MongoDB over HTTP on the native driver port" in body
+    (line,) = [line for line in logged if line.get("id") == 22988]
+    assert line["error"]["codeName"] == "ProtocolError"
 
 
 @pytest.mark.parametrize(("response_to", "answered"), [(0, True), (-1, True), (1, False)])
