@@ -24,7 +24,7 @@ _QUIET: Final = 60.0
 
 
 class SpanExport:
-    """Sends spans, in batches and on a thread of its own. Create it in a running loop.
+    """Sends spans, in batches and on a thread of its own. Create one in a process, in its loop.
 
     A collector that does not answer costs spans, not events: at most 2,048 spans wait for it.
 
@@ -55,8 +55,8 @@ class SpanExport:
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._complaints = _Complaints(asyncio.get_running_loop())
-        logging.getLogger("opentelemetry").addHandler(self._complaints)
+        # It stays until the process ends: the thread may log after ``close``.
+        logging.getLogger("opentelemetry").addHandler(_Complaints(asyncio.get_running_loop()))
         trace.set_tracer_provider(self._provider)
 
     async def close(self) -> None:
@@ -75,7 +75,6 @@ class SpanExport:
             async with asyncio.timeout(_FLUSH_TIME):
                 await done.wait()
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-        logging.getLogger("opentelemetry").removeHandler(self._complaints)
 
 
 class _Complaints(logging.Handler):
