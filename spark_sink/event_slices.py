@@ -7,11 +7,12 @@ value has a fixed size or tells its size at its front.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bson.errors import InvalidBSON
 
 _INT = struct.Struct("<i")
+_SIZE = _INT.unpack_from
 _LONG = struct.Struct("<q")
 _TICK_AND_SECOND = struct.Struct("<II")
 
@@ -25,8 +26,7 @@ _COUNTED = (STRING, 0x0D, 0x0E)  # strings: the count leaves out itself
 _SIZED = (DOCUMENT, ARRAY, 0x0F)  # documents: the size includes itself
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """A field's value: its BSON type and its bytes."""
 
     kind: int
@@ -65,17 +65,19 @@ def fields_of(document: bytes) -> dict[bytes, Slice]:
     """The top-level fields of a BSON document by name. Raises InvalidBSON."""
     fields = {}
     position, end = 4, len(document) - 1
+    fixed, index = _FIXED.get, document.index
     try:
         while position < end:
             kind = document[position]
-            name_end = document.index(0, position + 1)
+            name_end = index(0, position + 1)
             start = name_end + 1
-            if kind in _SIZED:
-                stop = start + _INT.unpack_from(document, start)[0]
+            size = fixed(kind)
+            if size is not None:
+                stop = start + size
+            elif kind in _SIZED:
+                stop = start + _SIZE(document, start)[0]
             elif kind in _COUNTED:
-                stop = start + 4 + _INT.unpack_from(document, start)[0]
-            elif kind in _FIXED:
-                stop = start + _FIXED[kind]
+                stop = start + 4 + _SIZE(document, start)[0]
             else:
                 stop = _end_of_rare(document, kind, start)
             if not start <= stop <= end:

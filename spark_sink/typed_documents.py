@@ -58,6 +58,11 @@ _NAMES = (
     "STRING, BOOLEAN, TINYINT, SMALLINT, INT, BIGINT, DOUBLE, DECIMAL, TIMESTAMP, TIMESTAMP_NTZ, "
     "DATE, BINARY, ARRAY, MAP with STRING keys, and STRUCT"
 )
+# Values of these types fit as they are.
+_KEPT: dict[type[DataType], tuple[type, ...]] = {
+    StringType: (str,), LongType: (int, Int64), DoubleType: (float,), BooleanType: (bool,),
+    BinaryType: (bytes,),
+}  # fmt: skip
 # Integers up to here have a double each.
 _EXACT = 1 << 53
 # Spark's years 1 to 9999, in milliseconds since 1970.
@@ -138,7 +143,8 @@ class TypedDocuments:
 
     def _struct(self, kind: StructType) -> _Convert:
         converters = {field.name: self._converter(field.dataType) for field in kind.fields}
-        get = converters.get
+        kept = {field.name: _KEPT.get(type(field.dataType), ()) for field in kind.fields}
+        kept_of = kept.get
 
         def convert(value: Any) -> Any:
             if isinstance(value, DBRef):
@@ -147,11 +153,12 @@ class TypedDocuments:
                 return self._misfit()
             found = {}
             for name, item in value.items():
-                of_field = get(name)
-                if item is None:
+                if type(item) in kept_of(name, ()):
+                    found[name] = item
+                elif item is None:
                     continue
-                if of_field is not None:
-                    found[name] = of_field(item)
+                elif name in converters:
+                    found[name] = converters[name](item)
                 elif self._rescues_unknown:
                     self._fits = False
             return found
