@@ -129,9 +129,10 @@ class Login:
             answer["speculativeAuthenticate"] = dict(speculative)
             if speculative.get("done"):
                 await self._done(relaying)
+        elif asked is not None:
+            # The login goes on, with saslStart: it costs the same whether the user exists or not.
+            self._log.failed()
         else:
-            if asked is not None:
-                self._log.failed()
             self.close()
         return answer
 
