@@ -255,6 +255,7 @@ async def assemble(
                     limits=limits_of_clients,
                     users=node.users,
                     handshakes=handshakes,
+                    certificates=certificates,
                 )
             )
         with suppress(TimeoutError):

@@ -20,7 +20,8 @@ from router.cursors.registry import CursorRegistry
 from router.feed.lines import read_line, write_error, write_line
 from router.feed.login import check_rights, log_in
 from router.feed.watch import Watch, parse_watch
-from router.tls.handshake import Handshakes
+from router.tls.certificates import Certificates
+from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -53,6 +54,8 @@ class Feed:
         limits: the limits of clients, which apply to their logins.
         users: records the user of each cursor, whose streams end with the user's rights.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
+        certificates: the router's own, by which logins with certificates are checked; None without
+            TLS.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Feed:
         limits: ClientLimits | None = None,
         users: MutableMapping[MergedCursor, User] | None = None,
         handshakes: Handshakes | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._cursors = cursors
         self._request_wait = request_wait
@@ -77,6 +81,7 @@ class Feed:
         # A client can make the router hold twice as many bytes.
         self._held = _LONGEST_LINE if access is None else self._limits.message_size_before_login
         self._handshakes = handshakes
+        self._certificates = certificates
         self._servers: list[asyncio.Server] = []
         self._accepting: AcceptingPort | None = None
         self._stopped = False
@@ -192,6 +197,8 @@ class Feed:
         assert self._access is not None
         peer = writer.get_extra_info("peername")
         login = self._access.login(f"{peer[0]}:{peer[1]}" if peer else "unknown")
+        certificate = peer_certificate(writer.transport)
+        own = None if self._certificates is None else self._certificates.contexts.own
 
         async def read() -> bytes:
             return await read_line(reader, self._held)
@@ -202,7 +209,7 @@ class Feed:
         limits = self._limits
         try:
             async with asyncio.timeout(limits.login_time + limits.failed_login_delay):
-                return await log_in(login, read, write)
+                return await log_in(login, read, write, certificate=certificate, own=own)
         except TimeoutError:
             raise CommandError(
                 ErrorCode.AuthenticationFailed,

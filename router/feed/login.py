@@ -1,6 +1,7 @@
-"""A feed client's login: a SCRAM conversation in lines of JSON, relayed to the config server.
+"""A feed client's login in lines of JSON: a SCRAM conversation, or the client's certificate.
 
-The client proves itself to the config server; the router sees no password (docs/feed.md#login).
+A conversation is relayed to the config server, so that the router sees no password; a certificate
+is checked by the router (docs/feed.md#login).
 """
 
 import json
@@ -13,8 +14,10 @@ from router.access.users import User
 from router.feed.watch import Watch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.authentication import EXTERNAL, X509
+from shard_client.wire.tls import Certificate
 
-_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-1")
+_SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-1")
 _MOST_STEPS = 4
 _FORM = '{"login": {"mechanism": "SCRAM-SHA-256", "payload": "n,,n=USER,r=NONCE"}}'
 
@@ -22,45 +25,92 @@ ReadLine = Callable[[], Awaitable[bytes]]
 WriteLine = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
-async def log_in(login: Login, read: ReadLine, write: WriteLine) -> User:
-    """Relay a client's login until it is done and return its user.
+async def log_in(
+    login: Login,
+    read: ReadLine,
+    write: WriteLine,
+    *,
+    certificate: Certificate | None = None,
+    own: Certificate | None = None,
+) -> User:
+    """Let a client log in, by a SCRAM conversation or by its certificate; return its user.
 
     Args:
         login: the state of the client's login.
         read: returns the client's next line, empty at its end.
         write: sends the client a document as a line.
+        certificate: the client's certificate, which the handshake has checked; None without one.
+        own: the router's certificate; None without TLS.
 
     Raises:
         ValueError: a line is no login.
-        CommandError: 13, the client does not log in; or the config server refuses the login.
+        CommandError: 13, the client does not log in; or the login is refused.
     """
-    step: dict[str, Any] = {}
-    database = "admin"
+    first = _fields(await read())
+    mechanism = _text(first, "mechanism")
+    try:
+        if mechanism == X509:
+            return await _present(login, write, first, certificate, own)
+        if mechanism in _SCRAM:
+            return await _converse(login, read, write, first)
+    except NetworkError as error:
+        raise CommandError(
+            ErrorCode.HostUnreachable, f"the config server does not answer: {error}"
+        ) from error
+    raise ValueError(f"mechanism must be one of {', '.join((*_SCRAM, X509))}")
+
+
+async def _present(
+    login: Login,
+    write: WriteLine,
+    first: Mapping[str, Any],
+    certificate: Certificate | None,
+    own: Certificate | None,
+) -> User:
+    """Log in by the client's certificate; raises ValueError, CommandError, NetworkError."""
+    step: dict[str, Any] = {"authenticate": 1, "mechanism": X509}
+    if "user" in first:
+        step["user"] = _text(first, "user")
+    await login.present(certificate, own, _text(first, "authSource", EXTERNAL), step)
+    await write({"login": {"payload": "", "done": True}})
+    return _user_of(login)
+
+
+async def _converse(
+    login: Login, read: ReadLine, write: WriteLine, first: Mapping[str, Any]
+) -> User:
+    """Relay a SCRAM conversation; raises ValueError, CommandError, NetworkError."""
+    database = _text(first, "authSource", "admin")
+    reply: Mapping[str, Any] = {}
+    step: dict[str, Any] = {
+        "saslStart": 1,
+        "mechanism": first["mechanism"],
+        "payload": _text(first, "payload").encode(),
+        "options": {"skipEmptyExchange": True},
+    }
     for number in range(_MOST_STEPS):
-        line = await read()
-        fields = _fields(line)
-        payload = _text(fields, "payload").encode()
-        if number == 0:
-            mechanism, database = _text(fields, "mechanism"), _text(fields, "authSource", "admin")
-            if mechanism not in _MECHANISMS:
-                raise ValueError(f"mechanism must be one of {', '.join(_MECHANISMS)}")
-            options = {"skipEmptyExchange": True}
-            step = {"saslStart": 1, "mechanism": mechanism, "payload": payload, "options": options}
-        else:
-            step = {"saslContinue": 1, "conversationId": step["conversationId"], "payload": payload}
-        try:
-            reply = await login.converse(None, database, step)
-        except NetworkError as error:
-            raise CommandError(
-                ErrorCode.HostUnreachable, f"the config server does not answer: {error}"
-            ) from error
-        step["conversationId"] = reply.get("conversationId")
+        if number:
+            payload = _text(_fields(await read()), "payload").encode()
+            conversation = reply.get("conversationId")
+            step = {"saslContinue": 1, "conversationId": conversation, "payload": payload}
+        reply = await login.converse(None, database, step)
         done = bool(reply.get("done"))
         answer = bytes(reply.get("payload") or b"").decode(errors="replace")
         await write({"login": {"payload": answer, "done": done}})
-        if done and login.user is not None:
-            return login.user
-    raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
+        if done:
+            return _user_of(login)
+    raise _refused()
+
+
+def _user_of(login: Login) -> User:
+    """Return the user that has just logged in; raises CommandError if it was dropped meanwhile."""
+    if login.user is None:
+        raise _refused()
+    return login.user
+
+
+def _refused() -> CommandError:
+    return CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
 
 
 def check_rights(user: User, watch: Watch) -> None:

@@ -1,28 +1,23 @@
 """Logins on the feed: in lines, with the cluster's users and their rights."""
 
-import asyncio
-import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pymongo
 import pytest
 from pymongo.errors import OperationFailure
-from scramp import ScramClient
 
 from tests.harness.clusters import RealCluster
+from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import PATIENCE
 from tests.integration.security.clients import USERS, Servers, client
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "read_secured_feed.py"
-Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
@@ -35,67 +30,8 @@ def router(
         yield running
 
 
-class FeedClient:
-    """A feed's client that sends and receives documents as lines."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    def send(self, document: object) -> None:
-        self._writer.write(json.dumps(document).encode() + b"\n")
-
-    def send_bytes(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    async def receive(self) -> Line | None:
-        """Return the next line; None at the end."""
-        async with asyncio.timeout(PATIENCE):
-            try:
-                line = await self._reader.readline()
-            except ConnectionError:
-                return None
-        return json.loads(line) if line else None
-
-    async def log_in(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> Line:
-        """Log in; return the last line."""
-        scram = ScramClient([mechanism], user, password)
-        first = {"mechanism": mechanism, "authSource": "admin"}
-        self.send({"login": {**first, "payload": scram.get_client_first()}})
-        answer = await self.receive()
-        assert answer is not None
-        if "error" in answer:
-            return answer
-        assert not answer["login"]["done"]
-        scram.set_server_first(answer["login"]["payload"])
-        self.send({"login": {"payload": scram.get_client_final()}})
-        answer = await self.receive()
-        assert answer is not None
-        if "login" in answer:
-            scram.set_server_final(answer["login"]["payload"])
-        return answer
-
-
-@asynccontextmanager
-async def feed(router: RouterProcess) -> AsyncIterator[FeedClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", router.feed_port)
-    try:
-        yield FeedClient(reader, writer)
-    finally:
-        writer.close()
-
-
-async def refusal(connected: FeedClient) -> int:
-    """Return the code of the error with which the feed ends."""
-    line = await connected.receive()
-    assert line is not None
-    assert await connected.receive() is None
-    code = line["error"]["code"]
-    assert isinstance(code, int)
-    return code
-
-
 async def test_a_login_and_a_stream(router: RouterProcess, servers: Servers) -> None:
-    async with feed(router) as connected:
+    async with feed(router.feed_port) as connected:
         assert (await connected.log_in("reader", "reader"))["login"]["done"]
         connected.send({"database": "db", "collection": "c", "heartbeatMs": 10})
         assert "resolved" in (await connected.receive() or {})
@@ -121,7 +57,7 @@ REQUESTS: list[tuple[str, Line, str]] = [
 async def test_rights_are_those_of_a_driver(
     router: RouterProcess, user: str, request_line: Line, expected: str
 ) -> None:
-    async with feed(router) as connected:
+    async with feed(router.feed_port) as connected:
         assert (await connected.log_in(user, user))["login"]["done"]
         connected.send({**request_line, "heartbeatMs": 10})
         if expected == "allowed":
@@ -131,14 +67,14 @@ async def test_rights_are_those_of_a_driver(
 
 
 async def test_without_a_login_there_is_no_stream(router: RouterProcess) -> None:
-    async with feed(router) as connected:
+    async with feed(router.feed_port) as connected:
         connected.send({"database": "db"})
         assert await refusal(connected) == 13
 
 
 async def test_a_refused_login_closes_the_feed_connection(router: RouterProcess) -> None:
     for user, password in (("reader", "wrong"), ("stranger", "x")):
-        async with feed(router) as connected:
+        async with feed(router.feed_port) as connected:
             error = (await connected.log_in(user, password))["error"]
             assert (error["code"], error["errmsg"]) == (18, "Authentication failed.")
             assert await connected.receive() is None
@@ -149,7 +85,8 @@ BAD_LINES: list[tuple[object, int]] = [
     ({"login": 5}, 13),
     ({"login": {}}, 9),
     ({"login": {**START, "mechanism": "PLAIN"}}, 9),
-    ({"login": {**START, "mechanism": "MONGODB-X509"}}, 9),
+    ({"login": {"mechanism": "MONGODB-X509"}}, 18),
+    ({"login": {"mechanism": "MONGODB-X509", "user": 5}}, 9),
     ({"login": {**START, "payload": 5}}, 9),
     ({"login": {**START, "authSource": 5}}, 9),
     ({"login": {**START, "payload": ""}}, 18),
@@ -164,14 +101,14 @@ BAD_LINES: list[tuple[object, int]] = [
 async def test_a_malformed_login_gets_an_error(
     router: RouterProcess, line: object, code: int
 ) -> None:
-    async with feed(router) as connected:
+    async with feed(router.feed_port) as connected:
         connected.send(line)
         assert await refusal(connected) == code
 
 
 async def test_a_wrong_nonce_and_a_replayed_step(router: RouterProcess) -> None:
     for last in ("c=biws,r=foreign,p=AAAA", START["payload"]):
-        async with feed(router) as connected:
+        async with feed(router.feed_port) as connected:
             connected.send({"login": START})
             assert "login" in (await connected.receive() or {})
             connected.send({"login": {"payload": last}})
@@ -184,7 +121,7 @@ async def test_a_stream_ends_with_its_user_s_rights(
     with pymongo.MongoClient(secured.mongos_uri) as root:
         root.admin.command("createUser", "fed", pwd="fed", roles=USERS["reader"])
         try:
-            async with feed(router) as connected:
+            async with feed(router.feed_port) as connected:
                 assert (await connected.log_in("fed", "fed"))["login"]["done"]
                 connected.send({"database": "db", "heartbeatMs": 10})
                 assert "resolved" in (await connected.receive() or {})

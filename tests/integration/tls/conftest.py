@@ -7,9 +7,15 @@ import pymongo
 import pytest
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import RealCluster, start_real_cluster
+from tests.harness.clusters import Client, RealCluster, start_real_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings, ServerTls, write_key_file
+
+CLIENTS = (("O", "tests"), ("OU", "clients"))
+"""The part of a subject that all certificates of clients have."""
+
+SUBJECT = "CN=reader,OU=clients,O=tests"
+"""The subject of the certificate of a user that may read the database ``db``."""
 
 USER = "alice"
 """The name and the password of a user that may read and write the database ``db``."""
@@ -44,7 +50,18 @@ def cluster(authority: Authority, key_file: Path) -> Iterator[RealCluster]:
 @pytest.fixture(scope="package")
 def client_file(authority: Authority) -> Path:
     """The certificate of a client."""
-    return authority.issue("client", subject=(("O", "tests"), ("OU", "clients")))
+    return authority.issue("client", subject=CLIENTS)
+
+
+@pytest.fixture(scope="package")
+def reader_file(authority: Authority, cluster: RealCluster) -> Path:
+    """The certificate of the user that has its subject as name."""
+    root: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as root:
+        roles = [{"role": "read", "db": "db"}]
+        root["$external"].command("createUser", SUBJECT, roles=roles)
+        root.db.certificates.insert_one({})
+    return authority.issue("reader", subject=CLIENTS)
 
 
 @pytest.fixture(scope="package", params=[1, 2], ids=["one-process", "two-workers"])

@@ -11,20 +11,7 @@ from pymongo.errors import OperationFailure
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, RealCluster
 from tests.harness.routers import RouterProcess, start_router
-
-SUBJECT = "CN=reader,OU=clients,O=tests"
-CLIENTS = (("O", "tests"), ("OU", "clients"))
-
-
-@pytest.fixture(scope="module")
-def reader_file(authority: Authority, cluster: RealCluster) -> Path:
-    """The certificate of a user that may read the database ``db``."""
-    root: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as root:
-        roles = [{"role": "read", "db": "db"}]
-        root["$external"].command("createUser", SUBJECT, roles=roles)
-        root.db.certificates.insert_one({})
-    return authority.issue("reader", subject=CLIENTS)
+from tests.integration.tls.conftest import CLIENTS, SUBJECT
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["upstream", "alone"])

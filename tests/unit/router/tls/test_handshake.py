@@ -217,7 +217,9 @@ async def test_each_refusal_is_logged_with_its_cause(files: Certificates, case: 
 
 
 @pytest.mark.parametrize("key", ["ECDSA", "RSA"])
-async def test_only_strong_protocols_and_ciphers_are_accepted(files: Certificates, key: str) -> None:
+async def test_only_strong_protocols_and_ciphers_are_accepted(
+    files: Certificates, key: str
+) -> None:
     """Try every protocol and every cipher, compression and renegotiation, as testssl does."""
     certificate = files.authority.issue(f"with-{key}", of_rsa=key == "RSA")
     async with listening(files.tls(certificateKeyFile=certificate)) as router:

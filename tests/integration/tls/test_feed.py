@@ -1,0 +1,175 @@
+"""The feed by TLS: logins with certificates and passwords, and the rights of their users."""
+
+import json
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.errors import OperationFailure
+
+from tests.harness.certificates import Authority
+from tests.harness.clusters import Client, RealCluster
+from tests.harness.feed_client import Line, feed, refusal
+from tests.harness.routers import RouterProcess, start_router
+from tests.integration.tls.conftest import CLIENTS, SUBJECT, USER
+
+X509: dict[str, Any] = {"mechanism": "MONGODB-X509"}
+QUIET: Line = {"database": "db", "collection": "certificates", "heartbeatMs": 10}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-workers"])
+def router(
+    request: pytest.FixtureRequest, cluster: RealCluster, authority: Authority, key_file: Path
+) -> Iterator[RouterProcess]:
+    """A router with a feed, which clients may also use without a certificate."""
+    with start_router(
+        cluster.configdb,
+        feed=True,
+        workers=request.param,
+        keyFile=key_file,
+        tlsMode="requireTLS",
+        tlsCertificateKeyFile=authority.issue("router"),
+        tlsCAFile=authority.file,
+        tlsAllowConnectionsWithoutCertificates=True,
+        set_parameter={"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1},
+    ) as started:
+        yield started
+
+
+def context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=authority.file)
+    if certificate is not None:
+        made.load_cert_chain(certificate)
+    return made
+
+
+async def test_a_certificate_logs_in(
+    router: RouterProcess, cluster: RealCluster, authority: Authority, reader_file: Path
+) -> None:
+    root: Client
+    async with feed(router.feed_port, context(authority, reader_file)) as connected:
+        connected.send({"login": X509})
+        assert await connected.receive() == {"login": {"payload": "", "done": True}}
+        connected.send(QUIET)
+        assert "resolved" in (await connected.receive() or {})
+        with pymongo.MongoClient(cluster.mongos_uri) as root:
+            inserted = root.db.certificates.insert_one({}).inserted_id
+        while "resolved" in (line := await connected.receive() or {}):
+            pass
+        assert line["documentKey"]["_id"] == {"$oid": str(inserted)}
+    async with feed(router.feed_port, context(authority, reader_file)) as connected:
+        connected.send({"login": {**X509, "user": SUBJECT, "authSource": "$external"}})
+        assert (await connected.receive() or {})["login"]["done"]
+        connected.send({"database": "other"})
+        assert await refusal(connected) == 13
+
+
+async def test_a_certificate_alone_is_no_login(
+    router: RouterProcess, authority: Authority, reader_file: Path
+) -> None:
+    async with feed(router.feed_port, context(authority, reader_file)) as connected:
+        connected.send(QUIET)
+        assert await refusal(connected) == 13
+
+
+REFUSED: list[tuple[str | None, Line, int]] = [
+    (None, {}, 18),
+    ("stranger", {}, 11),
+    ("server", {}, 18),
+    ("reader", {"user": "CN=other"}, 18),
+    ("reader", {"user": 5}, 9),
+    ("reader", {"authSource": "admin"}, 17),
+]
+"""The certificate of a client, fields of its login, and the error's code."""
+
+
+@pytest.mark.parametrize(("certificate", "fields", "code"), REFUSED, ids=range(len(REFUSED)))
+async def test_refused_certificates(
+    router: RouterProcess,
+    authority: Authority,
+    reader_file: Path,
+    certificate: str | None,
+    fields: Line,
+    code: int,
+) -> None:
+    """The codes are those of mongos's ``authenticate``, and of the feed's malformed lines."""
+    made = {
+        None: lambda: None,
+        "reader": lambda: reader_file,
+        "stranger": lambda: authority.issue("stranger", subject=CLIENTS),
+        "server": lambda: authority.issue("server2"),
+    }
+    async with feed(router.feed_port, context(authority, made[certificate]())) as connected:
+        connected.send({"login": {**X509, **fields}})
+        assert await refusal(connected) == code
+
+
+async def test_a_password_logs_in_by_tls(router: RouterProcess, authority: Authority) -> None:
+    async with feed(router.feed_port, context(authority, None)) as connected:
+        assert (await connected.log_in(USER, USER))["login"]["done"]
+        connected.send(QUIET)
+        assert "resolved" in (await connected.receive() or {})
+
+
+async def test_a_dropped_user_loses_its_feed(
+    router: RouterProcess, cluster: RealCluster, authority: Authority
+) -> None:
+    leaver, subject = authority.issue("fed", subject=CLIENTS), "CN=fed,OU=clients,O=tests"
+    root: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as root:
+        users = root["$external"]
+        users.command("createUser", subject, roles=[{"role": "read", "db": "db"}])
+        try:
+            async with feed(router.feed_port, context(authority, leaver)) as connected:
+                connected.send({"login": X509})
+                assert (await connected.receive() or {})["login"]["done"]
+                connected.send(QUIET)
+                assert "resolved" in (await connected.receive() or {})
+                users.command("dropUser", subject)
+                while "resolved" in (line := await connected.receive() or {}):
+                    pass
+                assert line["error"]["code"] == 13
+                assert await connected.receive() is None
+        finally:
+            with suppress(OperationFailure):
+                users.command("dropUser", subject)
+
+
+def test_the_command_of_the_docs(
+    router: RouterProcess, authority: Authority, reader_file: Path
+) -> None:
+    """docs/feed.md reads a feed with openssl's client."""
+    program = which("openssl")
+    if program is None:
+        pytest.skip("this machine has no openssl")
+    arguments = ["s_client", "-quiet", "-verify_quiet", "-verify_return_error"]
+    with subprocess.Popen(
+        [program, *arguments, "-connect", f"127.0.0.1:{router.feed_port}",
+         "-CAfile", str(authority.file), "-cert", str(reader_file), "-key", str(reader_file)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as client:  # fmt: skip
+        try:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            client.stdin.write(json.dumps({"login": X509}) + "\n" + json.dumps(QUIET) + "\n")
+            client.stdin.flush()
+            assert json.loads(client.stdout.readline())["login"]["done"]
+            assert "resolved" in json.loads(client.stdout.readline())
+        finally:
+            client.kill()
+
+
+def test_no_port_is_weak(router: RouterProcess) -> None:
+    """The script that docs/security.md names, on the ports for drivers and for the feed."""
+    ports = [f"127.0.0.1:{port}" for port in (router.port, router.feed_port)]
+    command = [sys.executable, "-m", "tests.tls_scan", *ports]
+    scanned = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert scanned.returncode == 0, scanned.stdout + scanned.stderr
+    assert scanned.stdout.count("TLS 1.1: refused") == len(ports)
