@@ -1,6 +1,7 @@
-"""The memory that all streams of a process use together."""
+"""The memory that all streams of a process use together, and each user's part of it."""
 
 from typing import Final
+from weakref import WeakValueDictionary
 
 LEAST_BATCH: Final = 64 * 1024
 """Smallest target size of a batch, in bytes."""
@@ -12,41 +13,72 @@ much: events with their documents, and the reply that carries the next documents
 
 
 class Memory:
-    """Counts the bytes of events that a process holds, and what may hold them.
+    """Counts the bytes of events that a process or one of its users holds, and what may hold them.
 
     ``limit`` is the number of bytes that should not be exceeded. A remote with an empty buffer may
     always fetch one batch, since the merge could stop otherwise, and a cursor with document lookups
     may always complete one event. Batches therefore shrink as the number of remotes and of such
     cursors grows, down to a size below which no more are admitted.
+
+    Args:
+        limit: bytes that should not be exceeded.
+        user_limit: the same for one user's part; None for as many as in all.
+        whole: the memory of which this one is a part, which counts everything counted here, too.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self, limit: int, user_limit: int | None = None, *, whole: "Memory | None" = None
+    ) -> None:
         self.limit = limit
+        self.user_limit = limit if user_limit is None else min(limit, user_limit)
         self.held = 0
         self.remotes = 0
         """Number of open remotes of all streams."""
         self.lookups = 0
         """Number of open cursors with document lookups."""
+        self._whole = whole
+        self._parts: WeakValueDictionary[str, Memory] = WeakValueDictionary()
+
+    def of(self, user: str | None) -> "Memory":
+        """Return the part of ``user``; the whole if there is no user.
+
+        A part exists as long as something refers to it.
+        """
+        if user is None:
+            return self
+        part = self._parts.get(user)
+        if part is None:
+            part = self._parts[user] = Memory(self.user_limit, whole=self)
+        return part
+
+    def add(self, *, held: int = 0, remotes: int = 0, lookups: int = 0) -> None:
+        """Count more bytes, remotes and cursors with document lookups, or fewer if negative."""
+        self.held += held
+        self.remotes += remotes
+        self.lookups += lookups
+        if self._whole is not None:
+            self._whole.add(held=held, remotes=remotes, lookups=lookups)
 
     @property
     def short(self) -> bool:
         """Whether more than ``limit`` bytes are held, so that only empty buffers are filled."""
-        return self.held > self.limit
+        return self.held > self.limit or (self._whole is not None and self._whole.short)
 
     @property
     def batch_bytes(self) -> int:
         """Size of each remote's and each lookup's batches at which ``limit`` suffices for all."""
         holders = max(1, self.remotes + self.lookups)
-        return max(LEAST_BATCH, self.limit // (NEEDS * holders))
+        fitting = max(LEAST_BATCH, self.limit // (NEEDS * holders))
+        return fitting if self._whole is None else min(fitting, self._whole.batch_bytes)
 
 
 class Holding:
     """The bytes that one holder has in ``memory``; zero them when it lets go of its events."""
 
-    __slots__ = ("_memory", "_size")
+    __slots__ = ("_size", "memory")
 
     def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+        self.memory = memory
         self._size = 0
 
     @property
@@ -56,5 +88,5 @@ class Holding:
 
     @size.setter
     def size(self, size: int) -> None:
-        self._memory.held += size - self._size
+        self.memory.add(held=size - self._size)
         self._size = size

@@ -8,6 +8,7 @@ from shard_client.replica_set.read_preference import LOCAL_THRESHOLD
 from shard_client.wire.connection_pool import PoolLimits
 
 _MIB = 1024 * 1024
+_SHARE_OF_ONE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class StreamSettings:
     total_buffer_bytes: int = 1024 * _MIB
     """Bytes of events held for all streams together beyond which only remotes with empty buffers
     may fetch."""
+    user_buffer_bytes: int = 0
+    """The same for the streams that one user has opened; 0: four fifths of all (userBufferBytes).
+    Where clients do not log in, it does not apply."""
     batch_target_bytes: int = 4 * _MIB
     """Target size of a batch while there is a backlog; batchSize is adapted to it. Fewer, larger
     batches wake the shards less often. Smaller if many shards share the stream's buffer."""
@@ -148,6 +152,11 @@ class StreamSettings:
             remote_buffer_bytes=min(2 * batch, self.remote_buffer_bytes),
             reply_target_bytes=min(2 * batch, self.reply_target_bytes),
         )
+
+    @property
+    def user_buffer(self) -> int:
+        """Bytes of events held for one user's streams beyond which they fill empty buffers only."""
+        return self.user_buffer_bytes or max(1, int(self.total_buffer_bytes * _SHARE_OF_ONE))
 
     @property
     def pool(self) -> PoolLimits:

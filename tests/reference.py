@@ -126,7 +126,7 @@ def _row(parameter: Parameter) -> str:
     elif isinstance(parameter.default, str):
         values = ", ".join(_accepted(parameter))
     default = _shown(parameter.default)
-    if unit == "bytes":
+    if unit == "bytes" and parameter.default:
         default += f" ({parameter.default // _MIB} MiB)"
     return f"| `{parameter.name}` | {default} | {unit} | {values} | {parameter.purpose} |"
 

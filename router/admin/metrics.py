@@ -195,6 +195,21 @@ class StatusCollector(Collector):
             "Memory beyond which only empty buffers are filled (totalBufferBytes).",
             sum(each["bufferLimitBytes"] for each in processes),
         )
+        by_user = Counter[str]()
+        for each in processes:
+            for user in each["status"]["mergerouter"]["users"]:
+                by_user[user["user"]] += user["heldBytes"]
+        yield _gauge(
+            "largest_user_buffered_bytes",
+            "Memory of the events that one user's streams hold: that of the user with the most.",
+            max(by_user.values(), default=0),
+        )
+        yield _gauge(
+            "user_buffer_limit_bytes",
+            "Memory of one user's streams beyond which only their empty buffers are filled "
+            "(userBufferBytes).",
+            sum(each["userBufferLimitBytes"] for each in processes),
+        )
         yield self._delays(
             "gate_wait_seconds",
             "Time for which events waited for the gate, once for each batch of a shard or more.",

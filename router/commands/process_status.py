@@ -54,6 +54,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "cursors": len(cursors),
         "heldBytes": cursors.memory.held,
         "bufferLimitBytes": cursors.memory.limit,
+        "userBufferLimitBytes": cursors.memory.user_limit,
         "delivered": {
             "events": cursors.loads.delivered,
             "bytes": cursors.loads.delivered_bytes,

@@ -16,6 +16,7 @@ from router.peers.statuses import sum_statuses
 from router.streams.description import StreamDescription
 from shard_client.wire.connection import format_address
 
+_MOST_USERS = 100
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
@@ -104,6 +105,16 @@ def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, 
         },
         "differentStreams": node.cursors.admission.streams,
         "refused": {name: Int64(count) for name, count in node.cursors.admission.refused.items()},
+        "users": [
+            {
+                "user": share.user,
+                "cursors": share.cursors,
+                "streams": share.streams,
+                "heldBytes": Int64(share.held_bytes),
+                **whose,
+            }
+            for share in node.cursors.admission.users(_MOST_USERS)
+        ],
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
     }
 

@@ -190,6 +190,12 @@ _ALL = (
         least=1,
     ),
     _of_limits(
+        "userBufferBytes",
+        "user_buffer_bytes",
+        "Events held for the streams of one user, where clients log in; beyond it, only their "
+        "empty buffers are filled; 0: four fifths of totalBufferBytes.",
+    ),
+    _of_limits(
         "replyTargetBytes",
         "reply_target_bytes",
         "Size of a reply to a client that sets no batchSize.",

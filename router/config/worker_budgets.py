@@ -17,6 +17,7 @@ def settings_of_worker(limits: StreamSettings, workers: int) -> StreamSettings:
     return replace(
         limits,
         total_buffer_bytes=part(limits.total_buffer_bytes),
+        user_buffer_bytes=part(limits.user_buffer_bytes, 0),
         replies_bytes=part(limits.replies_bytes),
         max_cursors=part(limits.max_cursors),
         max_cursors_per_client=part(limits.max_cursors_per_client),

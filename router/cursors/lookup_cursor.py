@@ -21,7 +21,7 @@ class LookupCursor(MergedCursor):
     Events are taken from the merged stream a few at a time and completed immediately, in the
     client's own getMore: no document is looked up before the client requests the event. Completed
     events that do not fit into a reply are kept for the next one. Events that are taken count in
-    the memory of the process until they are handed out.
+    the memory of the client's user until they are handed out.
 
     Args:
         cursor_id: as for ``MergedCursor``, like all arguments but the last three.
@@ -32,7 +32,7 @@ class LookupCursor(MergedCursor):
         payer: the client and the user to which streams are charged.
         completion: completes its events.
         enough: size in bytes at which a reply is sent to a client that sets no batchSize.
-        memory: the memory of the process.
+        memory: the memory of the client's user.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from shard_client.errors import CommandError
 
 
 class Owner(NamedTuple):
-    """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``db.name``, if any.
+    """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``name@db``, if any.
 
     ``client`` is the address to which the cursor is charged; other addresses may read it, too.
     """

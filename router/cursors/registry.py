@@ -80,7 +80,7 @@ class CursorRegistry:
         self.loads = MemberLoads()
         """Counts of the commands sent to the cluster's members."""
         self._nudge_sender = NudgeSender(cluster, self._limits, self.loads)
-        self.memory = Memory(self._limits.total_buffer_bytes)
+        self.memory = Memory(self._limits.total_buffer_bytes, self._limits.user_buffer)
         """The memory that the events of all streams take."""
         self.admission = Admission(self._limits, self.memory)
         self._streams = StreamPool(
@@ -93,9 +93,7 @@ class CursorRegistry:
                 backoff_first=self._limits.backoff_first,
                 backoff_max=self._limits.backoff_max,
             )
-            self._reads = UpstreamReads(
-                mongos, cluster.clock, settings, self.memory, sent_time=sent_time
-            )
+            self._reads = UpstreamReads(mongos, cluster.clock, settings, sent_time=sent_time)
         self._loop = asyncio.get_running_loop()
         self._entries: dict[int, RegisteredCursor] = {}
         self._departed = DepartedPlaces()
@@ -294,9 +292,10 @@ class CursorRegistry:
                 "clients log in, or ask for 'whenAvailable' or 'required' on collections with "
                 "changeStreamPreAndPostImages",
             )
-        self.admission.lookup(self._cluster.targets)
+        self.admission.lookup(payer, self._cluster.targets)
         older = self._cluster.token_version < 2
-        completion = Completion(plan, self._reads, same_collection=older)
+        memory = self.memory.of(payer.user)
+        completion = Completion(plan, self._reads, memory, same_collection=older)
         try:
             await completion.check()
             reading = await self._streams.open(plan.remote, payer)
@@ -306,7 +305,7 @@ class CursorRegistry:
         enough = self._limits.reply_target_bytes
         return LookupCursor(
             self._new_id(), plan.remote, self._streams, *reading, payer,
-            completion=completion, enough=enough, memory=self.memory,
+            completion=completion, enough=enough, memory=memory,
         )  # fmt: skip
 
     def _used(self, entry: RegisteredCursor, cancelled: bool) -> None:

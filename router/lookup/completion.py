@@ -8,7 +8,7 @@ from router.lookup.fragments import Splitter, whole_events
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
-from router.memory import Holding
+from router.memory import Holding, Memory
 from shard_client.errors import CommandError
 
 _GROWTH = 4
@@ -22,12 +22,18 @@ class Completion:
     Args:
         plan: what follows the merge.
         reads: the way to the upstream.
+        memory: the memory of the client's user, in which documents count as events do.
         same_collection: whether the servers look documents up by the collection's UUID whatever
             the request says, as servers older than 7.0 do.
     """
 
     def __init__(
-        self, plan: LookupPlan, reads: UpstreamReads, *, same_collection: bool = False
+        self,
+        plan: LookupPlan,
+        reads: UpstreamReads,
+        memory: Memory,
+        *,
+        same_collection: bool = False,
     ) -> None:
         self._plan = plan
         self._reads = reads
@@ -40,21 +46,21 @@ class Completion:
         self._splitter = Splitter(plan.resume) if plan.splits else None
         self._failure: CommandError | None = None
         self._closed = False
-        self._held = Holding(reads.memory)
-        reads.memory.lookups += 1
+        self._held = Holding(memory)
+        memory.add(lookups=1)
         reads.enter()
 
     def close(self) -> None:
         """Release the connections to the upstream. May be called more than once."""
         if not self._closed:
             self._closed = True
-            self._reads.memory.lookups -= 1
+            self._held.memory.add(lookups=-1)
             self._reads.leave()
 
     @property
     def at_once(self) -> int:
         """Number of events to complete at a time, so that their documents are not too large."""
-        return 1 if self._reads.memory.short else self._at_once
+        return 1 if self._held.memory.short else self._at_once
 
     @property
     def resuming(self) -> bytes | None:
@@ -67,7 +73,7 @@ class Completion:
         Raises CommandError if they are invalid.
         """
         if self._stages is not None:
-            await self._stages.check()
+            await self._stages.check(self._held)
 
     async def complete(self, events: Sequence[bytes]) -> Transformed:
         """Complete the first of the ``events``, as many as is reasonable at once.
@@ -143,7 +149,7 @@ class Completion:
         return completed
 
     def _adapt(self, count: int, size: int) -> None:
-        fitting = self._reads.target_bytes * count // max(1, size)
+        fitting = self._reads.target_bytes(self._held) * count // max(1, size)
         most = min(self._reads.settings.most_events, self._at_once * _GROWTH)
         self._at_once = max(1, min(most, fitting))
 

@@ -148,7 +148,7 @@ class _Group:
 
     async def _find_each(self, keys: Sequence[DocumentKey]) -> bool:
         for key in keys:
-            if self.size > self._reads.target_bytes:
+            if self.size > self._reads.target_bytes(self._held):
                 return False
             await self._find_one(key)
         return True
@@ -192,7 +192,7 @@ class _Group:
         }
         if self._read_preference is not None:
             command["$readPreference"] = self._read_preference
-        most = self._reads.target_bytes
+        most = self._reads.target_bytes(self._held)
         try:
             result = await self._reads.read(self._first.database, command, self._held, most)
         except CommandError as error:

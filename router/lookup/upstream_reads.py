@@ -8,7 +8,7 @@ from bson.raw_bson import RawBSONDocument
 
 from router.lookup.connections import Connect, UpstreamConnections, persist
 from router.lookup.settings import LookupSettings
-from router.memory import Holding, Memory
+from router.memory import Holding
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
@@ -37,7 +37,6 @@ class UpstreamReads:
         clock: the cluster's time, which each reply advances.
         sent_time: returns the ``$clusterTime`` sent with each read; by default the clock's newest.
         settings: bounds.
-        memory: the memory of the process, in which documents count as events do.
     """
 
     def __init__(
@@ -45,20 +44,20 @@ class UpstreamReads:
         connect: Connect,
         clock: ClusterClock,
         settings: LookupSettings,
-        memory: Memory,
         *,
         sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
         self.settings = settings
-        self.memory = memory
         self._sent_time = sent_time or (lambda: clock.raw)
         self._clock = clock
         self._connections = UpstreamConnections(connect, settings.connections)
 
-    @property
-    def target_bytes(self) -> int:
-        """Target for the total size of the documents of one request, as memory allows now."""
-        return min(self.settings.target_bytes, self.memory.batch_bytes)
+    def target_bytes(self, held: Holding) -> int:
+        """Target for the total size of the documents of one request, as memory allows now.
+
+        ``held`` counts them.
+        """
+        return min(self.settings.target_bytes, held.memory.batch_bytes)
 
     async def read(
         self,

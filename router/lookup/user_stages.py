@@ -41,9 +41,9 @@ class UserStages:
         extras = plan.remote.extras
         self._fields = {name: extras[name] for name in _FIELDS if name in extras}
 
-    async def check(self) -> None:
+    async def check(self, held: Holding) -> None:
         """Validate the stages on the upstream mongos; raises its CommandError."""
-        await self._run(self._plan.user_stages, [], Holding(self._reads.memory))
+        await self._run(self._plan.user_stages, [], held)
 
     async def transform(self, events: Sequence[bytes], held: Holding) -> Transformed:
         """Run the stages over the events, or over the first of them, at least one.
@@ -53,11 +53,12 @@ class UserStages:
         Raises CommandError if a stage fails for the first event or changes its ``_id`` (280).
         """
         count, size = 0, 0
+        most = _TARGETS * self._reads.target_bytes(held)
         if len(events[0]) > MAX_EVENT_BYTES:
             raise too_large(events[0], len(events[0]))
         for event in events:
             size += len(event)
-            if count and size > _TARGETS * self._reads.target_bytes:
+            if count and size > most:
                 break
             count += 1
         while True:

@@ -1,6 +1,9 @@
 """Admission control: limits on cursors, streams, memory and connections."""
 
 from collections import Counter
+from collections.abc import Iterator
+from heapq import nlargest
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
 from router.memory import LEAST_BATCH, NEEDS, Memory
@@ -22,6 +25,7 @@ Limiting = Literal[
     "maxStreamsPerUser",
     "ShardingTaskExecutorPoolMaxSize",
     "totalBufferBytes",
+    "userBufferBytes",
 ]
 """The parameters that cause refusals."""
 
@@ -34,6 +38,24 @@ class Payer(NamedTuple):
 
 
 NOBODY: Final = Payer()
+
+
+class UserShare(NamedTuple):
+    """The open cursors and streams of a user, and the bytes of events that they hold."""
+
+    user: str
+    cursors: int
+    streams: int
+    held_bytes: int
+
+
+class _Budget(NamedTuple):
+    """A budget of memory: its parameter, its user if it is one user's, and its open streams."""
+
+    parameter: Limiting
+    user: str | None
+    memory: Memory
+    streams: int
 
 
 class Ticket:
@@ -88,7 +110,7 @@ class Admission:
 
     Args:
         limits: the limits of streams.
-        memory: counts the cursors with document lookups.
+        memory: counts the cursors with document lookups, and has the limits of bytes.
     """
 
     def __init__(self, limits: StreamSettings, memory: Memory) -> None:
@@ -157,28 +179,57 @@ class Admission:
             "ShardingTaskExecutorPoolMaxSize",
             f"{different}, each with a connection to every shard",
         )
-        holders = (streams.open + 1) * remotes + self._memory.lookups
-        if streams.open and self._too_many(holders):
-            reason = (
-                f"{different}, which leaves no memory to read another one from {remotes} members"
-            )
-            self._refuse(streams.open, "totalBufferBytes", reason)
+        for budget in self._budgets(payer):
+            holders = (budget.streams + 1) * remotes + budget.memory.lookups
+            if budget.streams and self._too_many(holders, budget.memory):
+                by = "are open" if budget.user is None else f"were opened by the user {budget.user}"
+                reason = (
+                    f"different change streams {by}, which leaves no memory to read another one "
+                    f"from {remotes} members"
+                )
+                self._refuse(budget.streams, budget.parameter, reason)
         return Ticket(streams, payer)
 
-    def lookup(self, remotes: int) -> None:
-        """Admit one more cursor with document lookups, which ``Memory.lookups`` counts.
+    def lookup(self, payer: Payer, remotes: int) -> None:
+        """Admit one more cursor with document lookups of ``payer``; ``Memory`` counts it.
 
         Each open stream has cursors on ``remotes`` members. Raises CommandError (365).
         """
-        lookups = self._memory.lookups
-        if lookups and self._too_many(self._streams.open * remotes + lookups + 1):
-            reason = "cursors look documents up, which leaves no memory for another one"
-            self._refuse(lookups, "totalBufferBytes", reason)
+        for budget in self._budgets(payer):
+            lookups = budget.memory.lookups
+            if lookups and self._too_many(budget.streams * remotes + lookups + 1, budget.memory):
+                of = "" if budget.user is None else f" of the user {budget.user}"
+                reason = f"cursors{of} look documents up, which leaves no memory for another one"
+                self._refuse(lookups, budget.parameter, reason)
 
-    def _too_many(self, holders: int) -> bool:
+    def users(self, most: int) -> list[UserShare]:
+        """Return what users have open and hold: up to ``most`` users, those with most bytes first.
+
+        A stream and its bytes are those of the user that has opened it.
+        """
+        names = self._cursors.by_user.keys() | self._streams.by_user.keys()
+        shares = (
+            UserShare(
+                name,
+                self._cursors.by_user[name],
+                self._streams.by_user[name],
+                self._memory.of(name).held,
+            )
+            for name in names
+        )
+        return nlargest(most, shares, key=attrgetter("held_bytes"))
+
+    def _budgets(self, payer: Payer) -> Iterator[_Budget]:
+        """Yield the budgets of memory that apply to ``payer``: the process's and its user's."""
+        yield _Budget("totalBufferBytes", None, self._memory, self._streams.open)
+        if payer.user is not None:
+            streams, memory = self._streams.by_user[payer.user], self._memory.of(payer.user)
+            yield _Budget("userBufferBytes", payer.user, memory, streams)
+
+    def _too_many(self, holders: int, memory: Memory) -> bool:
         """Return whether the smallest batches of so many remotes and lookups exceed the limit."""
         needed = NEEDS * min(LEAST_BATCH, self._limits.batch_target_bytes)
-        return holders * needed > self._limits.total_buffer_bytes
+        return holders * needed > memory.limit
 
     def _check(self, count: int, most: int, parameter: Limiting, what: str) -> None:
         if count >= most:

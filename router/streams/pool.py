@@ -88,8 +88,8 @@ class _StreamGroup:
 class StreamPool:
     """All shared streams of a process; identical streams share remotes.
 
-    Must be created in a running loop; ``await close()`` once all readers are closed. The streams'
-    events count in ``memory``.
+    Must be created in a running loop; ``await close()`` once all readers are closed. A stream's
+    events count in ``memory``, in the part of the user that has opened it.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class StreamPool:
             request = replace(request, start=AtTime(start_at))
         prepare = partial(
             prepare_stream, request, self._cluster, self._cluster_time, self._nudge_sender,
-            self._limits, self._memory, spans,
+            self._limits, self._memory.of(payer.user), spans,
         )  # fmt: skip
         shared = SharedStream(
             prepare, self._limits, self._gone, ticket, shareable=self._limits.share

@@ -197,7 +197,7 @@ class StreamRunner:
     def _open_remote(self, action: OpenRemote) -> None:
         log.debug("open remote", target=action.target, start_at=action.start_at)
         remote = self._remotes[action.remote] = Remote(action, self._limits, self._loop.time())
-        self._memory.remotes += 1
+        self._memory.add(remotes=1)
         self._start(action.remote, remote, opening_of(self._request, action))
 
     def _reopen_remote(self, action: ReopenRemote) -> None:
@@ -235,7 +235,7 @@ class StreamRunner:
     def _close_remote(self, number: int) -> None:
         remote = self._remotes.pop(number, None)
         if remote is not None:
-            self._memory.remotes -= 1
+            self._memory.add(remotes=-1)
             self._end(remote)
 
     def _end(self, remote: Remote) -> None:

@@ -30,7 +30,7 @@ def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
 
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
     chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
-    made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen), Memory(1 << 30))
+    made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen))
     made.enter()
     return made
 
@@ -41,7 +41,7 @@ async def found(
     result = await find_documents(
         source,
         wants,
-        held=Holding(source.memory),
+        held=Holding(Memory(1 << 30)),
         same_collection=same_collection,
         read_preference={"mode": "nearest"},
     )

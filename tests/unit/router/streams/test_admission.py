@@ -8,7 +8,7 @@ from bson import Timestamp
 
 from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
-from router.memory import LEAST_BATCH, Memory
+from router.memory import LEAST_BATCH, Holding, Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import NOBODY, Admission, Payer, Ticket
 from shard_client.errors import CommandError
@@ -145,6 +145,70 @@ async def test_cursors_with_lookups_take_memory_as_remotes_do(cluster: ScriptedC
         assert registry.memory.lookups == 0
 
 
+async def test_the_memory_of_one_user_bounds_its_streams_alone(cluster: ScriptedCluster):
+    """Two streams on four members have 8 remotes; a third would make 12."""
+    registry = cluster.registry(user_buffer_bytes=11 * 4 * LEAST_BATCH)
+    alice, bob = Owner(user="a@db"), Owner(user="b@db")
+    first, _ = await registry.open(stream(**different(0)), alice)
+    for number, owner in enumerate((alice, bob, bob), 1):
+        await registry.open(stream(**different(number)), owner)
+    error = await refusal(registry, alice)
+    assert (error.code, error.message) == (
+        365,
+        "too many change streams: 2 different change streams were opened by the user a@db, which "
+        f"leaves no memory to read another one from {REMOTES} members; close some, or raise "
+        "userBufferBytes",
+    )
+    assert error.labels == {"SystemOverloadedError", "RetryableError"}
+    await registry.open(stream(**different(99)), Owner())
+    shares = {share.user: share[1:3] for share in registry.admission.users(9)}
+    assert shares == {"a@db": (2, 2), "b@db": (2, 2)}
+    assert len(registry.admission.users(1)) == 1
+    assert registry.memory.of("a@db").remotes == 2 * REMOTES
+    assert registry.memory.remotes == 5 * REMOTES
+    registry.kill([first.cursor_id], alice)
+    await until(lambda: registry.admission.streams == 4)
+    await registry.open(stream(**different(100)), alice)
+    assert registry.admission.refused == {"userBufferBytes": 1}
+
+
+async def test_the_memory_of_one_user_bounds_its_lookups(cluster: ScriptedCluster):
+    async with scripted_mongos() as mongos:
+        registry = cluster.registry(
+            mongos=mongos.connect, user_buffer_bytes=(REMOTES + 2) * 4 * LEAST_BATCH
+        )
+        alice, bob = Owner(user="a@db"), Owner(user="b@db")
+        options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
+        request = stream(pipeline=[{"$changeStream": options}])
+        for _ in range(2):
+            await registry.open(request, alice)
+        with pytest.raises(CommandError, match=r"2 cursors of the user a@db look .*userBufferB"):
+            await registry.open(request, alice)
+        await registry.open(request, bob)
+        assert registry.memory.lookups == 3
+        await registry.close()
+        assert registry.memory.lookups == registry.memory.of("a@db").lookups == 0
+
+
+async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: ScriptedCluster):
+    """Nobody reads. Four streams of one user would hold four times the events."""
+    limit, batch = 8 * LEAST_BATCH, LEAST_BATCH // 8
+    registry = cluster.registry(user_buffer_bytes=limit, batch_target_bytes=batch)
+    alice, bob = Owner(user="a@db"), Owner(user="b@db")
+    for number in range(4):
+        await registry.open(stream(**different(number)), alice)
+    await registry.open(stream(**different(4)), bob)
+    of_alice, of_bob = registry.memory.of("a@db"), registry.memory.of("b@db")
+    for number in range(1, 41):
+        cluster.shards["s0"].insert(Timestamp(100 + number, 1), number, filler="x" * 10_000)
+        await until(lambda number=number: of_bob.held > number * 10_000)
+    await until(lambda: of_alice.short)
+    assert of_alice.held < limit + 4 * LEAST_BATCH
+    assert not of_bob.short
+    assert registry.memory.held == of_alice.held + of_bob.held
+    assert registry.admission.users(1)[0].user == "a@db"
+
+
 async def test_failed_and_abandoned_openings_are_not_counted(cluster: ScriptedCluster):
     registry = cluster.registry(share_linger=0.0)
     cluster.shards["s0"].fail("aggregate", 2, "refused", times=1)
@@ -225,6 +289,33 @@ def test_batches_shrink_with_the_number_of_remotes():
     assert memory.batch_bytes == 256 * 1024
     memory.remotes = 10_000
     assert memory.batch_bytes == LEAST_BATCH
+
+
+def test_a_user_s_part_of_the_memory():
+    """It counts in the whole, has a limit of its own, and ends with its last holder."""
+    memory = Memory(1000, 800)
+    assert memory.of(None) is memory
+    alice, bob = memory.of("alice"), memory.of("bob")
+    assert memory.of("alice") is alice
+    held = Holding(alice)
+    held.size = 801
+    assert (memory.held, bob.held) == (801, 0)
+    assert (alice.short, bob.short, memory.short) == (True, False, False)
+    bob.add(held=200)
+    assert (bob.short, memory.short) == (True, True)
+    held.size = 0
+    assert (alice.held, memory.held) == (0, 200)
+    del alice, held
+    assert memory.of("alice").held == 0
+
+
+def test_a_user_s_batches_shrink_with_its_remotes_and_with_all():
+    memory = Memory(64 * 1024 * 1024, 32 * 1024 * 1024)
+    alice, bob = memory.of("alice"), memory.of("bob")
+    alice.add(remotes=32)
+    assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 512 * 1024)
+    bob.add(remotes=1, lookups=31)
+    assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 256 * 1024)
 
 
 async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedCluster):
