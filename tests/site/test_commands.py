@@ -24,6 +24,7 @@ _ELSEWHERE = {
     ("deployment.md", "kubectl create secret"): "tests/unit/deploy/test_kubernetes.py",
     ("protocol.md", "mongod"): "tests/harness/real_cluster.py",
     ("protocol.md", "mongos"): "tests/harness/real_cluster.py",
+    ("security.md", "python -m tests.tls_scan"): "tests/integration/tls/test_feed.py",
     ("tracing.md", "pip install 'mergerouter[otel]'"): "tests/unit/router/config/test_tracing.py",
 }
 """Commands that other tests run, or what is left of them without Kubernetes or a second machine."""

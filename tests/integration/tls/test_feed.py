@@ -1,6 +1,9 @@
 """The feed by TLS: logins with certificates and passwords, and the rights of their users."""
 
 import json
+import os
+import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.tls.conftest import CLIENTS, SUBJECT, USER
 
+DOCS = Path(__file__).parents[3] / "docs"
 X509: dict[str, Any] = {"mechanism": "MONGODB-X509"}
 QUIET: Line = {"database": "db", "collection": "certificates", "heartbeatMs": 10}
 
@@ -142,28 +146,31 @@ async def test_a_dropped_user_loses_its_feed(
                 users.command("dropUser", subject)
 
 
-def test_the_command_of_the_docs(
+@pytest.mark.skipif(which("openssl") is None, reason="openssl is not installed")
+def test_openssl_reads_the_feed(
     router: RouterProcess, authority: Authority, reader_file: Path
 ) -> None:
-    """docs/feed.md reads a feed with openssl's client."""
-    program = which("openssl")
-    if program is None:
-        pytest.skip("this machine has no openssl")
-    arguments = ["s_client", "-quiet", "-verify_quiet", "-verify_return_error"]
+    """The command in docs/feed.md."""
+    written = re.search(r"    (\(echo .*\n +openssl .*\n)", (DOCS / "feed.md").read_text())
+    assert written is not None
+    command = written[1]
+    for name, value in (
+        ("router.example:27021", f"127.0.0.1:{router.feed_port}"),
+        (" ca.pem", f" {authority.file}"),
+        ("client.pem", str(reader_file)),
+        ('{"database": "shop"}', json.dumps(QUIET)),
+    ):
+        assert name in command
+        command = command.replace(name, value)
     with subprocess.Popen(
-        [program, *arguments, "-connect", f"127.0.0.1:{router.feed_port}",
-         "-CAfile", str(authority.file), "-cert", str(reader_file), "-key", str(reader_file)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as client:  # fmt: skip
+        command, shell=True, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as reading:
         try:
-            assert client.stdin is not None
-            assert client.stdout is not None
-            client.stdin.write(json.dumps({"login": X509}) + "\n" + json.dumps(QUIET) + "\n")
-            client.stdin.flush()
-            assert json.loads(client.stdout.readline())["login"]["done"]
-            assert "resolved" in json.loads(client.stdout.readline())
+            assert reading.stdout is not None
+            assert json.loads(reading.stdout.readline())["login"]["done"]
+            assert "resolved" in json.loads(reading.stdout.readline())
         finally:
-            client.kill()
+            os.killpg(reading.pid, signal.SIGKILL)
 
 
 def test_no_port_is_weak(router: RouterProcess) -> None:
