@@ -74,9 +74,12 @@ async def test_silent_slow_and_long_messages(router: RouterProcess, servers: Ser
 
 
 async def test_stalled_logins_do_not_delay_drivers(router: RouterProcess, servers: Servers) -> None:
-    """They hold half of the logins in progress at most, and connections for four seconds."""
+    """They hold half of the logins in progress at most, and connections for four seconds.
+
+    The others wait for their turn, two at a time.
+    """
     async with AsyncExitStack() as owned:
-        connections = await attackers(owned, router, 16)
+        connections = await attackers(owned, router, 6)
         for each in connections:
             each.send("admin", {**START, "payload": FIRST})
         await assert_drivers_work(router, servers)
