@@ -232,6 +232,8 @@ class MergedStream:
     @property
     def waiting_for(self) -> Waiting | None:
         """The gate holder, if it holds back buffered events and nothing is ready, or None."""
+        if not self._merger.holds:
+            return None
         holder = self._merger.gate_holder
         if holder is None or not self._may_move(holder):
             return None
@@ -288,9 +290,10 @@ class MergedStream:
 
     def _waits(self, numbers: Sequence[int]) -> list[Waiting]:
         """Describe those of the remotes that hold back a buffered event, if nothing is ready."""
+        if self._unread or self._merger.ahead or self.error is not None:
+            return []
         head, tail = self._merger.head, self._merger.tail
-        unread = self._unread or self._merger.ahead
-        if head is None or tail is None or unread or self.error is not None:
+        if head is None or tail is None:
             return []
         try:
             at, latest = cluster_time_of(head), cluster_time_of(tail)
