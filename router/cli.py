@@ -29,7 +29,7 @@ from shard_client.allocation import collect_less_often, keep_freed_memory
 log = structlog.get_logger()
 
 _GROUP = "mergerouter.commands"
-_OWN = (
+OWN_COMMANDS = (
     EntryPoint("serve", "router.cli:serve", _GROUP),
     EntryPoint("status", "router.tools.status:status", _GROUP),
     EntryPoint("tail", "router.tools.tail:tail", _GROUP),
@@ -58,7 +58,7 @@ def main() -> None:
         pretty_exceptions_show_locals=False,
     )
     app.callback()(_options)
-    points = {point.name: point for point in (*entry_points(group=_GROUP), *_OWN)}
+    points = {point.name: point for point in (*entry_points(group=_GROUP), *OWN_COMMANDS)}
     wanted = sys.argv[1] if len(sys.argv) > 1 else None
     if wanted is not None and wanted not in points and not wanted.startswith("-"):
         known = ", ".join(sorted(points))

@@ -1,17 +1,21 @@
-"""Writes the references of metrics and settings: ``python -m tests.reference``."""
+"""Writes the references of metrics, settings and commands: ``python -m tests.reference``."""
 
 import asyncio
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
+import typer
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
-import router.cli  # noqa: F401  (registers the flags)
+from router.cli import OWN_COMMANDS
+from router.commands.table import COMMANDS
 from router.config.flags import FLAGS, SETTINGS
 from router.config.parameter import Parameter
 from router.config.parameters import PARAMETERS
@@ -20,6 +24,8 @@ from tests.harness.admin import admin_port, get, watched_facade
 DOCS = Path(__file__).parents[1] / "docs"
 METRICS = DOCS / "metrics.md"
 SETTINGS_PAGE = DOCS / "settings.md"
+PYPROJECT = DOCS.parent / "pyproject.toml"
+COMMANDS_PAGE = DOCS / "commands.md"
 
 _METRICS_HEAD = """# Metrics
 
@@ -60,6 +66,25 @@ them with `getParameter`. With several workers, each has its share of the bounds
 | parameter | default | unit | values | meaning |
 |---|---|---|---|---|
 """
+_COMMANDS_HEAD = """# All commands
+
+The command line's options, and the commands that the router answers itself; written by
+`python -m tests.reference`. [Commands](cli.md) shows how to use the operator's.
+
+## The command line
+
+`mergerouter --help` lists the commands. The options of `serve` are [settings](settings.md).
+"""
+_ANSWERED_HEAD = """
+## Commands of MongoDB
+
+The router answers these itself. With `--upstream`, all others pass through to the mongos, and so do
+those of these that concern nothing of the router's, such as an `aggregate` without `$changeStream`;
+without it, others get 59 CommandNotFound.
+
+| command | | on the database | takes the action |
+|---|---|---|---|
+"""
 _UNITS = {
     r"(Ms|MS|Millis)$|Millis(For|$)": "ms",
     r"Minutes$": "min",
@@ -82,6 +107,53 @@ def settings_reference() -> str:
     """Return the page of all settings and parameters."""
     settings = _lines(_setting_row(name, field) for name, field in SETTINGS.items())
     return _SETTINGS_HEAD + settings + _PARAMETERS_HEAD + _lines(map(_row, PARAMETERS.values()))
+
+
+def commands_reference() -> str:
+    """Return the page of all commands, of the command line and of MongoDB."""
+    app = typer.Typer()
+    points = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]["mergerouter.commands"]
+    others = (EntryPoint(name, value, "") for name, value in points.items())
+    for point in sorted((*OWN_COMMANDS, *others), key=lambda point: point.name):
+        command = point.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(point.name)(command)
+    root: Any = typer.main.get_command(app)
+    sections = "".join(
+        _command_section(f"{name} {inner}".strip(), each)
+        for name, command in root.commands.items()
+        for inner, each in getattr(command, "commands", {"": command}).items()
+        if name != "serve"
+    )
+    answered = {command.names[0]: command for command in COMMANDS.values()}
+    rows = (
+        f"| {', '.join(f'`{each}`' for each in command.names)} | {command.help} "
+        f"| {'admin' if command.admin_only else ''} | {command.action or ''} |"
+        for name, command in sorted(answered.items())
+        if not name.startswith("_") and not command.for_tests
+    )
+    return _COMMANDS_HEAD + sections + _ANSWERED_HEAD + _lines(rows)
+
+
+def _command_section(name: str, command: Any) -> str:
+    """Return a command's heading, its first sentence and its arguments and options."""
+    text = " ".join(str(command.help).split("\n\n", maxsplit=1)[0].split())
+    rows = []
+    for parameter in command.params:
+        if parameter.name in ("help", "install_completion", "show_completion"):
+            continue
+        names = ", ".join(f"`{each}`" for each in parameter.opts)
+        if parameter.param_type_name == "argument":
+            names = f"`{str(parameter.metavar or parameter.name).upper()}`"
+        default = parameter.default if isinstance(parameter.default, str | int | float) else None
+        if default is False or default == "":
+            default = None
+        meaning = " ".join(str(getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
+        rows.append(f"| {names} | {_shown(default)} | {meaning} |")
+    table = "\n| | default | |\n|---|---|---|\n" + _lines(rows) if rows else ""
+    return f"\n### mergerouter {name}\n\n{text}\n{table}"
 
 
 def _lines(rows: Iterable[str]) -> str:
@@ -159,3 +231,4 @@ def _values(kind: str, least: float | None, most: float | None) -> str:
 if __name__ == "__main__":
     METRICS.write_text(asyncio.run(metrics_reference()))
     SETTINGS_PAGE.write_text(settings_reference())
+    COMMANDS_PAGE.write_text(commands_reference())

@@ -1,6 +1,13 @@
-"""The references of metrics and settings are what the router has."""
+"""The references of metrics, settings and commands are what the router has."""
 
-from tests.reference import METRICS, SETTINGS_PAGE, metrics_reference, settings_reference
+from tests.reference import (
+    COMMANDS_PAGE,
+    METRICS,
+    SETTINGS_PAGE,
+    commands_reference,
+    metrics_reference,
+    settings_reference,
+)
 
 
 async def test_the_reference_of_metrics_is_up_to_date() -> None:
@@ -9,3 +16,7 @@ async def test_the_reference_of_metrics_is_up_to_date() -> None:
 
 def test_the_reference_of_settings_is_up_to_date() -> None:
     assert SETTINGS_PAGE.read_text() == settings_reference(), "run python -m tests.reference"
+
+
+def test_the_reference_of_commands_is_up_to_date() -> None:
+    assert COMMANDS_PAGE.read_text() == commands_reference(), "run python -m tests.reference"
