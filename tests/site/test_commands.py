@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _MARKED = re.compile(r"<!-- test: \w+ -->\n\n((?:    .*\n)+)")
 _PROGRAMS = (
-    "echo", "helm", "kubectl", "make", "mergerouter", "mongod", "mongos", "nc", "pip", "python",
-    "spark-submit",
+    "cat", "chmod", "cp", "curl", "docker", "echo", "helm", "kill", "kubectl", "make",
+    "mergerouter", "mongod", "mongos", "mongosh", "nc", "npm", "openssl", "pip", "python",
+    "spark-submit", "sudo", "systemctl",
 )  # fmt: skip
 _PROGRAM = re.compile(rf"    (?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({'|'.join(_PROGRAMS)}) ")
 _ELSEWHERE = {
