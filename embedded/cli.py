@@ -6,16 +6,36 @@ import logging
 import os
 import signal
 import sys
+import time
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import structlog
 import typer
 import uvloop
 
+from embedded.access.settings import Security
 from embedded.cluster import EmbeddedCluster
+from shard_client.wire.tls import TlsContexts, TlsFiles
 
 READY = "Waiting for connections"
+_BAD_OPTIONS = 2
+
+
+class ClusterAuthMode(StrEnum):
+    """How the servers of a cluster, and the router, log in to each other."""
+
+    key_file = "keyFile"
+    x509 = "x509"
+
+
+class TlsMode(StrEnum):
+    """Which connections use TLS: none, or all."""
+
+    disabled = "disabled"
+    require = "requireTLS"
 
 
 def embedded(
@@ -30,15 +50,68 @@ def embedded(
     oplog_size: Annotated[
         int, typer.Option(min=10, help="Number of entries that each server's oplog keeps.")
     ] = 200_000,
+    auth: Annotated[bool, typer.Option("--auth", help="Clients have to log in.")] = False,
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--keyFile", help="The members' password; clients have to log in."),
+    ] = None,
+    cluster_auth_mode: Annotated[
+        ClusterAuthMode,
+        typer.Option(
+            "--clusterAuthMode",
+            help="x509: a member's certificate is a login, too.",
+        ),
+    ] = ClusterAuthMode.key_file,
+    tls_mode: Annotated[
+        TlsMode, typer.Option("--tlsMode", help="requireTLS: all connections use TLS.")
+    ] = TlsMode.disabled,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option("--tlsCertificateKeyFile", help="The servers' certificate and key."),
+    ] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option("--tlsCAFile", help="The authorities of clients' certificates."),
+    ] = None,
+    tls_without_certificates: Annotated[
+        bool,
+        typer.Option(
+            "--tlsAllowConnectionsWithoutCertificates",
+            help="Clients need no certificate.",
+        ),
+    ] = False,
 ) -> None:
     """Run a small sharded cluster in this process, in memory, until it is stopped."""
     _log_as_json()
+    if (tls_mode is TlsMode.disabled) != (tls_certificate is None):
+        _refuse("--tlsMode requireTLS and --tlsCertificateKeyFile need each other")
+    if cluster_auth_mode is ClusterAuthMode.x509 and tls_ca is None:
+        _refuse("--clusterAuthMode x509 needs --tlsCAFile")
+    try:
+        tls = None
+        if tls_certificate is not None:
+            files = TlsFiles(
+                tls_certificate,
+                ca=tls_ca,
+                connections_without_certificates=tls_without_certificates,
+            )
+            tls = TlsContexts(files)
+        security = Security.of(
+            time.time(),
+            authorization=auth,
+            key_file=key_file,
+            by_certificate=cluster_auth_mode is ClusterAuthMode.x509,
+            tls=tls,
+        )
+    except (ValueError, OSError) as error:
+        _refuse(str(error))
     cluster = EmbeddedCluster(
         shards,
         port=port,
         token_version=token_version,
         noop_interval=noop_interval,
         oplog_size=oplog_size,
+        security=security,
     )
     try:
         uvloop.run(_run(cluster))
@@ -64,6 +137,11 @@ async def _run(cluster: EmbeddedCluster) -> None:
             await stopping.wait()
     finally:
         structlog.get_logger().info("Stopped")
+
+
+def _refuse(message: str) -> NoReturn:
+    structlog.get_logger().error("Cannot start", error=message)
+    raise typer.Exit(_BAD_OPTIONS)
 
 
 def _log_as_json() -> None:

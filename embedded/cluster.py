@@ -8,6 +8,8 @@ from typing import Self
 
 import structlog
 
+from embedded.access.control import AccessControl
+from embedded.access.settings import OPEN, Security
 from embedded.errors import bad_value
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
@@ -35,6 +37,7 @@ class EmbeddedCluster:
         oplog_size: how many entries each oplog keeps.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
+        security: authorization and TLS of all servers.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class EmbeddedCluster:
         oplog_size: int = 200_000,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
+        security: Security = OPEN,
     ) -> None:
         self._port = port
         self._names = [f"shard{index}" for index in range(shards)]
@@ -55,6 +59,7 @@ class EmbeddedCluster:
         self._oplog_size = oplog_size
         self._wall = wall
         self._random = random or Random()
+        self._security = security
         self._running: dict[str, Mongod] = {}
         self.config_server = self._make("cfg", is_config=True)
         gossip = ClusterTime()
@@ -66,10 +71,11 @@ class EmbeddedCluster:
             transactions=TransactionTable(locks),
             cursors=CursorTable(self._random),
             identity=Identity(token_version, self._random),
+            access=AccessControl(self.config_server.access.users, security),
             wall=wall,
         )
         self.mongos = Mongos(self._state)
-        self._server = Server(self.mongos)
+        self._server = Server(self.mongos, security.tls)
 
     async def start(self) -> None:
         """Start all servers and add the shards to the cluster.
@@ -85,6 +91,9 @@ class EmbeddedCluster:
 
     async def _start(self) -> None:
         await self.config_server.start()
+        if self._security.keys is not None:
+            keys = {"insert": "system.keys", "documents": self._security.keys.documents()}
+            await self._state.catalog.config.execute("admin", keys)
         for name in self._names:
             mongod = await self.start_shard(name)
             member = Member(name, mongod, self._state.catalog.gossip)
@@ -174,4 +183,5 @@ class EmbeddedCluster:
             noop_interval=self._noop_interval,
             wall=self._wall,
             random=Random(self._random.getrandbits(64)),
+            security=self._security,
         )

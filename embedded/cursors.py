@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import bson
 from bson.int64 import Int64
 
+from embedded.clients import UserName
 from embedded.errors import cursor_not_found
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -83,6 +84,7 @@ class ListCursor:
 class _Entry:
     cursor: OpenCursor
     session: bytes | None
+    owner: UserName | None
     used_at: float
     running: asyncio.Task[Batch] | None = None
 
@@ -97,8 +99,10 @@ class CursorTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, cursor: OpenCursor, session: bytes | None) -> Int64:
-        """Register a cursor and return its id.
+    def add(
+        self, cursor: OpenCursor, session: bytes | None, owner: UserName | None = None
+    ) -> Int64:
+        """Register a cursor and return its id; ``owner`` is the user that opened it.
 
         Raises:
             CommandError: 8 if 10,000 cursors are open.
@@ -108,8 +112,17 @@ class CursorTable:
         number = self._random.randrange(1 << 32, 1 << 63)
         while number in self._entries:
             number = self._random.randrange(1 << 32, 1 << 63)
-        self._entries[number] = _Entry(cursor, session, now)
+        self._entries[number] = _Entry(cursor, session, owner, now)
         return Int64(number)
+
+    def owner(self, number: int) -> UserName | None:
+        """Return the user that opened a cursor; None if no user did or there is no such cursor."""
+        entry = self._entries.get(number)
+        return None if entry is None else entry.owner
+
+    def __contains__(self, number: object) -> bool:
+        """Return whether a cursor of this id is open."""
+        return number in self._entries
 
     def _expire(self, now: float) -> None:
         for number, entry in list(self._entries.items()):

@@ -13,6 +13,7 @@ _ANSWERED_BY_ALL = frozenset(
     {
         "hello", "isMaster", "ismaster", "ping", "buildInfo", "buildinfo", "getMore",
         "killCursors", "replSetGetStatus", "replSetGetConfig", "serverStatus", "endSessions",
+        "saslStart", "saslContinue", "authenticate", "logout", "connectionStatus", "whatsmyuri",
     }
 )  # fmt: skip
 _READS = frozenset({"aggregate", "find", "count", "distinct", "listCollections", "listIndexes"})

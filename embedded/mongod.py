@@ -27,7 +27,7 @@ class Mongod(Member):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._server = Server(self)
+        self._server = Server(self, self.access.security.tls)
         self._noops: asyncio.Task[None] | None = None
         self._answers = asyncio.Event()
         self._answers.set()
@@ -90,7 +90,7 @@ class Mongod(Member):
         """
         await self._answers.wait()
         try:
-            self._hear(command)
+            self._hear(command, client)
             self.elections.check(command)
             reply = await self.execute(database, command, client)
             reply["ok"] = 1.0
@@ -98,11 +98,14 @@ class Mongod(Member):
             reply = error.to_reply()
         last = self.oplog.last_ts or self.clock.time
         reply["lastCommittedOpTime"] = last
-        reply["$clusterTime"] = self.clock.document()
+        if self.access.enforced:
+            reply["$clusterTime"] = self.access.shown(self.clock.time, client)
+        else:
+            reply["$clusterTime"] = self.clock.document()
         reply["operationTime"] = last
         return reply
 
-    def _hear(self, command: Document) -> None:
+    def _hear(self, command: Document, client: Client) -> None:
         heard = command.get("$clusterTime")
         if not isinstance(heard, dict) or not isinstance(heard.get("clusterTime"), Timestamp):
             return
@@ -112,6 +115,8 @@ class Mongod(Member):
                 "New cluster time is too far from this node's wall clock time",
                 code_name="ClusterTimeFailsRateLimiter",
             )
+        if self.access.enforced:
+            self.access.believe(heard, self.clock.time, client)
         self.clock.advance(heard["clusterTime"])
 
     async def execute(self, database: str, command: Document, client: Client) -> Document:

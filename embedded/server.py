@@ -4,6 +4,7 @@ Source: docs/protocol.md#wire-protocol (frames, streaming hello).
 """
 
 import asyncio
+import ssl
 from itertools import count
 from typing import Protocol, cast
 
@@ -26,6 +27,7 @@ from shard_client.wire.frames import (
     parse_message,
 )
 from shard_client.wire.op_query import OpQuery, build_op_reply
+from shard_client.wire.tls import Certificate, TlsContexts
 
 log = structlog.get_logger()
 
@@ -55,11 +57,12 @@ class Server:
     """Listens on one port of 127.0.0.1 and serves ``handler`` to every connection.
 
     Each connection runs its commands one after the other in its own task. A protocol error closes
-    only the connection on which it occurs.
+    only the connection on which it occurs. With ``tls``, every connection uses TLS.
     """
 
-    def __init__(self, handler: CommandHandler) -> None:
+    def __init__(self, handler: CommandHandler, tls: TlsContexts | None = None) -> None:
         self._handler = handler
+        self._tls = tls
         self._listening: asyncio.Server | None = None
         self._address: tuple[str, int] | None = None
         # A dictionary, so that connections are closed in the order in which they were opened.
@@ -73,7 +76,8 @@ class Server:
             OSError: the port is taken.
         """
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._accept, "127.0.0.1", port)
+        context = None if self._tls is None else self._tls.incoming
+        self._listening = await loop.create_server(self._accept, "127.0.0.1", port, ssl=context)
         host, port = self._listening.sockets[0].getsockname()[:2]
         self._address = (str(host), int(port))
 
@@ -131,6 +135,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._client.peer = f"{peer[0]}:{peer[1]}" if peer else ""
+        self._client.login.certificate = _certificate(transport)
         if len(self._connections) >= _MAX_CONNECTIONS:
             log.warning("connection refused", reason="too many connections", peer=self._client.peer)
             transport.abort()
@@ -275,3 +280,12 @@ class _Connection(asyncio.Protocol):
         await self._writable.wait()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
+
+
+def _certificate(transport: asyncio.BaseTransport) -> Certificate | None:
+    """Return the verified certificate of a connection's client; None without one."""
+    session = transport.get_extra_info("ssl_object")
+    if session is None or session.context.verify_mode == ssl.CERT_NONE:
+        return None
+    der = session.getpeercert(binary_form=True)
+    return None if der is None else Certificate.of_peer(der)

@@ -1,7 +1,7 @@
 """Logical sessions: each session's completed retryable writes and its transaction."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -32,7 +32,7 @@ class Session:
 
 
 class SessionTable:
-    """Sessions by id; above ``limit`` the least recently used session is dropped."""
+    """Sessions by id and user; above ``limit`` the least recently used session is dropped."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
@@ -40,7 +40,7 @@ class SessionTable:
 
     def get(self, lsid: dict[str, Any]) -> Session:
         """Return the session, creating it if necessary."""
-        key = bytes(lsid["id"])
+        key = session_key(lsid)
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = Session(full_lsid(lsid))
@@ -52,7 +52,7 @@ class SessionTable:
 
     def find(self, lsid: dict[str, Any]) -> Session | None:
         """Return the session, None if it does not exist."""
-        return self._sessions.get(bytes(lsid["id"]))
+        return self._sessions.get(session_key(lsid))
 
     def _drop_oldest(self) -> None:
         for key, session in self._sessions.items():
@@ -67,3 +67,9 @@ class SessionTable:
 def full_lsid(lsid: dict[str, Any]) -> dict[str, Any]:
     """Return the session id with the user's digest, as in the oplog and in events."""
     return {"id": lsid["id"], "uid": lsid.get("uid", _NOBODY)}
+
+
+def session_key(lsid: Mapping[str, Any]) -> bytes:
+    """Return what tells a session from others: its id and its user's digest."""
+    uid = lsid.get("uid")
+    return bytes(lsid["id"]) + (bytes(uid) if isinstance(uid, bytes) else _NOBODY)

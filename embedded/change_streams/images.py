@@ -6,8 +6,8 @@ from typing import Any, Final
 from embedded.change_streams.events import ChangeEvent
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.shell_text import document_text
 from embedded.storage.diff import apply_diff
+from embedded.storage.shell_text import document_text
 from shard_client.errors import CommandError
 
 _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})

@@ -7,7 +7,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from embedded.change_streams.resume_token import ResumeToken
-from embedded.change_streams.shell_text import document_text
+from embedded.storage.shell_text import document_text
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 

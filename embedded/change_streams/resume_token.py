@@ -12,10 +12,10 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from embedded.change_streams.shell_text import document_text
 from embedded.keystring import TIMESTAMP, KeyStringBuilder
 from embedded.keystring_decoding import decode_key
 from embedded.keystring_numbers import encode_integer
+from embedded.storage.shell_text import document_text
 from shard_client.errors import CommandError
 
 HIGH_WATER_MARK: Final = 0

@@ -17,12 +17,12 @@ from embedded.change_streams.images import ImageLookup
 from embedded.change_streams.oplog_filter import OplogFilter
 from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.resume_token import ResumeToken
-from embedded.change_streams.shell_text import bson_text, document_text
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.transactions import operations
 from embedded.change_streams.user_stages import UserStages
 from embedded.logical_clock import as_ordinal, as_timestamp
 from embedded.oplog import OplogEntry
+from embedded.storage.shell_text import bson_text, document_text
 from shard_client.errors import CommandError
 
 _INITIATING: Final = {"msg": "initiating set"}

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from embedded.change_streams.collation import Fold, folding
-from embedded.change_streams.shell_text import document_text
 from embedded.storage.bson_values import MISSING
 from embedded.storage.expressions import EMPTY, Expression
 from embedded.storage.projection import add_fields, project, unset
 from embedded.storage.queries import Matcher
+from embedded.storage.shell_text import document_text
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 

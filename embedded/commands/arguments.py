@@ -92,6 +92,7 @@ def check_arguments(name: str, command: Mapping[str, Any]) -> None:
     lsid = command.get("lsid")
     if lsid is not None:
         _check(f"{name}.lsid.id", lsid.get("id"), (bytes,))
+        _check(f"{name}.lsid.uid", lsid.get("uid", b""), (bytes,))
 
 
 def _check_documents(path: str, values: list[Any], *, are_statements: bool) -> None:

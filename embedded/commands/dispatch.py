@@ -15,9 +15,12 @@ from embedded.commands import (  # noqa: F401 (imported to be registered)
     find_and_modify,
     handshake,
     indexes,
+    logins,
     reads,
     replication,
+    roles,
     sessions,
+    users,
     writes,
 )
 from embedded.commands.arguments import check_arguments
@@ -45,6 +48,10 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     handler = COMMANDS.get(name)
     if handler is None:
         raise command_not_found(name)
+    access = mongod.access
+    if access.enforced and not client.in_process:
+        access.check(name, database, command, client)
+        access.own_sessions(name, command, client)
     check_arguments(name, command)
     request = Request(mongod, database, name, command, client)
     if command.get("lsid") is not None:

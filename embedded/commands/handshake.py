@@ -67,8 +67,7 @@ async def _answer(request: Request, primary_field: str) -> Document:
         "maxWireVersion": mongod.wire_version,
         "readOnly": False,
     }
-    if "saslSupportedMechs" in given:
-        reply["saslSupportedMechs"] = []
+    reply |= mongod.access.logins.hello(request.client, given)
     return reply
 
 

@@ -15,6 +15,7 @@ from embedded.commands.matching import select
 from embedded.commands.request import Request, command
 from embedded.cursors import FIRST_BATCH, Batch, ListCursor, OpenCursor
 from embedded.errors import bad_value, type_mismatch
+from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import Document, id_key
 from embedded.storage.queries import Matcher, project, sort_documents
@@ -51,8 +52,8 @@ async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -
     if batch.is_last or request.command.get("singleBatch"):
         cursor.close()
     else:
-        session = request.session.lsid["id"] if request.session is not None else None
-        number = request.mongod.cursors.add(cursor, session)
+        session = session_key(request.session.lsid) if request.session is not None else None
+        number = request.mongod.cursors.add(cursor, session, request.client.login.user)
     return _cursor_reply("firstBatch", cursor, batch, number)
 
 
@@ -219,9 +220,12 @@ async def get_more(request: Request) -> Document:
             f"BSON field 'getMore.getMore' is the wrong type '{type_name(number)}', expected type "
             "'long'"
         )
+    cursors = request.mongod.cursors
+    if number in cursors:
+        request.mongod.access.check_owner(number, cursors.owner(number), request.client)
     batch_size = _count_argument(request, "batchSize")
     wait = request.field("maxTimeMS", (int, float), 1000) / 1000
-    cursor, batch = await request.mongod.cursors.next_batch(number, batch_size or None, wait)
+    cursor, batch = await cursors.next_batch(number, batch_size or None, wait)
     return _cursor_reply("nextBatch", cursor, batch, 0 if batch.is_last else number)
 
 
@@ -230,12 +234,16 @@ async def kill_cursors(request: Request) -> Document:
     """Close cursors and report which of them existed."""
     killed: list[Int64] = []
     missing: list[Int64] = []
-    for number in request.field("cursors", list, []):
+    numbers = request.field("cursors", list, [])
+    cursors = request.mongod.cursors
+    owners = [cursors.owner(each) for each in numbers if isinstance(each, int) and each in cursors]
+    request.mongod.access.check_killing(owners, request.database, request.command, request.client)
+    for number in numbers:
         if not isinstance(number, int):
             raise type_mismatch(
                 "BSON field 'killCursors.cursors' contains a value that is not a cursor id"
             )
-        (killed if request.mongod.cursors.kill(number) else missing).append(Int64(number))
+        (killed if cursors.kill(number) else missing).append(Int64(number))
     return {
         "cursorsKilled": killed,
         "cursorsNotFound": missing,

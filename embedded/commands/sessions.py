@@ -2,6 +2,7 @@
 
 from embedded.commands.request import Request, command
 from embedded.errors import no_such_transaction, type_mismatch
+from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from embedded.storage.type_names import type_name
 
@@ -35,7 +36,7 @@ async def end_sessions(request: Request) -> Document:
         identifier = lsid.get("id")
         if not isinstance(identifier, bytes):
             continue
-        request.mongod.cursors.end_session(identifier)
+        request.mongod.cursors.end_session(session_key(lsid))
         session = request.mongod.sessions.find(lsid)
         transaction = session.transaction if session is not None else None
         if transaction is not None and transaction.state == "in progress":

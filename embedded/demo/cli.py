@@ -21,12 +21,22 @@ def demo(
     ] = False,
     spark: Annotated[bool, typer.Option(help="Run the Spark query.")] = True,
     port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With a key file, users, passwords and TLS everywhere.")
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Save the live view as an SVG file.")] = None,
 ) -> None:
     """Start a cluster, the router, a load, a watcher and Spark; end with a verdict."""
     folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
     options = ShowOptions(
-        folder, seconds=seconds, rate=rate, keep=keep, spark=spark, port=port, picture=picture
+        folder,
+        seconds=seconds,
+        rate=rate,
+        keep=keep,
+        spark=spark,
+        port=port,
+        secure=secure,
+        picture=picture,
     )
     verdicts: list[Verdict] = []
     try:

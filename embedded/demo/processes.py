@@ -1,10 +1,12 @@
 """The demo's child processes: start, wait for the ready line, stop."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +26,16 @@ class Program:
         name: its name in messages.
         arguments: the command line after the Python interpreter.
         log: a file for all of its output; ``lines`` keeps the last 10,000 lines in any case.
+        environment: further environment variables, for what a command line must not show.
     """
 
-    def __init__(self, name: str, arguments: list[str], log: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.lines: deque[str] = deque(maxlen=10_000)
         self._ready = threading.Event()
@@ -38,6 +47,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

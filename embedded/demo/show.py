@@ -19,6 +19,7 @@ from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
 from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
 from embedded.demo.parquet import JobTables
 from embedded.demo.processes import Program, ProgramError
+from embedded.demo.security import ADMIN, SPARK, DemoSecurity
 from embedded.demo.view import Picture, verdict_table
 from embedded.demo.watcher import watch
 
@@ -39,6 +40,7 @@ class ShowOptions:
         keep: whether to leave the programs running after the verdict.
         spark: whether to run the Spark query.
         port: the router's port; 0 picks a free one.
+        secure: whether everything has users, passwords and TLS.
         picture: a path to save the live view to as SVG, or None.
     """
 
@@ -48,6 +50,7 @@ class ShowOptions:
     keep: bool = False
     spark: bool = True
     port: int = 0
+    secure: bool = False
     picture: Path | None = None
 
 
@@ -61,6 +64,7 @@ class Show:
         self._seen = Seen()
         self._committed = JobTables(options.folder / "job")
         self._spark: Program | None = None
+        self._security = DemoSecurity(options.folder) if options.secure else None
 
     async def run(self) -> list[Verdict]:
         """Run the whole demo and return a verdict for each reader.
@@ -70,15 +74,18 @@ class Show:
         """
         async with AsyncExitStack() as stack:
             self._console.print("starting three shards, a config server, mongos and the router …")
-            cluster, router = await anyio.to_thread.run_sync(self._start_programs, stack)
-            uri = f"mongodb://127.0.0.1:{router['port']}"
-            picture = Picture(uri, f"127.0.0.1 {router['feedPort']}")
-            client: Client = AsyncMongoClient(uri)
+            cluster = await anyio.to_thread.run_sync(self._start_cluster, stack)
+            if self._security is not None:
+                await self._security.create_users(cluster["mongos"])
+            router = await anyio.to_thread.run_sync(self._start_router, stack, cluster)
+            address = f"127.0.0.1:{router['port']}"
+            picture = self._picture(address, int(router["feedPort"]))
+            client: Client = AsyncMongoClient(self._uri(address, ADMIN))
             stack.push_async_callback(client.close)
             await shard_collection(client, sorted(cluster["shards"]))
             start = await self._now(client)
             if self._options.spark:
-                self._spark = stack.enter_context(self._start_spark(uri))
+                self._spark = stack.enter_context(self._start_spark(address))
             with Live(picture.render(), console=self._console, refresh_per_second=4) as live:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(watch, client, start, self._seen)
@@ -94,24 +101,42 @@ class Show:
                 await self._leave_running(picture)
             return verdicts
 
-    def _start_programs(self, stack: AsyncExitStack) -> tuple[dict[str, Any], dict[str, Any]]:
-        folder = self._options.folder
+    def _start_cluster(self, stack: AsyncExitStack) -> dict[str, Any]:
         arguments = ["-m", "router.cli", "embedded", "--shards", "3", "--port", "0"]
-        embedded = Program("the embedded cluster", arguments, folder / "embedded.log")
-        stack.enter_context(embedded)
-        cluster = embedded.wait_ready(START_SECONDS)
+        if self._security is not None:
+            arguments += self._security.cluster_flags
+        log = self._options.folder / "embedded.log"
+        embedded = stack.enter_context(Program("the embedded cluster", arguments, log))
+        return embedded.wait_ready(START_SECONDS)
+
+    def _start_router(self, stack: AsyncExitStack, cluster: dict[str, Any]) -> dict[str, Any]:
         arguments = ["-m", "router.cli", "serve", "--configdb", cluster["configdb"]]
         arguments += ["--port", str(self._options.port), "--feed-port", "0"]
         arguments += ["--upstream", f"mongodb://{cluster['mongos']}"]
-        serve = Program("the router", arguments, folder / "router.log")
-        stack.enter_context(serve)
-        return cluster, serve.wait_ready(START_SECONDS)
+        if self._security is not None:
+            arguments += self._security.router_flags
+        log = self._options.folder / "router.log"
+        serve = stack.enter_context(Program("the router", arguments, log))
+        return serve.wait_ready(START_SECONDS)
 
-    def _start_spark(self, uri: str) -> Program:
+    def _start_spark(self, address: str) -> Program:
         folder = self._options.folder
-        arguments = ["-m", "spark_sink.cli", "run", f"{DATABASE}.{COLLECTION}", "--uri", uri]
+        arguments = ["-m", "spark_sink.cli", "run", f"{DATABASE}.{COLLECTION}"]
         arguments += ["--out", str(folder / "job"), "--trigger", "1 second", "--buckets", "2"]
-        return Program("the Spark job", arguments, folder / "spark.log")
+        environment = {"MERGEROUTER_URI": self._uri(address, SPARK)}
+        return Program("the Spark job", arguments, folder / "spark.log", environment)
+
+    def _uri(self, address: str, user: str) -> str:
+        """Return a connection string; the user matters in a secured demo only."""
+        if self._security is None:
+            return f"mongodb://{address}"
+        return self._security.uri(address, user)
+
+    def _picture(self, address: str, feed_port: int) -> Picture:
+        if self._security is None:
+            return Picture(f"'mongodb://{address}'", f"nc 127.0.0.1 {feed_port}")
+        file = self._security.uri_file(address)
+        return Picture(f'"$(cat {file})"', f"feed: port {feed_port}, with TLS and a login")
 
     async def _course(self, tasks: TaskGroup, client: Client, picture: Picture) -> None:
         stop = False
@@ -197,7 +222,7 @@ class Show:
         return verdicts
 
     async def _leave_running(self, picture: Picture) -> None:
-        self._console.print(f"still running; try  mongosh '{picture.uri}'  or  nc {picture.feed}")
+        self._console.print(f"still running; try  mongosh {picture.uri}  ({picture.feed})")
         self._console.print("press Ctrl-C to stop")
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:

@@ -35,7 +35,11 @@ class Meter:
 
 @dataclass(slots=True)
 class Picture:
-    """The content of the live view."""
+    """The content of the live view.
+
+    ``uri`` is the router's connection string as an argument for a shell; ``feed`` tells how to
+    connect to the feed.
+    """
 
     uri: str
     feed: str
@@ -52,7 +56,7 @@ class Picture:
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
             Panel(self._shards(), title="the merge: each member's promise, and the gate holder"),
-            Text(f"  mongosh {self.uri}    Compass: the same    nc {self.feed}", no_wrap=True),
+            Text(f"  mongosh {self.uri}    Compass: the same    {self.feed}", no_wrap=True),
         )
 
     def _rates(self) -> Table:

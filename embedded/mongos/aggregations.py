@@ -144,20 +144,30 @@ async def _on_primary(
     return list(reply["cursor"]["firstBatch"])
 
 
-def _checked_pipeline(request: Request) -> Pipeline:
-    for name in request.command:
+def check_fields(command: Document) -> None:
+    """Check an ``aggregate`` as far as servers check it before the client's rights.
+
+    Raises:
+        CommandError: 40415 for an unknown field; 2 BadValue without a pipeline; 9 FailedToParse
+            without a cursor.
+    """
+    for name in command:
         if name not in _FIELDS and not name.startswith("$"):
             raise CommandError(
                 40415, f"BSON field 'aggregate.{name}' is an unknown field.",
                 code_name="Location40415",
             )  # fmt: skip
-    pipeline = request.command.get("pipeline")
-    if not isinstance(pipeline, list):
+    if not isinstance(command.get("pipeline"), list):
         raise bad_value("'pipeline' option must be specified as an array")
-    if "cursor" not in request.command and "explain" not in request.command:
+    if "cursor" not in command and "explain" not in command:
         raise failed_to_parse(
             "The 'cursor' option is required, except for aggregate with the explain argument"
         )
+
+
+def _checked_pipeline(request: Request) -> Pipeline:
+    check_fields(request.command)
+    pipeline: list[Any] = request.command["pipeline"]
     for stage in pipeline:
         if not isinstance(stage, Mapping) or len(stage) != 1:
             raise CommandError(

@@ -8,6 +8,7 @@ from embedded.mongos import (
     diagnostics,
     find_and_modify,
     listings,
+    logins,
     reads,
     resharding,
     sessions,
@@ -15,6 +16,7 @@ from embedded.mongos import (
     sharding_admin,
     statistics,
     switches,
+    users,
     views,
     writes,
 )
@@ -79,6 +81,14 @@ COMMANDS: dict[str, Handler] = {
     "refreshSessions": sessions.refresh_sessions,
     "commitTransaction": sessions.commit_transaction,
     "abortTransaction": sessions.abort_transaction,
+    # Logins and users
+    "saslStart": logins.sasl_start,
+    "saslContinue": logins.sasl_continue,
+    "authenticate": logins.authenticate,
+    "logout": logins.log_out,
+    "connectionStatus": logins.connection_status,
+    "usersInfo": users.users_info,
+    **dict.fromkeys(users.ON_CONFIG_SERVER, users.on_config_server),
     # Diagnostics
     "hello": diagnostics.hello,
     "isMaster": diagnostics.hello,
@@ -86,7 +96,6 @@ COMMANDS: dict[str, Handler] = {
     "ping": diagnostics.ping,
     "buildInfo": diagnostics.build_info,
     "buildinfo": diagnostics.build_info,
-    "connectionStatus": diagnostics.connection_status,
     "whatsmyuri": diagnostics.whats_my_uri,
     "serverStatus": diagnostics.server_status,
     "getCmdLineOpts": diagnostics.command_line,

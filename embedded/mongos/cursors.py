@@ -8,6 +8,7 @@ from random import Random
 
 import bson
 
+from embedded.clients import UserName
 from embedded.errors import cursor_not_found
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -22,6 +23,7 @@ class _Cursor:
     namespace: str
     documents: deque[Document]
     session: bytes | None
+    owner: UserName | None = None
     expiry: asyncio.TimerHandle | None = None
 
 
@@ -48,6 +50,7 @@ class CursorTable:
         *,
         batch_size: int | None,
         session: bytes | None,
+        owner: UserName | None = None,
         single_batch: bool = False,
     ) -> Document:
         """Return the first reply, ``{cursor: {firstBatch, id, ns}}``, and keep the rest.
@@ -56,7 +59,8 @@ class CursorTable:
             namespace: the cursor's namespace.
             documents: the whole result.
             batch_size: the largest number of documents; ``None`` is the server's default of 101.
-            session: the id of the cursor's session.
+            session: the key of the cursor's session.
+            owner: the user that opens it.
             single_batch: whether to drop the documents after the first batch.
         """
         rest = deque(documents)
@@ -64,11 +68,20 @@ class CursorTable:
         cursor_id = 0
         if rest and not single_batch:
             cursor_id = self._random.getrandbits(62) + 1
-            self._cursors[cursor_id] = _Cursor(namespace, rest, session)
+            self._cursors[cursor_id] = _Cursor(namespace, rest, session, owner)
             self._arm(cursor_id)
             if len(self._cursors) > _MOST_CURSORS:
                 self._close(next(iter(self._cursors)))
         return {"cursor": {"firstBatch": batch, "id": bson.Int64(cursor_id), "ns": namespace}}
+
+    def owner(self, cursor_id: int) -> UserName | None:
+        """Return the user that opened a cursor; None if no user did or there is no such cursor."""
+        cursor = self._cursors.get(cursor_id)
+        return None if cursor is None else cursor.owner
+
+    def __contains__(self, cursor_id: object) -> bool:
+        """Return whether a cursor of this id is open."""
+        return cursor_id in self._cursors
 
     def more(self, cursor_id: int, database: str, collection: str, size: int | None) -> Document:
         """Return the next reply, ``{cursor: {nextBatch, id, ns}}``.

@@ -48,8 +48,7 @@ async def hello(request: Request) -> Document:
     compressors = negotiate(request.command.get("compression") or ())
     if compressors:
         reply["compression"] = compressors
-    if "saslSupportedMechs" in request.command:
-        reply["saslSupportedMechs"] = []
+    reply |= request.state.access.logins.hello(request.client, request.command)
     return reply
 
 
@@ -73,14 +72,6 @@ async def build_info(request: Request) -> Document:
         "debug": False,
         "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
     }
-
-
-async def connection_status(request: Request) -> Document:
-    """Return an empty list of users, because there is no authentication."""
-    info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
-    if request.command.get("showPrivileges"):
-        info["authenticatedUserPrivileges"] = []
-    return {"authInfo": info}
 
 
 async def whats_my_uri(request: Request) -> Document:
@@ -116,7 +107,11 @@ async def get_parameter(request: Request) -> Document:
     Raises:
         CommandError: 72 InvalidOptions if none of the requested parameters exists.
     """
-    known = {"featureCompatibilityVersion": {"version": "6.0"}, "enableTestCommands": False}
+    known = {
+        "featureCompatibilityVersion": {"version": "6.0"},
+        "enableTestCommands": False,
+        "logLevel": 0,
+    }
     everything = request.command["getParameter"] == "*"
     found = {name: v for name, v in known.items() if everything or name in request.command}
     if not found:

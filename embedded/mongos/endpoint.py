@@ -6,8 +6,9 @@ from bson import Timestamp
 from embedded.clients import Client
 from embedded.errors import TRANSIENT_TRANSACTION
 from embedded.logical_clock import as_ordinal
-from embedded.mongos.aggregations import refuse_change_stream
+from embedded.mongos.aggregations import check_fields, refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
+from embedded.mongos.diagnostics import not_through_mongos
 from embedded.mongos.request import ClusterState, Request, check_session_id
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -17,7 +18,6 @@ log = structlog.get_logger()
 _MOST_DRIFT = 365 * 86_400
 """Seconds that a gossiped cluster time may be ahead of the wall clock."""
 
-_NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
 _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
 
 
@@ -40,7 +40,7 @@ class Mongos:
         """
         request = Request(self._state, database, command, client)
         try:
-            self._hear(command)
+            self._hear(command, client)
             reply = {**await self._execute(request), "ok": 1.0}
         except CommandError as error:
             reply = error.to_reply()
@@ -52,7 +52,7 @@ class Mongos:
             reply = CommandError(1, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
 
-    def _hear(self, command: Document) -> None:
+    def _hear(self, command: Document, client: Client) -> None:
         heard = command.get("$clusterTime")
         time = heard.get("clusterTime") if isinstance(heard, dict) else None
         if not isinstance(time, Timestamp):
@@ -63,7 +63,10 @@ class Mongos:
                 "New cluster time is too far from this node's wall clock time",
                 code_name="ClusterTimeFailsRateLimiter",
             )
-        self._state.catalog.gossip.advance(time)
+        gossip = self._state.catalog.gossip
+        if self._state.access.enforced:
+            self._state.access.believe(command["$clusterTime"], gossip.time, client)
+        gossip.advance(time)
 
     def connection_closed(self, client: Client) -> None:
         """Do nothing, because cursors and transactions outlive connections."""
@@ -73,12 +76,20 @@ class Mongos:
         handler = COMMANDS.get(name)
         if handler is None:
             raise CommandError(59, f"no such cmd: {name}", code_name="CommandNotFound")
-        if name in ("aggregate", "explain"):
-            refuse_change_stream(request.command)
         if name in ON_ADMIN_ONLY and request.database != "admin":
             raise CommandError(
                 13, f"{name} may only be run against the admin database.", code_name="Unauthorized"
             )
+        access = self._state.access
+        if access.enforced:
+            access.check_login(name, request.client)
+            if name == "aggregate":
+                check_fields(request.command)
+            if handler is not not_through_mongos:
+                access.check_rights(name, request.database, request.command, request.client)
+            access.own_sessions(name, request.command, request.client)
+        if name in ("aggregate", "explain"):
+            refuse_change_stream(request.command)
         if "lsid" in request.command:
             check_session_id(request.command["lsid"], f"{name}.lsid")
         request.transaction = self._state.transactions.statement(request.command)
@@ -113,9 +124,6 @@ class Mongos:
         catalog = self._state.catalog
         members = request.touched or {catalog.config: None}
         times = [member.operation_time for member in members]
-        reply["$clusterTime"] = {
-            "clusterTime": catalog.gossip.time,
-            "signature": _NO_SIGNATURE,
-        }
+        reply["$clusterTime"] = self._state.access.shown(catalog.gossip.time, request.client)
         reply["operationTime"] = max(times, key=as_ordinal)
         return reply

@@ -38,7 +38,7 @@ async def list_indexes(request: Request) -> Document:
 
 
 async def list_databases(request: Request) -> Document:
-    """List the databases of all shards, plus admin and config from the config server."""
+    """List the databases that the client may see, of all shards and of the config server."""
     catalog = request.catalog
     commands = {member: {"listDatabases": 1} for member in (*catalog.shards, catalog.config)}
     replies = replies_of(await request.send_all(commands))
@@ -52,7 +52,8 @@ async def list_databases(request: Request) -> Document:
             known = found.setdefault(name, {"name": name, "sizeOnDisk": 0, "empty": False})
             known["sizeOnDisk"] += size
             known.setdefault("shards", {})[member.id] = size
-    listed = [found[name] for name in sorted(found)]
+    access = request.state.access
+    listed = [found[name] for name in sorted(found) if access.sees(request.client, name)]
     if "filter" in request.command:
         listed = [entry for entry in listed if matches(request.field("filter", dict), entry)]
     if request.command.get("nameOnly"):

@@ -6,6 +6,7 @@ from typing import Any
 from embedded.mongos.members import Member, Outcome, replies_of
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.targeting import targets_of_filter
+from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
 from embedded.storage.queries import project, sort_documents
@@ -139,7 +140,8 @@ def open_cursor(
         namespace,
         documents,
         batch_size=batch_size,
-        session=bytes(lsid["id"]) if lsid else None,
+        session=session_key(lsid) if lsid else None,
+        owner=request.client.login.user,
         single_batch=bool(request.command.get("singleBatch")),
     )
 
@@ -152,14 +154,20 @@ async def get_more(request: Request) -> Document:
             14, "BSON field 'getMore.getMore' is the wrong type, expected type 'long'",
             code_name="TypeMismatch",
         )  # fmt: skip
+    cursors = request.state.cursors
+    if cursor_id in cursors:
+        request.state.access.check_owner(cursor_id, cursors.owner(cursor_id), request.client)
     collection = str(request.command.get("collection", ""))
     size = request.command.get("batchSize")
-    return request.state.cursors.more(int(cursor_id), request.database, collection, size)
+    return cursors.more(int(cursor_id), request.database, collection, size)
 
 
 async def kill_cursors(request: Request) -> Document:
     """Close cursors and report which of them existed."""
-    killed, unknown = request.state.cursors.kill(request.command.get("cursors", ()))
+    cursors, numbers = request.state.cursors, request.field("cursors", list, [])
+    owners = [cursors.owner(each) for each in numbers if isinstance(each, int) and each in cursors]
+    request.state.access.check_killing(owners, request.database, request.command, request.client)
+    killed, unknown = cursors.kill(numbers)
     return {
         "cursorsKilled": killed,
         "cursorsNotFound": unknown,

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from bson import Binary, ObjectId
 
+from embedded.access.control import AccessControl
 from embedded.clients import Client
 from embedded.commands.request import checked_collection
 from embedded.errors import no_such_transaction, type_mismatch
@@ -68,6 +69,7 @@ class ClusterState:
     transactions: TransactionTable
     cursors: CursorTable
     identity: Identity
+    access: AccessControl
     wall: Callable[[], float]
     """The wall clock, in seconds since 1970."""
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from embedded.mongos.request import Request, check_session_id
+from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -18,7 +19,7 @@ async def end_sessions(request: Request) -> Document:
     for lsid in sessions:
         check_session_id(lsid, request.name)
         request.state.transactions.end_session(lsid)
-        request.state.cursors.end_session(bytes(lsid["id"]))
+        request.state.cursors.end_session(session_key(lsid))
     return {}
 
 

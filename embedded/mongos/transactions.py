@@ -10,6 +10,7 @@ from embedded.errors import TRANSIENT_TRANSACTION, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -77,7 +78,7 @@ class TransactionTable:
                 code_name="InvalidOptions",
             )
         number = int(command["txnNumber"])
-        latest = self._latest.get(_session_key(lsid))
+        latest = self._latest.get(session_key(lsid))
         if latest is not None and number < latest.number:
             raise CommandError(
                 225, f"Cannot start transaction {number} on session because a newer transaction "
@@ -99,7 +100,7 @@ class TransactionTable:
         Raises:
             CommandError: 117 if the transaction has already been started.
         """
-        key = _session_key(lsid)
+        key = session_key(lsid)
         before = self._latest.pop(key, None)
         if before is not None and before.number == number:
             self._latest[key] = before
@@ -121,7 +122,7 @@ class TransactionTable:
 
     def reply_of(self, lsid: Document, number: int) -> Document | None:
         """Return the reply of a retryable write that was run as this transaction, else None."""
-        latest = self._latest.get(_session_key(lsid))
+        latest = self._latest.get(session_key(lsid))
         if latest is None or latest.number != number or latest.state != "committed":
             return None
         return latest.reply
@@ -179,7 +180,7 @@ class TransactionTable:
 
     def end_session(self, lsid: Mapping[str, Any]) -> None:
         """Abort the session's open transaction and forget the session."""
-        transaction = self._latest.pop(_session_key(lsid), None)
+        transaction = self._latest.pop(session_key(lsid), None)
         if transaction is not None:
             self.abort(transaction)
 
@@ -213,7 +214,3 @@ def _on_each(members: list[Member], step: Callable[[Mongod], object]) -> None:
         step(member.mongod)
     for member in members:
         member.report_time()
-
-
-def _session_key(lsid: Mapping[str, Any]) -> bytes:
-    return bytes(lsid["id"])

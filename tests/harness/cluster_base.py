@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import pymongo
 
+from tests.harness.server_settings import ROOT, ServerSettings
+
 Client = pymongo.MongoClient[dict[str, Any]]
 
 _DRAIN_SECONDS = 120.0
@@ -101,6 +103,12 @@ class TestCluster(ABC):
     def bring_back_shard(self, name: str, host: str) -> None:
         """Add a removed shard again under its name, at ``host`` or at another address."""
         self.join_shard(name, host)
+
+    def create_root(self, settings: ServerSettings) -> None:
+        """Create the user ROOT, which servers let a client of their own machine do."""
+        client: Client
+        with pymongo.MongoClient(settings.client_uri(self.mongos)) as client:
+            client.admin.command("createUser", ROOT, pwd=ROOT, roles=[ROOT])
 
     def direct(self, name: str, **options: Any) -> Client:
         """Return a client of one shard's server (``config``: the config server's)."""

@@ -18,6 +18,7 @@ from embedded.demo.processes import Program
 from tests.harness.cluster_base import Client, TestCluster
 from tests.harness.launchers import Containers, ServerBinaries
 from tests.harness.real_cluster import RealCluster
+from tests.harness.server_settings import ServerSettings
 
 __all__ = [
     "DEFAULT_IMAGE",
@@ -44,7 +45,8 @@ def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     """Start a cluster of ``shards`` shards called shard0, shard1, …
 
     ``options`` are flags of ``mergerouter embedded``, such as ``token_version=2``. Of these flags,
-    real servers support ``noop_interval`` (whole seconds) only.
+    real servers support ``noop_interval`` (whole seconds) only. ``settings`` are both kinds'; the
+    embedded cluster takes their ``noop_interval``, key file and TLS.
     """
     return _real_cluster(shards, options) or EmbeddedProcess(shards, options)
 
@@ -79,7 +81,13 @@ class EmbeddedProcess(TestCluster):
     """``mergerouter embedded`` as a child process."""
 
     def __init__(self, shards: int, options: Mapping[str, Any]) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        flags = [
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in options.items()
+            if name != "settings"
+        ]
+        self._settings: ServerSettings = options.get("settings") or ServerSettings()
+        flags += self._settings.embedded()
         program = "import typer; from embedded.cli import embedded; typer.run(embedded)"
         self._program = Program(
             "the embedded cluster", ["-c", program, f"--shards={shards}", *flags]
@@ -90,6 +98,17 @@ class EmbeddedProcess(TestCluster):
         self.configdb = attributes["configdb"]
         self.shards = attributes["shards"]
         self._started = len(self.shards)
+        if self._settings.login:
+            self.create_root(self._settings)
+
+    @property
+    def mongos_uri(self) -> str:
+        return self._settings.root_uri(self.mongos)
+
+    def direct(self, name: str, **options: Any) -> Client:
+        host = self.configdb if name == "config" else self.shards[name]
+        uri = self._settings.uri(host.partition("/")[2], "directConnection=true")
+        return pymongo.MongoClient(uri, **options)
 
     @property
     def real(self) -> bool:

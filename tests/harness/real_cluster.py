@@ -10,9 +10,6 @@ from tests.harness.ports import free_port
 from tests.harness.replica_sets import ReplicaSet, eventually
 from tests.harness.server_settings import ServerSettings
 
-ROOT = "root"
-"""The name and the password of the user with all rights, where a login is required."""
-
 
 class RealCluster(TestCluster):
     """A sharded cluster of MongoDB's own servers.
@@ -59,8 +56,7 @@ class RealCluster(TestCluster):
     @property
     def mongos_uri(self) -> str:
         """The connection string of the mongos, with the login of ROOT if one is required."""
-        login = f"{ROOT}:{ROOT}" if self._settings.login else ""
-        return self._settings.client_uri(self.mongos, login)
+        return self._settings.root_uri(self.mongos)
 
     def start_shard(self) -> tuple[str, str]:
         shard = self._launch_shard()
@@ -147,15 +143,9 @@ class RealCluster(TestCluster):
         for name, address in self.mongoses.items():
             eventually(self._settings.client_uri(address), f"{name} to start", _answers)
         if self._settings.login:
-            self._create_root()
+            self.create_root(self._settings)
         for shard in launched:
             self.join_shard(shard.name, shard.host_string)
-
-    def _create_root(self) -> None:
-        # Servers let a client of their own machine create the first user without a login.
-        client: Client
-        with pymongo.MongoClient(self._settings.client_uri(self.mongos)) as client:
-            client.admin.command("createUser", ROOT, pwd=ROOT, roles=[ROOT])
 
     def _launch_shard(self) -> ReplicaSet:
         name = f"shard{self._started}"

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
+ROOT = "root"
+"""The name and the password of the user with all rights, where a login is required."""
+
 _EVERY_SERVER = {
     "enableTestCommands": "1",
     # Diagnostics of idle or short-lived servers only cost CPU time.
@@ -129,6 +132,17 @@ class ServerSettings:
         """
         options = "" if self.tls is None else "?" + "&".join(self.tls.options)
         return f"mongodb://{login}{'@' if login else ''}{address}/{options}"
+
+    def root_uri(self, address: str) -> str:
+        """Return the connection string of ROOT, or one without a login where none is required."""
+        return self.client_uri(address, f"{ROOT}:{ROOT}" if self.login else "")
+
+    def embedded(self) -> list[str]:
+        """Return the arguments of ``mergerouter embedded``."""
+        interval = self.noop_interval
+        return [
+            *([] if interval is None else [f"--noop-interval={interval}"]), *self._security()
+        ]  # fmt: skip
 
     def replica_set(self) -> dict[str, Any]:
         """Return the ``settings`` of every replica set: elections take about two seconds."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pymongo
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client, RealCluster
+from tests.harness.clusters import Client, TestCluster
 
 USERS: dict[str, list[Any]] = {
     "reader": [{"role": "read", "db": "db"}],
@@ -17,6 +17,12 @@ USERS: dict[str, list[Any]] = {
     "admin": ["clusterAdmin"],
     "host": ["hostManager"],
 }
+OPENS_NO_STREAMS = (
+    59,
+    "this endpoint does not serve change streams; open them through mergerouter, or on a shard",
+)
+"""The answer of the embedded mongos to a stream that the user may open."""
+
 STREAM: list[dict[str, Any]] = [{"$changeStream": {}}]
 
 
@@ -26,7 +32,7 @@ class Servers(NamedTuple):
     mongos: str
     router: str
     alone: str
-    cluster: RealCluster
+    cluster: TestCluster
 
 
 def stream(target: Any, pipeline: list[Any] = STREAM, **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pymongo
 import pytest
 
-from tests.harness.clusters import RealCluster, start_real_cluster
+from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings, write_key_file
 from tests.integration.security.clients import USERS, Servers
@@ -18,15 +18,15 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def secured(key_file: Path) -> Iterator[RealCluster]:
+def secured(key_file: Path) -> Iterator[TestCluster]:
     """Two shards whose members log in with the key file."""
-    with start_real_cluster(2, settings=ServerSettings(noop_interval=1, key_file=key_file)) as real:
+    with start_cluster(2, settings=ServerSettings(noop_interval=1, key_file=key_file)) as real:
         yield real
 
 
 @pytest.fixture(scope="package")
 def servers(
-    secured: RealCluster, key_file: Path, tmp_path_factory: pytest.TempPathFactory
+    secured: TestCluster, key_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
     password = tmp_path_factory.mktemp("router") / "password"
     password.write_text("swordfish\n")

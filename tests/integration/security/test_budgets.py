@@ -8,7 +8,7 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from router.memory import LEAST_BATCH, NEEDS
-from tests.harness.clusters import RealCluster
+from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.security.clients import Servers, client
 
@@ -17,7 +17,7 @@ REMOTES = 3
 
 
 @pytest.fixture(scope="module")
-def router(servers: Servers, secured: RealCluster, key_file: Path) -> Iterator[RouterProcess]:
+def router(servers: Servers, secured: TestCluster, key_file: Path) -> Iterator[RouterProcess]:
     """A router with memory for two streams of each user."""
     limits = {"userBufferBytes": 2 * REMOTES * NEEDS * LEAST_BATCH, "shareLingerMs": 0}
     with start_router(secured.configdb, keyFile=key_file, set_parameter=limits) as running:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.clusters import RealCluster
+from tests.harness.clusters import TestCluster
 from tests.integration.security.clients import Servers
 
 
@@ -18,7 +18,7 @@ from tests.integration.security.clients import Servers
     ],
 )
 def test_the_login_on_the_upstream_is_tried(
-    secured: RealCluster,
+    secured: TestCluster,
     servers: Servers,
     key_file: Path,
     tmp_path: Path,

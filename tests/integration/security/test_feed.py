@@ -12,7 +12,7 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import RealCluster
+from tests.harness.clusters import TestCluster
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.security.clients import USERS, Servers, client
@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "read_secured_feed.py"
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
 def router(
-    request: pytest.FixtureRequest, servers: Servers, secured: RealCluster, key_file: Path
+    request: pytest.FixtureRequest, servers: Servers, secured: TestCluster, key_file: Path
 ) -> Iterator[RouterProcess]:
     options = {"userCacheInvalidationIntervalSecs": 1, "authFailedDelayMs": 0}
     flags = {"keyFile": key_file, "set_parameter": options, "workers": request.param}
@@ -116,7 +116,7 @@ async def test_a_wrong_nonce_and_a_replayed_step(router: RouterProcess) -> None:
 
 
 async def test_a_stream_ends_with_its_user_s_rights(
-    router: RouterProcess, secured: RealCluster
+    router: RouterProcess, secured: TestCluster
 ) -> None:
     with pymongo.MongoClient(secured.mongos_uri) as root:
         root.admin.command("createUser", "fed", pwd="fed", roles=USERS["reader"])
@@ -135,7 +135,7 @@ async def test_a_stream_ends_with_its_user_s_rights(
                 root.admin.command("dropUser", "fed")
 
 
-def test_the_example_logs_in(router: RouterProcess, secured: RealCluster) -> None:
+def test_the_example_logs_in(router: RouterProcess, secured: TestCluster) -> None:
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE), "everywhere", "127.0.0.1", str(router.feed_port)],
         stdout=subprocess.PIPE,

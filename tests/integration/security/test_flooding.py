@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pymongo import AsyncMongoClient
 
-from tests.harness.clusters import RealCluster
+from tests.harness.clusters import TestCluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
@@ -29,7 +29,7 @@ ATTACKER = ("127.0.0.2", 0)
 
 
 @pytest.fixture(scope="module")
-def router(servers: Servers, secured: RealCluster, key_file: Path) -> Iterator[RouterProcess]:
+def router(servers: Servers, secured: TestCluster, key_file: Path) -> Iterator[RouterProcess]:
     with start_router(secured.configdb, keyFile=key_file, set_parameter=LIMITS) as running:
         yield running
 

@@ -15,13 +15,13 @@ from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.access import Access
 from shard_client.wire.authentication import Credentials, read_key_file
-from tests.harness.clusters import Client, RealCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.routers import start_router
 from tests.integration.security.clients import Servers, client
 from tests.integration.security.page import blocks
 
 
-async def test_a_member_by_key_file(secured: RealCluster, key_file: Path) -> None:
+async def test_a_member_by_key_file(secured: TestCluster, key_file: Path) -> None:
     cluster = Cluster(secured.configdb, access=Access(read_key_file(key_file)))
     try:
         assert (await cluster.shards()).hosts == secured.shards
@@ -34,7 +34,7 @@ async def test_a_member_by_key_file(secured: RealCluster, key_file: Path) -> Non
         await cluster.close()
 
 
-async def test_the_driver_logs_in_too(secured: RealCluster, key_file: Path) -> None:
+async def test_the_driver_logs_in_too(secured: TestCluster, key_file: Path) -> None:
     cluster = Cluster(secured.configdb, access=Access(read_key_file(key_file)))
     try:
         await cluster.shards()
@@ -50,7 +50,7 @@ async def test_the_driver_logs_in_too(secured: RealCluster, key_file: Path) -> N
         await cluster.close()
 
 
-async def test_a_wrong_key_is_named_in_the_error(secured: RealCluster) -> None:
+async def test_a_wrong_key_is_named_in_the_error(secured: TestCluster) -> None:
     wrong = Credentials("__system", "local", ("d3JvbmcK",))
     cluster = Cluster(secured.configdb, access=Access(wrong))
     try:
@@ -71,7 +71,7 @@ def privileges() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def test_a_router_of_least_privilege(
-    secured: RealCluster, servers: Servers, tmp_path: Path
+    secured: TestCluster, servers: Servers, tmp_path: Path
 ) -> None:
     """The roles of docs/security.md are enough, and times that servers signed are handed out."""
     on_shards, through_mongos = privileges()

@@ -11,7 +11,7 @@ from typing import Any
 import pymongo
 import pytest
 
-from tests.harness.clusters import Client, RealCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.node import NodePrograms
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess
@@ -21,7 +21,7 @@ STEPS = "## Set up in ten minutes"
 
 
 def test_the_set_up_in_ten_minutes(
-    secured: RealCluster,
+    secured: TestCluster,
     key_file: Path,
     node: NodePrograms,
     tmp_path: Path,

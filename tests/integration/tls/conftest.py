@@ -7,7 +7,7 @@ import pymongo
 import pytest
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, RealCluster, start_real_cluster
+from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings, ServerTls, write_key_file
 
@@ -37,10 +37,10 @@ def key_file(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="package")
-def cluster(authority: Authority, key_file: Path) -> Iterator[RealCluster]:
+def cluster(authority: Authority, key_file: Path) -> Iterator[TestCluster]:
     tls = ServerTls(authority.issue("server"), authority.file)
     settings = ServerSettings(noop_interval=1, key_file=key_file, tls=tls)
-    with start_real_cluster(2, settings=settings) as real:
+    with start_cluster(2, settings=settings) as real:
         with pymongo.MongoClient(real.mongos_uri) as root:
             roles = [{"role": "readWrite", "db": "db"}]
             root.admin.command("createUser", USER, pwd=USER, roles=roles)
@@ -54,7 +54,7 @@ def client_file(authority: Authority) -> Path:
 
 
 @pytest.fixture(scope="package")
-def reader_file(authority: Authority, cluster: RealCluster) -> Path:
+def reader_file(authority: Authority, cluster: TestCluster) -> Path:
     """The certificate of the user that has its subject as name."""
     root: Client
     with pymongo.MongoClient(cluster.mongos_uri) as root:
@@ -66,7 +66,7 @@ def reader_file(authority: Authority, cluster: RealCluster) -> Path:
 
 @pytest.fixture(scope="package", params=[1, 2], ids=["one-process", "two-workers"])
 def router(
-    request: pytest.FixtureRequest, cluster: RealCluster, authority: Authority, key_file: Path
+    request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
     """A router that takes and makes TLS connections only."""
     with start_router(

@@ -9,14 +9,14 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, RealCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.tls.conftest import CLIENTS, SUBJECT
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["upstream", "alone"])
 def router(
-    request: pytest.FixtureRequest, cluster: RealCluster, authority: Authority, key_file: Path
+    request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
     with start_router(
         cluster.configdb,
@@ -36,7 +36,7 @@ def client(port: int, authority: Authority, certificate: Path, **options: Any) -
 
 
 def test_a_certificate_user_reads_a_stream(
-    router: RouterProcess, cluster: RealCluster, authority: Authority, reader_file: Path
+    router: RouterProcess, cluster: TestCluster, authority: Authority, reader_file: Path
 ) -> None:
     root: Client
     with (
@@ -67,7 +67,7 @@ def test_reads_and_writes_are_refused(
 
 
 def test_a_dropped_user_loses_its_streams(
-    router: RouterProcess, cluster: RealCluster, authority: Authority
+    router: RouterProcess, cluster: TestCluster, authority: Authority
 ) -> None:
     subject, name = "CN=leaver,OU=clients,O=tests", "$external"
     leaver_file = authority.issue("leaver", subject=CLIENTS)
@@ -88,7 +88,7 @@ def test_a_dropped_user_loses_its_streams(
 @pytest.mark.parametrize("certificate", ["reader", "stranger", "router", "server"])
 def test_logins_are_answered_as_by_mongos(
     router: RouterProcess,
-    cluster: RealCluster,
+    cluster: TestCluster,
     authority: Authority,
     reader_file: Path,
     certificate: str,

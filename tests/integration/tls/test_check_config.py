@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import RealCluster
+from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 
 
-def check(cluster: RealCluster, key_file: Path, folder: Path, tls: str) -> tuple[int, str]:
+def check(cluster: TestCluster, key_file: Path, folder: Path, tls: str) -> tuple[int, str]:
     config = folder / "router.yaml"
     config.write_text(
         f"sharding: {{configDB: {cluster.configdb}}}\n"
@@ -28,7 +28,7 @@ def check(cluster: RealCluster, key_file: Path, folder: Path, tls: str) -> tuple
 
 
 def test_all_connections_use_tls(
-    cluster: RealCluster, authority: Authority, key_file: Path, tmp_path: Path
+    cluster: TestCluster, authority: Authority, key_file: Path, tmp_path: Path
 ) -> None:
     certificate = authority.issue("checked", days=20)
     tls = f"{{mode: requireTLS, certificateKeyFile: {certificate}, CAFile: {authority.file}}}"
@@ -40,7 +40,7 @@ def test_all_connections_use_tls(
 
 
 def test_check_config_reports_a_certificate_of_another_authority(
-    cluster: RealCluster, authority: Authority, key_file: Path, tmp_path: Path
+    cluster: TestCluster, authority: Authority, key_file: Path, tmp_path: Path
 ) -> None:
     foreign = Authority(tmp_path, "foreign")
     certificate = authority.issue("checked")

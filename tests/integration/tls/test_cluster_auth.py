@@ -7,20 +7,20 @@ import pymongo
 import pytest
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, RealCluster, start_real_cluster
+from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings, ServerTls
 
 
 @pytest.fixture(scope="module")
-def by_certificate(authority: Authority) -> Iterator[RealCluster]:
+def by_certificate(authority: Authority) -> Iterator[TestCluster]:
     """A shard and a config server that log in to each other with certificates."""
     tls = ServerTls(authority.issue("member"), authority.file, cluster_auth=True)
-    with start_real_cluster(1, settings=ServerSettings(noop_interval=1, tls=tls)) as real:
+    with start_cluster(1, settings=ServerSettings(noop_interval=1, tls=tls)) as real:
         yield real
 
 
-def router_of(cluster: RealCluster, authority: Authority, **flags: Any) -> RouterProcess:
+def router_of(cluster: TestCluster, authority: Authority, **flags: Any) -> RouterProcess:
     return start_router(
         cluster.configdb,
         f"mongodb://{cluster.mongos}/",
@@ -32,7 +32,7 @@ def router_of(cluster: RealCluster, authority: Authority, **flags: Any) -> Route
 
 
 def test_the_router_logs_in_as_a_member_by_its_certificate(
-    by_certificate: RealCluster, authority: Authority
+    by_certificate: TestCluster, authority: Authority
 ) -> None:
     """Clients see one certificate; the one for servers has the members' subject."""
     member = authority.issue("router-member")
@@ -51,7 +51,7 @@ def test_the_router_logs_in_as_a_member_by_its_certificate(
         assert not [line for line in router.logs() if "cannot log in" in str(line)]
 
 
-def test_a_certificate_of_no_member(by_certificate: RealCluster, authority: Authority) -> None:
+def test_a_certificate_of_no_member(by_certificate: TestCluster, authority: Authority) -> None:
     stranger = authority.issue("stranger", subject=(("O", "elsewhere"),))
     with router_of(by_certificate, authority, tlsClusterFile=stranger) as router:
         client: Client

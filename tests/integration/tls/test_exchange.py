@@ -12,7 +12,7 @@ from cryptography import x509
 from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, RealCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
 
@@ -28,7 +28,7 @@ def file(authority: Authority) -> Path:
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-workers"])
 def router(
     request: pytest.FixtureRequest,
-    cluster: RealCluster,
+    cluster: TestCluster,
     authority: Authority,
     key_file: Path,
     file: Path,
@@ -71,7 +71,7 @@ def wait_for_admin_name(router: RouterProcess, authority: Authority, name: str) 
 
 
 def test_certificates_are_exchanged_by_command_and_by_signal(
-    router: RouterProcess, cluster: RealCluster, authority: Authority, file: Path
+    router: RouterProcess, cluster: TestCluster, authority: Authority, file: Path
 ) -> None:
     uri = f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}"
     root: Client

@@ -18,7 +18,7 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, RealCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.tls.conftest import CLIENTS, SUBJECT, USER
@@ -30,7 +30,7 @@ QUIET: Line = {"database": "db", "collection": "certificates", "heartbeatMs": 10
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-workers"])
 def router(
-    request: pytest.FixtureRequest, cluster: RealCluster, authority: Authority, key_file: Path
+    request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
     """A router with a feed, which clients may also use without a certificate."""
     with start_router(
@@ -55,7 +55,7 @@ def context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
 
 
 async def test_a_certificate_logs_in(
-    router: RouterProcess, cluster: RealCluster, authority: Authority, reader_file: Path
+    router: RouterProcess, cluster: TestCluster, authority: Authority, reader_file: Path
 ) -> None:
     root: Client
     async with feed(router.feed_port, context(authority, reader_file)) as connected:
@@ -123,7 +123,7 @@ async def test_a_password_logs_in_by_tls(router: RouterProcess, authority: Autho
 
 
 async def test_a_dropped_user_loses_its_feed(
-    router: RouterProcess, cluster: RealCluster, authority: Authority
+    router: RouterProcess, cluster: TestCluster, authority: Authority
 ) -> None:
     leaver, subject = authority.issue("fed", subject=CLIENTS), "CN=fed,OU=clients,O=tests"
     root: Client
