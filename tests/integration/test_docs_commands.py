@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import pymongo
 import pytest
 
+from tests.harness.certificates import Authority
 from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.server_settings import write_key_file
 from tests.harness.until import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +66,14 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
 
 @pytest.fixture
 def places(cluster: TestCluster, router: RouterProcess, tmp_path: Path) -> dict[str, str]:
-    """Return what the names and paths of the documentation are here."""
+    """Return what the names and paths of the documentation are here.
+
+    The working folder has a key file and certificates under the names of the documentation.
+    """
     token, config = tmp_path / "token", tmp_path / "mergerouter.yaml"
     token.write_text("secret")
+    write_key_file(tmp_path)
+    Authority(tmp_path, "ca").issue("server")
     config.write_text(
         f"sharding: {{configDB: '{cluster.configdb}'}}\nnet: {{port: 0}}\n"
         f"upstream: '{cluster.mongos_uri}'\n"
