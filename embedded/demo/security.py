@@ -22,9 +22,10 @@ ADMIN, ROUTER, SPARK = "admin", "router", "spark"
 _ROLES: dict[str, list[object]] = {
     ADMIN: ["root"],
     ROUTER: ["readAnyDatabase"],
-    SPARK: [{"role": "read", "db": "shop"}],
+    SPARK: [{"role": "read", "db": "shop"}, "clusterMonitor"],
 }
-"""The users: of the load and the shell, of the router's lookups, and of the Spark job."""
+"""The users: of the load and the shell, of the router's lookups, and of the Spark job, whose
+snapshot lists the shards."""
 
 _VALID = timedelta(days=2)
 
