@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from router.access.authorization import login_required, not_for_certificates
+from router.access.mongos_commands import NEED_LOGIN
 from router.commands.answer import (
     PASS_THROUGH,
     Answer,
@@ -259,7 +260,8 @@ class ClientConnection:
         """
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
-            if self.client.login is not None and self.client.login.user is None:
+            login = self.client.login
+            if login is not None and login.user is None and request.name in NEED_LOGIN:
                 raise login_required(request.name)
             message = f"no such cmd: {request.name}"
             if request.name == "aggregate":
