@@ -4,19 +4,16 @@ import asyncio
 from typing import Any
 
 import structlog
-from bson.timestamp import Timestamp
 
 from embedded.clients import Client
 from embedded.commands import dispatch
+from embedded.logical_clock import client_time
 from embedded.member import Member
 from embedded.server import Server
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
 log = structlog.get_logger()
-
-_MOST_DRIFT = 365 * 86_400
-"""Seconds that a gossiped cluster time may be ahead of the wall clock."""
 
 
 class Mongod(Member):
@@ -90,7 +87,7 @@ class Mongod(Member):
         """
         await self._answers.wait()
         try:
-            self._hear(command, client)
+            self._adopt_time(command, client)
             self.elections.check(command)
             reply = await self.execute(database, command, client)
             reply["ok"] = 1.0
@@ -105,19 +102,13 @@ class Mongod(Member):
         reply["operationTime"] = last
         return reply
 
-    def _hear(self, command: Document, client: Client) -> None:
-        heard = command.get("$clusterTime")
-        if not isinstance(heard, dict) or not isinstance(heard.get("clusterTime"), Timestamp):
+    def _adopt_time(self, command: Document, client: Client) -> None:
+        time = client_time(command, self.wall())
+        if time is None:
             return
-        if heard["clusterTime"].time > self.wall() + _MOST_DRIFT:
-            raise CommandError(
-                200,
-                "New cluster time is too far from this node's wall clock time",
-                code_name="ClusterTimeFailsRateLimiter",
-            )
         if self.access.enforced:
-            self.access.believe(heard, self.clock.time, client)
-        self.clock.advance(heard["clusterTime"])
+            self.access.check_time(command["$clusterTime"], self.clock.time, client)
+        self.clock.advance(time)
 
     async def execute(self, database: str, command: Document, client: Client) -> Document:
         """Run one command without gossip and return its reply.

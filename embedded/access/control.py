@@ -1,4 +1,4 @@
-"""What a server asks about access: may this client run this command, and is its time believed."""
+"""Whether a client may run a command, and whether the cluster time that it sends is signed."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -175,7 +175,7 @@ class AccessControl:
 
     # Cluster times
 
-    def believe(self, given: Mapping[str, Any], newest: Timestamp, client: Client) -> None:
+    def check_time(self, given: Mapping[str, Any], newest: Timestamp, client: Client) -> None:
         """Check the signature of a client's ``$clusterTime``, if it is ahead of the server's.
 
         Raises:

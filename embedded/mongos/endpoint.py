@@ -1,11 +1,10 @@
 """The embedded mongos: receives commands and returns replies."""
 
 import structlog
-from bson import Timestamp
 
 from embedded.clients import Client
 from embedded.errors import TRANSIENT_TRANSACTION
-from embedded.logical_clock import as_ordinal
+from embedded.logical_clock import as_ordinal, client_time
 from embedded.mongos.aggregations import check_fields, refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
 from embedded.mongos.diagnostics import not_through_mongos
@@ -15,8 +14,6 @@ from shard_client.errors import CommandError
 
 log = structlog.get_logger()
 
-_MOST_DRIFT = 365 * 86_400
-"""Seconds that a gossiped cluster time may be ahead of the wall clock."""
 
 _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
 
@@ -40,7 +37,7 @@ class Mongos:
         """
         request = Request(self._state, database, command, client)
         try:
-            self._hear(command, client)
+            self._adopt_time(command, client)
             reply = {**await self._execute(request), "ok": 1.0}
         except CommandError as error:
             reply = error.to_reply()
@@ -52,20 +49,13 @@ class Mongos:
             reply = CommandError(1, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
 
-    def _hear(self, command: Document, client: Client) -> None:
-        heard = command.get("$clusterTime")
-        time = heard.get("clusterTime") if isinstance(heard, dict) else None
-        if not isinstance(time, Timestamp):
+    def _adopt_time(self, command: Document, client: Client) -> None:
+        time = client_time(command, self._state.wall())
+        if time is None:
             return
-        if time.time > self._state.wall() + _MOST_DRIFT:
-            raise CommandError(
-                200,
-                "New cluster time is too far from this node's wall clock time",
-                code_name="ClusterTimeFailsRateLimiter",
-            )
         gossip = self._state.catalog.gossip
         if self._state.access.enforced:
-            self._state.access.believe(command["$clusterTime"], gossip.time, client)
+            self._state.access.check_time(command["$clusterTime"], gossip.time, client)
         gossip.advance(time)
 
     def connection_closed(self, client: Client) -> None:
