@@ -35,6 +35,8 @@ WATCHERS = (1, 10, 20, 100, 300)
 WRITES, BATCH = 8_000, 200
 PACED_STREAMS, PACED_RATE, PACED_SECONDS = 1000, 2000, 10
 
+_LIMITS = ("maxStreams", "maxStreamsPerClient")
+_ENOUGH = 1000
 _MICRO = 1e6
 
 REPLAYED = (
@@ -154,7 +156,8 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
         yield _medians(taken)
         for mode in ("never", "auto"):
             options.say(f"{watchers} watchers with a filter each: router, shareFilters={mode}")
-            arguments = ("--setParameter", f"shareFilters={mode}")
+            parameters = (f"shareFilters={mode}", *(f"{name}={_ENOUGH}" for name in _LIMITS))
+            arguments = [f"--setParameter={each}" for each in parameters]
             with router(cluster.configdb, f"--upstream={cluster.mongos_uri}", *arguments) as (
                 port,
                 pid,
