@@ -74,7 +74,10 @@ def test_a_stream_s_opening_lookups_and_outages_are_spans(
     assert all(each.attributes["server.port"] for each in first)
     outages = collector.named("reopen remote cursor")
     assert {each.parent for each in outages} == {b""}
-    assert not any(each.failed for each in outages), "the cursors read again"
+    # The router's end may interrupt a further reopening.
+    healed = {each.attributes["mergerouter.replica_set"] for each in outages if not each.failed}
+    broken = {each.attributes["mergerouter.replica_set"] for each in outages}
+    assert healed == broken, "the cursors read again"
     assert {each.parent for each in openings} == {
         remotes.span_id,
         *(each.span_id for each in outages),
