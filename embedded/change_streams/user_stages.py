@@ -291,6 +291,13 @@ def _redact(argument: Any, variables: Mapping[str, Any]) -> Stage:
     return lambda document: redacted(document, document)
 
 
+def _unchanged(argument: Any, _variables: Mapping[str, Any]) -> Stage:
+    """Compile an internal stage that is open to clients and leaves events as they are."""
+    if argument != {}:
+        raise CommandError(9, "the stage takes an empty object", code_name="FailedToParse")
+    return lambda document: document
+
+
 _STAGES: Final[dict[str, Callable[[Any, Mapping[str, Any]], Stage]]] = {
     "$match": _match,
     "$project": project,
@@ -300,4 +307,6 @@ _STAGES: Final[dict[str, Callable[[Any, Mapping[str, Any]], Stage]]] = {
     "$replaceRoot": _replace_root,
     "$replaceWith": _replace_with,
     "$redact": _redact,
+    "$_internalInhibitOptimization": _unchanged,
+    "$_internalShredDocuments": _unchanged,
 }

@@ -15,6 +15,9 @@ from shard_client.errors import CommandError
 CHANGE_STREAM: Final = "$changeStream"
 SPLIT: Final = "$changeStreamSplitLargeEvent"
 _INHIBIT: Final = "$_internalInhibitOptimization"
+_SHRED: Final = "$_internalShredDocuments"
+_IDENTITY: Final = (_INHIBIT, _SHRED)
+"""Internal stages that are open to clients and leave events as they are."""
 
 _ALLOWED: Final = frozenset(
     {
@@ -26,8 +29,8 @@ _ALLOWED: Final = frozenset(
         "$replaceRoot",
         "$replaceWith",
         "$redact",
-        _INHIBIT,
         SPLIT,
+        *_IDENTITY,
     }
 )
 
@@ -126,7 +129,7 @@ def check_names(pipeline: Sequence[Mapping[str, Any]], *, api_strict: bool) -> N
 
 def _check_api_strict(stage: Mapping[str, Any]) -> None:
     name = stage_name(stage)
-    if name in (SPLIT, _INHIBIT):
+    if name in (SPLIT, *_IDENTITY):
         raise CommandError(
             323,
             f"{name} is not allowed with 'apiStrict: true' in API Version 1",
@@ -159,6 +162,10 @@ def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
                 ErrorCode.FailedToParse,
                 f"{name} must take an empty object but found: {render(argument)}",
             )
+        if name == _SHRED and not isinstance(argument, Mapping):
+            raise CommandError(7997500, f"{name} specification must be an object")
+        if name == _SHRED and argument:
+            raise CommandError(7997501, f"{name} specification must be empty")
         if name == SPLIT and not (isinstance(argument, Mapping) and not argument):
             raise CommandError(7182800, f"{SPLIT} spec should be an empty object")
 

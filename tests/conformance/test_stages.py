@@ -82,6 +82,8 @@ def test_stages_not_allowed_in_change_streams_are_refused(
         ({"$replaceRoot": {"newRoot": {"_id": "$_id", "documentKey": "$documentKey"}}}, [1, 2, 3]),
         ({"$replaceWith": {"$mergeObjects": ["$$ROOT", {"a": 1}]}}, [1, 2, 3]),
         ({"$redact": {"$cond": [{"$eq": ["$documentKey._id", 1]}, "$$PRUNE", "$$KEEP"]}}, [2, 3]),
+        ({"$_internalInhibitOptimization": {}}, [1, 2, 3]),
+        ({"$_internalShredDocuments": {}}, [1, 2, 3]),
         ({"$changeStreamSplitLargeEvent": {}}, [1, 2, 3]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -73,7 +73,11 @@ _OTHER_STAGES = (
 STAGES: list[dict[str, Any]] = [
     *({name: argument} for name, argument in _ARGUMENTS.items()),
     *({name: {}} for name in _OTHER_STAGES),
-    *({"$_internalInhibitOptimization": argument} for argument in (5, "x", [], {"a": 1})),
+    *(
+        {name: argument}
+        for name in ("$_internalInhibitOptimization", "$_internalShredDocuments")
+        for argument in (5, "x", [], {"a": 1})
+    ),
 ]
 """Stages to append to ``$changeStream``."""
 

@@ -156,10 +156,16 @@ def test_documents_are_rendered_as_on_mongos():
     )
 
 
-def test_clients_can_use_the_inhibit_optimization_stage():
-    request = parse(**stream({"$_internalInhibitOptimization": {}}))
-    assert [*request.stages] == [{"$_internalInhibitOptimization": {}}]
-    for argument, code in ((5, 14), ({"a": 1}, 9)):
+@pytest.mark.parametrize(
+    ("stage", "no_document", "not_empty"),
+    [("$_internalInhibitOptimization", 14, 9), ("$_internalShredDocuments", 7997500, 7997501)],
+)
+def test_clients_can_use_internal_stages_that_leave_events_as_they_are(
+    stage: str, no_document: int, not_empty: int
+):
+    request = parse(**stream({stage: {}}))
+    assert [*request.stages] == [{stage: {}}]
+    for argument, code in ((5, no_document), ({"a": 1}, not_empty)):
         with pytest.raises(CommandError) as caught:
-            parse(**stream({"$_internalInhibitOptimization": argument}))
+            parse(**stream({stage: argument}))
         assert caught.value.code == code

@@ -113,7 +113,7 @@ async def test_plain_aggregates_pass_through_and_change_streams_do_not() -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {"pipeline": [{"$changeStream": {}}, {"$_internalShredDocuments": {}}]},
+        {"pipeline": [{"$changeStream": {}}, {"$_internalSplitPipeline": {}}]},
         {"pipeline": [{"$changeStream": {"optionOfAnotherVersion": 1}}]},
         {"pipeline": [{"$changeStream": {}}, {"$group": {"_id": 1}}]},
         {"$_generateV2ResumeTokens": True},
