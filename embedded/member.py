@@ -26,6 +26,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key, value_at
 from embedded.storage.catalog import Catalog
 from embedded.storage.collection import ID_INDEX, Collection
 from embedded.transactions import Transaction
+from embedded.writes import Operation, delete_entry
 
 log = structlog.get_logger()
 
@@ -209,6 +210,24 @@ class Member:
             from_migrate=from_migrate,
         )
         self.catalog.drop(collection)
+
+    def delete_by_apply_ops(self, ns: str, _id: Any) -> None:
+        """Delete a document by a plain ``applyOps`` command, which no change stream shows.
+
+        6.0 ends the removal of a shard this way (docs/protocol.md#sharded-cluster).
+
+        Raises:
+            CommandError: 26 NamespaceNotFound.
+        """
+        collection = self.catalog.require(ns)
+        key = id_key(_id)
+        before = collection.get(key)
+        if before is None:
+            return
+        operation = Operation(collection, key, before, None, delete_entry(collection, before))
+        o = {"applyOps": [operation.entry]}
+        entry = self.journal.log_command(collection.database, o)
+        self.journal.apply(operation, entry["ts"], entry["ts"], 0)
 
     def set_shard_key(self, ns: str, fields: tuple[str, ...]) -> None:
         """Set the shard key, whose ``fields`` lead document keys from now on.

@@ -45,6 +45,8 @@ class OplogEntry(TypedDict, total=False):
       with ``count``. On several shards it is ``{applyOps, prepare: true}`` and later
       ``{commitTransaction: 1, commitTimestamp}`` whose ``prevOpTime`` is the prepare entry's, or
       ``{abortTransaction: 1}``. The events' cluster time is the ``ts`` of the entry that commits.
+    - An ``applyOps`` on ``db.$cmd`` without ``txnNumber`` is a plain command, with which 6.0 ends
+      the removal of a shard; change streams do not show its operations.
     - n: a no-op; ``o`` is a message, ``o2`` may describe an event (such as shardCollection).
 
     ``lsid``, ``txnNumber`` and ``stmtId`` on an i, u or d mean a retryable write; change streams do

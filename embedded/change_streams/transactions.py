@@ -34,9 +34,12 @@ def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
     """Yield the operations of ``entry``: itself, or those of the transaction that it commits.
 
     The index counts all operations of a transaction, including those that the stream filters out
-    (docs/protocol.md#events).
+    (docs/protocol.md#events). A plain ``applyOps`` command, which is no transaction, yields none
+    (docs/protocol.md#sharded-cluster).
     """
     command = entry["o"] if entry["op"] == "c" else {}
+    if "applyOps" in command and "txnNumber" not in entry:
+        return
     if "applyOps" not in command and "commitTransaction" not in command:
         if "abortTransaction" not in command:
             yield Operation(entry, entry["ts"], entry.get("wall"), entry["ts"])

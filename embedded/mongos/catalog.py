@@ -106,8 +106,17 @@ class ClusterCatalog:
         await self._update("shards", {"_id": member.id}, {"$set": {"draining": True}})
 
     async def remove_shard(self, member: Member) -> None:
-        """Remove a drained shard from the cluster."""
-        await self._delete("shards", {"_id": member.id})
+        """Remove a drained shard from the cluster.
+
+        As on 6.0, no change stream shows the removal; on 7.0 and newer it is a delete event
+        (docs/protocol.md#sharded-cluster).
+        """
+        if self.config.mongod.token_version == 1:
+            self.config.adopt_time()
+            self.config.mongod.delete_by_apply_ops("config.shards", member.id)
+            self.config.report_time()
+        else:
+            await self._delete("shards", {"_id": member.id})
         del self._shards[member.id]
         self._draining.discard(member.id)
 

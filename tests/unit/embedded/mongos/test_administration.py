@@ -53,3 +53,28 @@ async def test_status_and_operations_of_a_process_that_does_nothing(mongos: Mong
     status = await mongos.run("admin", {"serverStatus": 1})
     assert (status["ok"], status["process"]) == (1, "mongos")
     assert (await mongos.run("admin", {"currentOp": 1}))["inprog"] == []
+
+
+@pytest.mark.parametrize(
+    ("token_version", "events"),
+    [(1, ["insert", "insert", "update"]), (2, ["insert", "insert", "update", "delete"])],
+)
+async def test_a_stream_shows_the_removal_of_a_shard_since_7_0(
+    token_version: int, events: list[str]
+) -> None:
+    """As tried on 6.0: the last event is the update that sets ``draining``."""
+    async with EmbeddedCluster(2, token_version=token_version, noop_interval=0) as cluster:
+        mongos = Mongos(cluster)
+        start = cluster.config_server.oplog.first_ts
+        states = [(await mongos.run("admin", {"removeShard": "shard1"}))["state"] for _ in range(2)]
+        assert states == ["started", "completed"]
+        listed = await mongos.run("config", {"find": "shards"})
+        assert [each["_id"] for each in listed["cursor"]["firstBatch"]] == ["shard0"]
+        options = {"allowToRunOnConfigDB": True, "startAtOperationTime": start}
+        watch = {"aggregate": "shards", "pipeline": [{"$changeStream": options}], "cursor": {}}
+        client = Client(in_process=True)
+        opened = await cluster.config_server.execute("config", watch, client)
+        more = {"getMore": opened["cursor"]["id"], "collection": "shards", "maxTimeMS": 1}
+        seen = opened["cursor"]["firstBatch"]
+        seen += (await cluster.config_server.execute("config", more, client))["cursor"]["nextBatch"]
+        assert [event["operationType"] for event in seen] == events
