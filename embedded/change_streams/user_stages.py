@@ -58,7 +58,8 @@ class UserStages:
     """The compiled stages of one stream (docs/protocol.md#opening).
 
     The leading ``$match`` stages that do not refer to images run before images are looked up, so
-    that a missing required image of a filtered event raises no error.
+    that a missing required image of a filtered event raises no error. Conditions on
+    ``fullDocument`` refer to an image in events of updates only.
 
     Args:
         stages: the stages after ``$changeStream``.
@@ -77,13 +78,12 @@ class UserStages:
     ) -> None:
         self.splits = bool(stages) and SPLIT in stages[-1]
         own = stages[:-1] if self.splits else stages
-        early = 0
-        while (
-            early < len(own) and "$match" in own[early] and "fullDocument" not in repr(own[early])
-        ):
-            early += 1
-        self._early = [_compiled(stage, variables, fold) for stage in own[:early]]
-        self._late = [_compiled(stage, variables, fold) for stage in own[early:]]
+        early = _leading_matches(own, without="fullDocument")
+        unless_updated = _leading_matches(own, without="fullDocumentBeforeChange")
+        compiled = [_compiled(stage, variables, fold) for stage in own]
+        self._early = compiled[:early]
+        self._early_unless_updated = compiled[:unless_updated]
+        self._late = compiled[early:]
 
     @classmethod
     def of(cls, stages: Sequence[Any], command: Mapping[str, Any]) -> Self:
@@ -92,7 +92,9 @@ class UserStages:
 
     def wants(self, document: dict[str, Any]) -> bool:
         """Return whether the event passes the stages that run before images are looked up."""
-        return all(stage(document) is not None for stage in self._early)
+        updated = document.get("operationType") == "update"
+        stages = self._early if updated else self._early_unless_updated
+        return all(stage(document) is not None for stage in stages)
 
     def apply(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """Return the event after the remaining stages, None if it is filtered out."""
@@ -102,6 +104,16 @@ class UserStages:
                 break
             current = stage(current)
         return current
+
+
+def _leading_matches(stages: Sequence[Mapping[str, Any]], without: str) -> int:
+    """Return how many of the first stages are ``$match`` stages that do not contain a name."""
+    count = 0
+    for stage in stages:
+        if "$match" not in stage or without in repr(stage):
+            break
+        count += 1
+    return count
 
 
 def _variables(let: Any) -> dict[str, Any]:

@@ -10,24 +10,12 @@ from router.change_stream.stages import stage_name
 
 UPDATE_LOOKUP: Final = "updateLookup"
 
-_UNTOUCHED: Final = frozenset(
-    {
-        "_id",
-        "clusterTime",
-        "collectionUUID",
-        "documentKey",
-        "fullDocumentBeforeChange",
-        "lsid",
-        "ns",
-        "operationDescription",
-        "operationType",
-        "to",
-        "txnNumber",
-        "updateDescription",
-        "wallTime",
-    }
-)
-"""The fields of an event that a lookup does not change."""
+_LOOKED_UP: Final = "fullDocument"
+"""The field that a lookup changes, in events of updates and in no others."""
+
+_IS_UPDATE: Final = {"operationType": "update"}
+
+_LOGICAL: Final = ("$and", "$or", "$nor")
 
 _OPERATORS: Final = frozenset(
     {
@@ -58,8 +46,8 @@ class LookupPlan:
     """A request with ``updateLookup``, divided between the shards and the router.
 
     ``remote`` is the shards' part: no lookup, and of the user's stages only leading ``$match``
-    conditions on fields that a lookup does not change. ``stages`` are the rest, which follow the
-    lookup. ``user_stages`` are all stages as the client sent them. Both exclude
+    conditions, which let all updates pass if they depend on the lookup. ``stages`` are those that
+    follow the lookup. ``user_stages`` are all stages as the client sent them. Both exclude
     ``$changeStreamSplitLargeEvent``; ``splits`` is True if the request has that stage. ``resume``
     is the client's token if it names a fragment.
     """
@@ -105,7 +93,10 @@ def divide(
     """Divide a pipeline into stages that can run before the lookup and stages that must follow it.
 
     Both parts together select and transform events as the whole pipeline does. A condition moves
-    before the lookup only if this is certainly safe; an unknown condition stays after it.
+    before the lookup only if this is certainly safe; an unknown condition stays after it. A
+    condition on ``fullDocument`` stays after it too, but shards apply it to all events except
+    updates, whose ``fullDocument`` the lookup does not change: as on mongos, a required image of an
+    event that the condition leaves out may be missing.
     """
     pushed: list[Mapping[str, Any]] = []
     rest: list[Mapping[str, Any]] = []
@@ -116,7 +107,13 @@ def divide(
         early: list[Mapping[str, Any]] = []
         late: list[Mapping[str, Any]] = []
         for condition in _conjuncts(stage["$match"]):
-            (early if _is_untouched(condition) else late).append(condition)
+            if not _depends_on_paths_alone(condition):
+                late.append(condition)
+            elif _is_untouched(condition):
+                early.append(condition)
+            else:
+                early.append({"$or": [_IS_UPDATE, condition]})
+                late.append(condition)
         for part, conditions in ((pushed, early), (rest, late)):
             if conditions:
                 part.append({"$match": _conjunction(conditions)})
@@ -124,11 +121,19 @@ def divide(
 
 
 def _conjuncts(match: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield conditions of one field each, whose conjunction is the whole condition."""
+    """Yield conditions whose conjunction is the whole condition, as small as they can be.
+
+    A ``$nor`` is divided into the operands that a lookup does not change and the others, as mongos
+    divides it.
+    """
     for name, value in match.items():
         if name == "$and" and _are_documents(value):
             for each in value:
                 yield from _conjuncts(each)
+        elif name == "$nor" and _are_documents(value):
+            early = [each for each in value if _is_untouched(each)]
+            late = [each for each in value if not _is_untouched(each)]
+            yield from ({"$nor": operands} for operands in (early, late) if operands)
         else:
             yield {name: value}
 
@@ -139,15 +144,28 @@ def _conjunction(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def _is_untouched(condition: Mapping[str, Any]) -> bool:
     """Return whether a condition has the same result before and after the lookup."""
-    return all(_is_untouched_field(name, value) for name, value in condition.items())
+    return _depends_on_paths_alone(condition) and _LOOKED_UP not in _fields(condition)
 
 
-def _is_untouched_field(name: str, value: Any) -> bool:
-    if name in ("$and", "$or", "$nor"):
-        return _are_documents(value) and all(_is_untouched(each) for each in value)
-    if name == "$comment":
-        return True
-    return name.partition(".")[0] in _UNTOUCHED and _is_plain(value)
+def _depends_on_paths_alone(condition: Mapping[str, Any]) -> bool:
+    """Return whether a condition consists of known operators on the values at paths."""
+    for name, value in condition.items():
+        if name in _LOGICAL:
+            if not _are_documents(value) or not all(map(_depends_on_paths_alone, value)):
+                return False
+        elif name != "$comment" and (name.startswith("$") or not _is_plain(value)):
+            return False
+    return True
+
+
+def _fields(condition: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the first field of each path of a condition that depends on paths alone."""
+    for name, value in condition.items():
+        if name in _LOGICAL:
+            for each in value:
+                yield from _fields(each)
+        else:
+            yield name.partition(".")[0]
 
 
 def _is_plain(value: Any) -> bool:

@@ -137,7 +137,30 @@ def test_explain_shows_the_lookup_after_the_merge(router: Client, db: Data) -> N
     }
     shown = router[db.name].command("explain", command, verbosity="queryPlanner")
     parts = shown["splitPipeline"]
-    assert parts["shardsPart"][1:] == [{"$match": {"operationType": "update"}}]
+    update, wanted = {"operationType": "update"}, {"fullDocument.v": 1}
+    assert parts["shardsPart"][1:] == [{"$match": {"$and": [update, {"$or": [update, wanted]}]}}]
     assert "fullDocument" not in parts["shardsPart"][0]["$changeStream"]
     assert parts["mergerPart"][-2]["$changeStream"]["fullDocument"] == "updateLookup"
-    assert parts["mergerPart"][-1] == {"$match": {"fullDocument.v": 1}}
+    assert parts["mergerPart"][-1] == {"$match": wanted}
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"fullDocument.v": 1},
+        {"unknown": 1},
+        {"$nor": [{"operationType": "delete"}, {"$expr": {"$eq": ["$fullDocument.v", 2]}}]},
+    ],
+    ids=str,
+)
+def test_an_image_of_an_event_that_a_filter_leaves_out_need_not_be_there(
+    both: Both, db: Data, match: dict[str, Any]
+) -> None:
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "v": 1})
+    db.a.delete_one({"_id": 1})
+    db.a.insert_one({"_id": 2, "v": 2})
+    options = since(start, fullDocumentBeforeChange="required")
+    events = both.read(db.name, "a", options=options, stages=[{"$match": match}])
+    kept = [] if "unknown" in match else [1]
+    assert [event["documentKey"]["_id"] for event in events] == kept

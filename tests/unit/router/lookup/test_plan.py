@@ -10,6 +10,10 @@ DOCUMENT = {"$match": {"fullDocument.v": 1}}
 PROJECT = {"$project": {"fullDocument": 1}}
 
 
+def unless_updated(condition):
+    return {"$or": [{"operationType": "update"}, condition]}
+
+
 def plan_of(*stages, collection="c", **options):
     command = {"aggregate": collection, "pipeline": [{"$changeStream": options}, *stages]}
     return LookupPlan.of(parse_request("db", {**command, "cursor": {}}))
@@ -50,12 +54,16 @@ def conditions(*fields):
     [
         ([], [], []),
         ([UPDATES], [UPDATES], []),
-        ([DOCUMENT], [], [DOCUMENT]),
+        ([DOCUMENT], [{"$match": unless_updated({"fullDocument.v": 1})}], [DOCUMENT]),
         ([PROJECT, UPDATES], [], [PROJECT, UPDATES]),
-        ([DOCUMENT, UPDATES], [UPDATES], [DOCUMENT]),
+        (
+            [DOCUMENT, UPDATES],
+            [{"$match": unless_updated({"fullDocument.v": 1})}, UPDATES],
+            [DOCUMENT],
+        ),
         (
             [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
-            [UPDATES],
+            [conditions({"operationType": "update"}, unless_updated({"fullDocument.v": 1}))],
             [DOCUMENT],
         ),
         (
@@ -65,7 +73,11 @@ def conditions(*fields):
         ),
         (
             [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}], "to": None}}],
-            [{"$match": {"to": None}}],
+            [
+                conditions(
+                    unless_updated({"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}), {"to": None}
+                )
+            ],
             [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}}],
         ),
         (
@@ -73,6 +85,17 @@ def conditions(*fields):
             [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
             [],
         ),
+        (
+            [{"$match": {"$nor": [{"fullDocument.v": 1}, {"ns.coll": "c"}, {"to": None}]}}],
+            [
+                conditions(
+                    {"$nor": [{"ns.coll": "c"}, {"to": None}]},
+                    unless_updated({"$nor": [{"fullDocument.v": 1}]}),
+                )
+            ],
+            [{"$match": {"$nor": [{"fullDocument.v": 1}]}}],
+        ),
+        ([{"$match": {"fullDocumentish": 1}}], [{"$match": {"fullDocumentish": 1}}], []),
     ],
 )
 def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, late):
@@ -86,8 +109,7 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
         {"$sampleRate": 0.5},
         {"operationType": {"$unknown": 1}},
         {"operationType": {"$not": {"$unknown": 1}}},
-        {"fullDocument": None},
-        {"fullDocumentish": 1},
+        {"$or": [{"fullDocument": None}, {"$expr": True}]},
         {"$or": []},
         {"$or": [1]},
         {"$and": 1},
