@@ -15,19 +15,22 @@ _SHOWN = 1200
 _NOTHING = bson.encode({})
 _CAUSED_BY = " :: caused by :: "
 _OF_SHARD = "Error on remote shard"
+_OF_MERGE = "cannot resume stream; the resume token was not found."
 
 
 def differ_by_shard(plan: Plan, mongos: Reading, router: Reading) -> bool:
-    """Return whether both readings end with a shard's error, and not with the same one.
+    """Return whether both readings end with an error that a shard's error may have preceded, and
+    not with the same one.
 
-    After lookups the router runs the stages itself, so its error names no shard.
+    After lookups the router runs the stages itself, so its error names no shard. A merge that does
+    not find its resume token may fail before a shard does, or after it.
     """
     theirs, ours = mongos.failures[-1:], router.failures[-1:]
     if theirs == ours or not theirs or not ours:
         return False
     looked_up = plan.stage.get("fullDocument") == "updateLookup"
-    return theirs[0].message.startswith(_OF_SHARD) and (
-        looked_up or ours[0].message.startswith(_OF_SHARD)
+    return theirs[0].message.startswith((_OF_SHARD, _OF_MERGE)) and (
+        looked_up or ours[0].message.startswith((_OF_SHARD, _OF_MERGE))
     )
 
 
@@ -89,10 +92,13 @@ def _failures(
         return
     if differ_by_shard(plan, mongos, router):
         known = {each.code for each in of_shards}
-        if all(each.failures[-1].code in known for each in (mongos, router)):
+        last = [each.failures[-1] for each in (mongos, router)]
+        if all(each.code in known or each.message.startswith(_OF_MERGE) for each in last):
             return
-    if plan.stage.get("fullDocument") == "updateLookup":
-        # The router need not split stages between mongos and shards as mongos does.
+    # Where stages run is mongos's and the router's own choice: a lookup, and what follows it, runs
+    # on the router; mongos runs some other stages itself.
+    looked_up = plan.stage.get("fullDocument") == "updateLookup"
+    if looked_up or not any(_OF_SHARD in each.message for each in mongos.failures):
         theirs, ours = ([_anywhere(each) for each in r.failures] for r in (mongos, router))
         if theirs == ours:
             return

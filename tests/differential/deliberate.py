@@ -20,6 +20,7 @@ def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
         or _fails_at_the_event_it_resumes_after(plan, mongos)
         or _reads_what_others_write(plan, mongos, router)
         or _is_invalid_on_a_time_series(mongos, router)
+        or _changes_ids_and_matches_nothing(plan, mongos)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
 
@@ -73,3 +74,17 @@ def _is_invalid_on_a_time_series(mongos: Reading, router: Reading) -> bool:
     """Return whether both refuse a stream of a time-series collection, mongos for its stages."""
     theirs, ours = ([failure.code for failure in each.failures] for each in (mongos, router))
     return bool(theirs) and not mongos.promises and ours == [_ON_A_VIEW]
+
+
+def _changes_ids_and_matches_nothing(plan: Plan, mongos: Reading) -> bool:
+    """Return whether mongos's stream fails at a changed ``_id`` although a ``$nor`` with an empty
+    condition lets no event pass.
+    """
+    matches = (stage.get("$match", {}) for stage in plan.command["pipeline"])
+    operands = (match.get("$nor", ()) for match in matches if isinstance(match, dict))
+    failures = mongos.failures[-1:]
+    return (
+        any({} in each for each in operands)
+        and not mongos.events
+        and any(_CHANGED in each.message for each in failures)
+    )

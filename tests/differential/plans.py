@@ -85,12 +85,15 @@ class Plan:
         stages = [{"$changeStream": options}, *self.command["pipeline"][1:]]
         return replace(self, command={**self.command, "pipeline": stages})
 
-    def from_time(self) -> "Plan":
-        """Return this plan with its token, if any, replaced by the token's cluster time.
+    def from_time(self, opened: Timestamp) -> "Plan":
+        """Return this plan with its token replaced by the token's cluster time.
 
         A shard that is read alone may not have the token's event.
+
+        Args:
+            opened: the time to start from if the plan names neither a token nor a time.
         """
-        options = dict(self.stage)
+        options = {"startAtOperationTime": opened, **self.stage}
         for name in ("resumeAfter", "startAfter"):
             token = options.pop(name, None)
             if token is not None:

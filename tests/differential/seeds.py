@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from operator import itemgetter
 from random import Random
@@ -179,8 +180,9 @@ class _Run:
         planner = Planner(self._plans_chance, self.databases, start)
         self._report_step(f"seed {self.outcome.seed}: databases {', '.join(self.databases)}")
         await self._workload.prepare()
+        pair_of = partial(_Pair, self._servers, opened=await self._clients.now())
         coming: asyncio.Future[Timestamp] = asyncio.get_running_loop().create_future()
-        live = [_Pair(self._servers, planner.live(n)) for n in range(LIVE_STREAMS)]
+        live = [pair_of(planner.live(n)) for n in range(LIVE_STREAMS)]
         reading = [asyncio.ensure_future(pair.read(coming)) for pair in live]
         try:
             for pair in live:
@@ -190,11 +192,11 @@ class _Run:
         finally:
             end = await self._clients.settle()
             coming.set_result(end)
-        references = [_Pair(self._servers, plan) for plan in planner.reference()]
+        references = [pair_of(plan) for plan in planner.reference()]
         await asyncio.gather(*reading, *(pair.read(coming) for pair in references))
         tokens, times = self._starts(references, start, end)
         plans = [planner.past(n, tokens, times) for n in range(PAST_STREAMS)]
-        past = [_Pair(self._servers, plan) for plan in plans]
+        past = [pair_of(plan) for plan in plans]
         await asyncio.gather(*(pair.read(coming) for pair in past))
         for pair in (*live, *references, *past):
             self._judge(pair, end)
@@ -229,9 +231,15 @@ class _Run:
 
 
 class _Pair:
-    """A plan and its readings through mongos and through the router."""
+    """A plan and its readings through mongos and through the router.
 
-    def __init__(self, servers: Servers, plan: Plan) -> None:
+    Args:
+        servers: the servers to read from.
+        plan: the stream to read.
+        opened: a time before which a stream from now has no events.
+    """
+
+    def __init__(self, servers: Servers, plan: Plan, opened: Timestamp) -> None:
         self.plan = plan
         self.mongos = Reader(servers.mongos, plan, _READ_SECONDS)
         self.router = Reader(servers.router, plan, _READ_SECONDS)
@@ -240,6 +248,7 @@ class _Pair:
         self.of_shards: list[Failure] = []
         """The errors of shards that are read alone; filled if mongos and the router differ."""
         self._servers = servers
+        self._opened = opened
 
     async def opened(self) -> None:
         """Wait until both streams are open."""
@@ -268,7 +277,7 @@ class _Pair:
         Each is read with and without its stages: the router's shards do not run the stages that
         follow a lookup, and so may fail at another event.
         """
-        whole = self.plan.from_time()
+        whole = self.plan.from_time(self._opened)
         bare = replace(
             whole, command={**whole.command, "pipeline": [{"$changeStream": whole.stage}]}
         )
