@@ -95,7 +95,7 @@ def measure(
         cpu, size = time.process_time(), 0
         for task in tasks:
             reader = TaskReader(task, watch)
-            size += sum(each.num_rows for each in rows.arrow_batches(reader.events()))
+            size += sum(each.num_rows for each in rows.batches_of_runs(reader.runs()))
             if task.report_to is not None:
                 report(reader.passage, task.batch, task.report_to)
         task_cpu += time.process_time() - cpu

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.errors import OptionError
-from spark_sink.event_rows import OPERATIONS
+from spark_sink.event_values import OPERATIONS
 
 MESSAGES = "topic string, key string, value string"
 """The columns, which Spark's Kafka sink takes as they are."""

@@ -1,6 +1,7 @@
 """Change events as rows: the source's schema, and Arrow batches made from raw events.
 
-The header's columns are read from slices of the event. A document's column is extended JSON, the
+The header's columns are read from slices of the event, and where numpy is installed for all events
+of one layout at once (spark_sink.event_columns). A document's column is extended JSON, the
 document's BSON or a struct of a given schema, as the option `documents` says; `event` holds the
 event's own bytes, from which nothing is lost. Fields of events: docs/protocol.md#events.
 """
@@ -8,7 +9,8 @@ event's own bytes, from which nothing is lost. Fields of events: docs/protocol.m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from bson.raw_bson import RawBSONDocument
@@ -24,10 +26,21 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.event_slices import DOCUMENT, NULL, Slice, fields_of
-from spark_sink.event_stream import sort_key
-from spark_sink.extended_json import ToJson, canonical_json, relaxed_json
+from spark_sink.event_runs import Run, sort_key
+from spark_sink.event_slices import DOCUMENT, NULL, fields_of
+from spark_sink.event_values import OPERATIONS, READ, fragment_place, namespace_of
+from spark_sink.extended_json import ToJson, canonical_json, relaxed_documents, relaxed_json
 from spark_sink.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments
+
+if TYPE_CHECKING:
+    from spark_sink.event_layouts import Layout
+
+try:
+    from spark_sink.event_columns import FEWEST_IN_COLUMNS, EventColumns, in_order
+except ImportError:  # numpy is not installed
+    _HAS_NUMPY = False
+else:
+    _HAS_NUMPY = True
 
 DOCUMENT_COLUMNS = ("documentKey", *TYPED_COLUMNS, "updateDescription")
 
@@ -35,16 +48,7 @@ DOCUMENT_COLUMNS = ("documentKey", *TYPED_COLUMNS, "updateDescription")
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 * 1024 * 1024
 
-_READ = "read"
-OPERATIONS: dict[str | None, str] = {
-    "insert": "c", "update": "u", "replace": "u", "delete": "d", _READ: "r",
-}  # fmt: skip
-"""Debezium's letters for operation types; others have none."""
-
 _FRAGMENT = StructType([StructField("fragment", LongType()), StructField("of", LongType())])
-
-_NO_FIELDS: dict[bytes, Slice] = {}
-_NOTHING = Slice(NULL, b"")
 
 
 class EventRows:
@@ -99,6 +103,9 @@ class EventRows:
         Debezium's letter; shard is the shard that the event was read from, null where a task read
         the merged stream."""
         self._arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
+        self._columns = None
+        if _HAS_NUMPY:
+            self._columns = EventColumns(self._arrow_schema, self._document_columns)
 
     def arrow_batches(
         self, events: Iterable[RawBSONDocument], shard: str | None = None
@@ -107,62 +114,129 @@ class EventRows:
 
         shard: what they were read from, None for the merged stream.
         """
-        rows: list[tuple[Any, ...]] = []
-        size = 0
-        for event in events:
-            rows.append(self._row(event, shard))
-            size += len(event.raw)
-            if len(rows) >= self._rows_per_batch or size >= self._bytes_per_batch:
-                yield self._batch(rows)
-                rows, size = [], 0
-        if rows:
-            yield self._batch(rows)
+        yield from self._batches(((sort_key(event), bytes(event.raw)) for event in events), shard)
 
-    def _row(self, event: RawBSONDocument, shard: str | None) -> tuple[Any, ...]:
-        raw = bytes(event.raw)
+    def batches_of_runs(
+        self, runs: Iterable[Run], shard: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The events of runs as Arrow batches, as `arrow_batches` makes them of events."""
+        pairs = chain.from_iterable(zip(run.keys, run.events, strict=True) for run in runs)
+        yield from self._batches(pairs, shard)
+
+    def _batches(
+        self, pairs: Iterable[tuple[str, bytes]], shard: str | None
+    ) -> Iterator[pa.RecordBatch]:
+        keys: list[str] = []
+        events: list[bytes] = []
+        size = 0
+        for key, event in pairs:
+            keys.append(key)
+            events.append(event)
+            size += len(event)
+            if size >= self._bytes_per_batch or len(keys) >= self._rows_per_batch:
+                yield self._batch(keys, events, shard)
+                keys, events, size = [], [], 0
+        if keys:
+            yield self._batch(keys, events, shard)
+
+    def _batch(self, keys: list[str], events: list[bytes], shard: str | None) -> pa.RecordBatch:
+        if self._columns is None or len(keys) < FEWEST_IN_COLUMNS:
+            return self._row_by_row(keys, events, shard)
+        batches, indexes = self._columns.batches(keys, events, shard)
+        if sum(map(len, indexes)) < len(keys):
+            done = {index for each in indexes for index in each}
+            left = [index for index in range(len(keys)) if index not in done]
+            rest = [events[index] for index in left]
+            batches.append(self._row_by_row([keys[index] for index in left], rest, shard))
+            indexes.append(left)
+        return in_order(batches, indexes)
+
+    def _row_by_row(
+        self, keys: list[str], events: list[bytes], shard: str | None
+    ) -> pa.RecordBatch:
+        rows = [self._row(key, event, shard) for key, event in zip(keys, events, strict=True)]
+        columns = [
+            pa.array(column, type=field.type)
+            for column, field in zip(zip(*rows, strict=True), self._arrow_schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
+
+    def _row(self, key: str, raw: bytes, shard: str | None) -> tuple[Any, ...]:
         get = fields_of(raw).get
         documents: list[Any]
         operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)
         kind = None if operation is None else operation.text()
         cluster_time = None if time is None else time.second_and_tick()
         wall_time = None if wall is None else wall.milliseconds()
-        database, collection = _namespace(ns)
         rescued: tuple[str | None, ...] = ()
         if self._typed is not None:
             structs, misfits = self._typed.columns(get, self._to_json)
-            key, description = map(self._to_json, map(get, _UNTYPED))
-            documents, rescued = [key, *structs, description], (misfits,)
+            document_key, description = map(self._to_json, map(get, _UNTYPED))
+            documents, rescued = [document_key, *structs, description], (misfits,)
         elif self._raw:
             documents = [None if each is None else each.value for each in map(get, _DOCUMENTS)]
         else:
             documents = [*map(self._to_json, map(get, _DOCUMENTS))]
         return (
-            sort_key(event),
+            key,
             kind,
             None if cluster_time is None else cluster_time[0] * 1_000_000,
             None if cluster_time is None else cluster_time[1],
             None if wall_time is None else wall_time * 1000,
-            _joined(database, collection),
-            database,
-            collection,
+            *namespace_of(ns),
             *documents,
             raw,
             OPERATIONS.get(kind),
-            kind == _READ,
+            kind == READ,
             shard,
             None if lsid is None else lsid.value if self._raw else self._to_json(lsid),
             None if number is None else number.whole_number(),
-            None if to is None else _joined(*_namespace(to)),
-            None if fragment is None else _fragment(fragment),
+            None if to is None else namespace_of(to)[0],
+            None if fragment is None else fragment_place(fragment),
             *rescued,
         )
 
-    def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        columns = [
-            pa.array(column, type=field.type)
-            for column, field in zip(zip(*rows, strict=True), self._arrow_schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
+    def _document_columns(self, layout: Layout) -> dict[str, Any]:
+        """The columns of documents of the events of a layout, as `_row` makes them."""
+        columns: dict[str, Any] = {}
+        if self._raw:
+            for name in _ALL_DOCUMENTS:
+                if name.encode() in layout.fields:
+                    columns[name] = layout.values(name.encode())
+            return columns
+        for name in _ALL_DOCUMENTS:
+            if self._typed is None or name not in TYPED_COLUMNS:
+                columns[name] = self._json_column(layout, name.encode())
+        if self._typed is not None:
+            columns |= self._typed_columns(self._typed, layout)
+        return columns
+
+    def _json_column(self, layout: Layout, name: bytes) -> list[str | None] | list[str] | None:
+        field = layout.fields.get(name)
+        if field is None:
+            return None
+        if field.kind == DOCUMENT and self._to_json is relaxed_json:
+            return relaxed_documents(layout.values(name))
+        return list(map(self._to_json, layout.slices(name)))
+
+    def _typed_columns(self, typed: TypedDocuments, layout: Layout) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        rescued: dict[int, list[str]] = {}
+        for name in TYPED_COLUMNS:
+            field = layout.fields.get(name.encode())
+            if field is None:
+                continue
+            if field.kind == DOCUMENT:
+                columns[name], misfits = typed.read_all(layout.values(name.encode()))
+            else:  # a null, or what a pipeline has put there: none of them is a struct
+                misfits = [] if field.kind == NULL else list(range(len(layout.rows)))
+            slices = layout.slices(name.encode()) if misfits else []
+            for index in misfits:
+                rescued.setdefault(index, []).append(f'"{name}":{self._to_json(slices[index])}')
+        if rescued:
+            texts = {index: f"{{{','.join(parts)}}}" for index, parts in rescued.items()}
+            columns[RESCUED] = [texts.get(index) for index in range(len(layout.rows))]
+        return columns
 
 
 _HEADER = (
@@ -170,19 +244,5 @@ _HEADER = (
     b"splitEvent",
 )  # fmt: skip
 _DOCUMENTS = tuple(name.encode() for name in DOCUMENT_COLUMNS)
+_ALL_DOCUMENTS = (*DOCUMENT_COLUMNS, "lsid")
 _UNTYPED = (b"documentKey", b"updateDescription")
-
-
-def _joined(database: str | None, collection: str | None) -> str | None:
-    return f"{database}.{collection}" if database and collection else database or collection
-
-
-def _fragment(value: Slice) -> dict[str, int | None]:
-    fields = fields_of(value.value) if value.kind == DOCUMENT else _NO_FIELDS
-    return {name: fields.get(name.encode(), _NOTHING).whole_number() for name in ("fragment", "of")}
-
-
-def _namespace(ns: Slice | None) -> tuple[str | None, str | None]:
-    fields = _NO_FIELDS if ns is None or ns.kind != DOCUMENT else fields_of(ns.value)
-    database, collection = fields.get(b"db", _NOTHING), fields.get(b"coll", _NOTHING)
-    return database.text(), collection.text()

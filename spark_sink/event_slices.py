@@ -7,8 +7,11 @@ value has a fixed size or tells its size at its front.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import bson
+from bson.codec_options import CodecOptions
 from bson.errors import InvalidBSON
 
 _INT = struct.Struct("<i")
@@ -17,13 +20,17 @@ _LONG = struct.Struct("<q")
 _TICK_AND_SECOND = struct.Struct("<II")
 
 DOUBLE, STRING, DOCUMENT, ARRAY, DATE, NULL, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x0A, 0x11
-_BINARY, _REGEX, _POINTER, _INT32, _INT64 = 0x05, 0x0B, 0x0C, 0x10, 0x12
-_FIXED = {
-    DOUBLE: 8, 0x06: 0, 0x07: 12, 0x08: 1, DATE: 8, NULL: 0, 0x10: 4, TIMESTAMP: 8, 0x12: 8,
+INT32, INT64 = 0x10, 0x12
+_BINARY, _REGEX, _POINTER = 0x05, 0x0B, 0x0C
+FIXED = {
+    DOUBLE: 8, 0x06: 0, 0x07: 12, 0x08: 1, DATE: 8, NULL: 0, INT32: 4, TIMESTAMP: 8, INT64: 8,
     0x13: 16, 0x7F: 0, 0xFF: 0,
 }  # fmt: skip
-_COUNTED = (STRING, 0x0D, 0x0E)  # strings: the count leaves out itself
-_SIZED = (DOCUMENT, ARRAY, 0x0F)  # documents: the size includes itself
+"""The bytes of values of a fixed size, by type."""
+COUNTED = (STRING, 0x0D, 0x0E)
+"""The types of strings: a value begins with its size, which does not count itself."""
+SIZED = (DOCUMENT, ARRAY, 0x0F)
+"""The types of documents: a value begins with its size, which counts itself."""
 
 
 class Slice(NamedTuple):
@@ -45,7 +52,7 @@ class Slice(NamedTuple):
 
     def whole_number(self) -> int | None:
         """The value of an int or a long; None for any other type."""
-        if self.kind not in (_INT32, _INT64):
+        if self.kind not in (INT32, INT64):
             return None
         return int.from_bytes(self.value, "little", signed=True)
 
@@ -65,7 +72,7 @@ def fields_of(document: bytes) -> dict[bytes, Slice]:
     """The top-level fields of a BSON document by name. Raises InvalidBSON."""
     fields = {}
     position, end = 4, len(document) - 1
-    fixed, index = _FIXED.get, document.index
+    fixed, index = FIXED.get, document.index
     try:
         while position < end:
             kind = document[position]
@@ -74,9 +81,9 @@ def fields_of(document: bytes) -> dict[bytes, Slice]:
             size = fixed(kind)
             if size is not None:
                 stop = start + size
-            elif kind in _SIZED:
+            elif kind in SIZED:
                 stop = start + _SIZE(document, start)[0]
-            elif kind in _COUNTED:
+            elif kind in COUNTED:
                 stop = start + 4 + _SIZE(document, start)[0]
             else:
                 stop = _end_of_rare(document, kind, start)
@@ -97,3 +104,15 @@ def _end_of_rare(document: bytes, kind: int, start: int) -> int:
     if kind == _REGEX:
         return document.index(0, document.index(0, start) + 1) + 1
     raise InvalidBSON(f"unknown type {kind:#x}")
+
+
+# Documents that are decoded by one call; their values are in memory at once.
+_DECODED_AT_ONCE = 250
+
+
+def decoded_documents(
+    documents: Sequence[bytes], codec: CodecOptions[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The documents, decoded by few calls. Raises InvalidBSON."""
+    for first in range(0, len(documents), _DECODED_AT_ONCE):
+        yield from bson.decode_all(b"".join(documents[first : first + _DECODED_AT_ONCE]), codec)

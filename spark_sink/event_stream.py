@@ -8,18 +8,19 @@ since a streaming query outlives the collection that it watches.
 from __future__ import annotations
 
 import random
-import struct
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
 from spark_sink.errors import StreamError, refused_stream
+from spark_sink.event_runs import Run, first_invalidate, run_of, sort_key, without_repeats
 from spark_sink.positions import Position, Token, is_invalidate, key_of
 from spark_sink.router_client import WatchedStream
 
-_INT = struct.Struct("<i")
 _RESUMABLE_LABEL = "ResumableChangeStreamError"
 
 # Seconds without any progress after which reading a range that must exist gives up.
@@ -104,6 +105,37 @@ class EventStream:
                 self._last_key = key
                 return event
 
+    def next_run(self) -> Run:
+        """The next events, as many as one reply brings; none when the server had none in its time.
+
+        Raises StreamError when the stream cannot go on.
+        """
+        while True:
+            events: list[RawBSONDocument] = []
+            stream = self._stream
+            if stream is None:
+                self._attempt(self._reopen)
+                continue
+            if not self._attempt(partial(stream.try_reply, events))[0]:
+                continue
+            if not events and not stream.alive:
+                self.close()
+                self._back_off(StreamError("the server closes the stream again and again"))
+                continue
+            self._failing_since = None
+            self._attempts = 0
+            run = run_of(events)
+            ended = first_invalidate(run)
+            if ended is not None:  # what follows it comes on another cursor
+                run = run.until(ended)
+                self.close()
+                self._reached = Token(dict(events[ended]["_id"]))
+            run = without_repeats(run, self._last_key)
+            if run.keys:
+                self._last_key = run.keys[-1]
+            if run.keys or not events:
+                return run
+
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can go on from where it was."""
         self._reached = self.position
@@ -141,10 +173,10 @@ class EventStream:
         self._attempts += 1
 
 
-def read_range(
+def read_runs(
     stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
-) -> Iterator[RawBSONDocument]:
-    """All events of the stream up to and including `end`.
+) -> Iterator[Run]:
+    """All events of the stream up to and including `end`, a reply's at a time.
 
     Raises StreamError when the stream stands still before its end.
     """
@@ -152,14 +184,12 @@ def read_range(
     seen: Token | None = None
     moved_at = clock()
     while True:
-        event = stream.next()
-        if event is not None:
-            data = sort_key(event)
-            if data > limit:
+        run = stream.next_run()
+        if run.keys:
+            if run.keys[-1] >= limit:
+                yield run.until(bisect_right(run.keys, limit))
                 return
-            yield event
-            if data == limit:
-                return
+            yield run
             moved_at = clock()
             continue
         position = stream.position
@@ -174,13 +204,12 @@ def read_range(
             )
 
 
-def sort_key(event: RawBSONDocument) -> str:
-    """What the event is ordered by: its token's hex string (docs/protocol.md#resume-tokens)."""
-    raw = event.raw
-    if raw[4:9] == b"\x03_id\0" and raw[13:20] == b"\x02_data\0":  # as every server writes it
-        length = _INT.unpack_from(raw, 20)[0]
-        return bytes(raw[24 : 23 + length]).decode().upper()
-    return str(event["_id"]["_data"]).upper()
+def read_range(
+    stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[RawBSONDocument]:
+    """The same events as `read_runs`, one by one."""
+    for run in read_runs(stream, end, clock=clock):
+        yield from run.documents()
 
 
 def _may_pass(error: PyMongoError) -> bool:

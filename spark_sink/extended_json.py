@@ -7,7 +7,7 @@ library's encoder gives the same text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from bson.code import Code
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
 from bson.objectid import ObjectId
 
-from spark_sink.event_slices import DOCUMENT, Slice
+from spark_sink.event_slices import DOCUMENT, Slice, decoded_documents
 
 ToJson = Callable[[Slice | None], str | None]
 """Turns a field into text; a missing field into None."""
@@ -51,11 +51,16 @@ def relaxed_json(field: Slice | None) -> str | None:
     """A field as relaxed extended JSON; None for a missing field."""
     if field is None:
         return None
-    plain = _decoded(field)
-    try:
-        return _encode(plain)
-    except ValueError:  # an infinity or a NaN, which JSON has no word for
-        return json_util.dumps(_with_code(plain), json_options=json_util.RELAXED_JSON_OPTIONS)
+    if field.kind == DOCUMENT and field.value.startswith(_OBJECT_ID_KEY):
+        return _relaxed_key(field.value)
+    return _relaxed_text(_decoded(field))
+
+
+def relaxed_documents(documents: Sequence[bytes]) -> list[str]:
+    """Documents as relaxed extended JSON, as `relaxed_json` makes it of each."""
+    if not all(each.startswith(_OBJECT_ID_KEY) for each in documents):
+        return list(map(_relaxed_text, decoded_documents(documents, _CODEC)))
+    return list(map(_relaxed_key, documents))
 
 
 def canonical_json(field: Slice | None) -> str | None:
@@ -64,6 +69,22 @@ def canonical_json(field: Slice | None) -> str | None:
         return None
     plain = _with_code(_decoded(field))
     return json_util.dumps(plain, json_options=json_util.CANONICAL_JSON_OPTIONS)
+
+
+# A document that has an ObjectId as its `_id` and no other field, as most keys of documents are.
+_OBJECT_ID_KEY = b"\x16\0\0\0\x07_id\0"
+
+
+def _relaxed_key(document: bytes) -> str:
+    """A document that begins with `_OBJECT_ID_KEY` as relaxed extended JSON."""
+    return f'{{"_id":{{"$oid":"{document[9:21].hex()}"}}}}'
+
+
+def _relaxed_text(plain: Any) -> str:
+    try:
+        return _encode(plain)
+    except ValueError:  # an infinity or a NaN, which JSON has no word for
+        return json_util.dumps(_with_code(plain), json_options=json_util.RELAXED_JSON_OPTIONS)
 
 
 def _decoded(field: Slice) -> Any:

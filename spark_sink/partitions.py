@@ -124,10 +124,10 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         reader = TaskReader(task, watch)
-        events = reader.events()
         if options.splits_large_events:
-            events = joined(events)
-        yield from rows.arrow_batches(events, shard=task.shard)
+            yield from rows.arrow_batches(joined(reader.events()), shard=task.shard)
+        else:
+            yield from rows.batches_of_runs(reader.runs(), shard=task.shard)
     finally:
         client.close()
     if task.report_to is not None:

@@ -15,7 +15,8 @@ from itertools import pairwise
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.event_stream import EventStream, read_range, sort_key
+from spark_sink.event_runs import Run
+from spark_sink.event_stream import EventStream, read_runs
 from spark_sink.pace import Passage
 from spark_sink.positions import AtTime, Position, Token, is_of_document, key_of, time_in, time_of
 from spark_sink.router_client import Shard, WatchedStream
@@ -54,15 +55,19 @@ class TaskReader:
 
     def events(self) -> Iterator[RawBSONDocument]:
         """The events in the order of the stream. Raises StreamError."""
+        for run in self.runs():
+            yield from run.documents()
+
+    def runs(self) -> Iterator[Run]:
+        """The same events, a reply's at a time. Raises StreamError."""
         task = self._task
         stream = self._stream(task.shard, task.start)
         try:
-            for event in read_range(stream, task.end):
-                key = sort_key(event)
-                if self._is_anothers(key):
-                    continue
-                self._count(event, key)
-                yield event
+            for run in read_runs(stream, task.end):
+                own = self._own(run)
+                if own.keys:
+                    self._count(own)
+                    yield own
         finally:
             stream.close()
 
@@ -74,18 +79,31 @@ class TaskReader:
         first, last = time_in(self._first), time_in(self._last)
         return Passage(self._events, self._size, first, last, self._ticks)
 
-    def _count(self, event: RawBSONDocument, key: str) -> None:
-        if not self._events:
-            self._first = key
-        elif key[2:10] != self._last[2:10]:  # another second
-            self._ticks = max(self._ticks, int(self._last[10:18], 16))
-        self._last = key
-        self._events += 1
-        self._size += len(event.raw)
+    def _count(self, run: Run) -> None:
+        keys = run.keys
+        last = self._last or keys[0]
+        self._first = self._first or keys[0]
+        if last[2:10] != keys[-1][2:10]:  # a second has ended
+            for before, key in pairwise((last, *keys)):
+                if before[2:10] != key[2:10]:
+                    self._ticks = max(self._ticks, int(before[10:18], 16))
+        self._last = keys[-1]
+        self._events += len(run)
+        self._size += sum(map(len, run.events))
+
+    def _own(self, run: Run) -> Run:
+        """The events that this task passes on."""
+        if not self._task.before:
+            return run
+        others = {index for index, key in enumerate(run.keys) if self._is_anothers(key)}
+        if not others:
+            return run
+        own = [index for index in range(len(run)) if index not in others]
+        return Run([run.keys[index] for index in own], [run.events[index] for index in own])
 
     def _is_anothers(self, key: str) -> bool:
         """Whether another shard's task passes the event on."""
-        if not self._task.before or is_of_document(key):
+        if is_of_document(key):
             return False
         return any(self._reports(shard, key) for shard in self._task.before)
 
@@ -93,7 +111,7 @@ class TaskReader:
         token = Token({"_data": key})
         stream = self._stream(shard, AtTime(token.cluster_time))
         try:
-            return any(sort_key(event) == key for event in read_range(stream, token))
+            return any(key in run.keys for run in read_runs(stream, token))
         finally:
             stream.close()
 

@@ -80,6 +80,9 @@ class WatchedStream(Protocol):
     def try_next(self) -> RawBSONDocument | None:
         """The next event, or None when one getMore brought none."""
 
+    def try_reply(self, events: list[RawBSONDocument]) -> None:
+        """Append all events that have come; if there are none, those of one getMore."""
+
     def close(self) -> None:
         """Kill the cursor."""
 
@@ -336,6 +339,11 @@ class _Cursor:
             self._last = None
             self._token = cursor._post_batch_resume_token or self._token
         return event
+
+    def try_reply(self, events: list[RawBSONDocument]) -> None:
+        self._cursor._next_batch(events)
+        self._last = None
+        self._token = self._cursor._post_batch_resume_token or self._token
 
     def close(self) -> None:
         self._cursor.close()

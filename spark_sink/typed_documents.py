@@ -10,7 +10,7 @@ from __future__ import annotations
 import decimal
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -42,7 +42,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.event_slices import DOCUMENT, NULL, Slice
+from spark_sink.event_slices import DOCUMENT, NULL, Slice, decoded_documents
 from spark_sink.extended_json import ToJson
 
 TYPED_COLUMNS = ("fullDocument", "fullDocumentBeforeChange")
@@ -94,6 +94,16 @@ class TypedDocuments:
         self._fits = True
         found = self._convert(bson.decode(field.value, _CODEC))
         return found, self._fits
+
+    def read_all(self, documents: Sequence[bytes]) -> tuple[list[dict[str, Any]], list[int]]:
+        """The structs of documents, and the indexes of those that do not fit as a whole."""
+        structs, misfits = [], []
+        for index, document in enumerate(decoded_documents(documents, _CODEC)):
+            self._fits = True
+            structs.append(self._convert(document))
+            if not self._fits:
+                misfits.append(index)
+        return structs, misfits
 
     def columns(
         self, get: Callable[[bytes], Slice | None], to_json: ToJson

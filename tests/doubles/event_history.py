@@ -149,6 +149,12 @@ class FakeStream:
             self.alive = False
         return event
 
+    def try_reply(self, events: list[RawBSONDocument]) -> None:
+        event = self.try_next()
+        while event is not None:
+            events.append(event)
+            event = self.try_next() if self.left_in_batch and self.alive else None
+
     def _skip_other_shards(self) -> None:
         shards = self.history.shards
         while self.shard is not None and self.index < len(shards):

@@ -1,4 +1,4 @@
-"""Executors need only the package as a zip, neither the router nor orjson."""
+"""Executors need only the package as a zip, without the router, orjson and numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-for name in ("router", "shard_client", "embedded", "orjson", "motor"):
+for name in ("router", "shard_client", "embedded", "orjson", "numpy", "motor"):
     sys.modules[name] = None
 import spark_sink.data_source
 print(spark_sink.data_source.__file__)
