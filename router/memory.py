@@ -13,7 +13,7 @@ much: events with their documents, and the reply that carries the next documents
 
 
 class Memory:
-    """Counts the bytes of events that a process or one of its users holds, and what may hold them.
+    """Counts the bytes of events that a process or one of its users holds, and their holders.
 
     ``limit`` is the number of bytes that should not be exceeded. A remote with an empty buffer may
     always fetch one batch, since the merge could stop otherwise, and a cursor with document lookups

@@ -129,8 +129,8 @@ _NAMES: Final = [
     "validate",
     "validateDBMetadata",
 ]
-"""What ``listCommands`` of mongos 6.0 lists with ``requiresAuth``, internal and test commands
-left out."""
+"""The commands that ``listCommands`` of mongos 6.0 lists with ``requiresAuth``, without internal
+commands and those for tests."""
 
 NEED_LOGIN: Final = frozenset(_NAMES) | {name.lower() for name in _NAMES}
-"""The names, and in lower case, as mongos knows many of them, too."""
+"""Each name as mongos lists it and in lower case, in which mongos accepts many of them."""

@@ -111,9 +111,9 @@ def _explain(admin: str, error: Exception) -> str:
             "--tlsAllowInvalidHostnames"
         )
     if isinstance(reason, ssl.SSLError):
-        return f"no TLS connection to {admin}: {reason}. Does the port do without, as http://?"
+        return f"no TLS connection to {admin}: {reason}. If the port has no TLS, write http://"
     if isinstance(reason, ConnectionError) and not isinstance(reason, ConnectionRefusedError):
-        return f"{admin} ends the connection: {reason}. Does the port take TLS only, as https://?"
+        return f"{admin} ends the connection: {reason}. If the port requires TLS, write https://"
     return (
         f"no router answers at {admin}: {reason}. Is it started with --admin-port, and is this "
         "that port?"

@@ -26,9 +26,9 @@ class Child:
 
     ``identity`` receives the cluster identities that the worker reports, ``upstream`` its choices
     of upstream, ``verbosity`` the log levels that a client has set there. ``rotated`` is set when a
-    client has had the certificates exchanged. ``ready`` is set once the worker accepts connections,
-    ``drained`` when it has ended its drain, ``gone`` when its channel has closed. ``ended``
-    collects the numbers of the connections that have ended.
+    client's command has exchanged the certificates. ``ready`` is set once the worker accepts
+    connections, ``drained`` when it has ended its drain, ``gone`` when its channel has closed.
+    ``ended`` collects the numbers of the connections that have ended.
     """
 
     def __init__(
