@@ -42,7 +42,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def admin_handshakes(net: Net, certificates: Certificates | None) -> Handshakes | None:
-    """Return what connects the admin port's clients; None if the port does without TLS.
+    """Return the TLS handshakes of the admin port; None if the port does not use TLS.
 
     Args:
         net: the settings of the network.

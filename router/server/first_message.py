@@ -1,7 +1,7 @@
-"""What the first bytes of a client without TLS show, before its first message is whole.
+"""Detection of clients of other protocols by the first bytes that they send without TLS.
 
-The router looks for the same as mongos and uses its words. Without the check, it would wait for the
-rest of a message that is none: the first bytes of a TLS handshake have the form of a long one.
+The checks and the messages are those of mongos. Without them, the router would wait for the rest of
+a long message, because the first bytes of a TLS handshake look like the header of one.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ NO_TLS: Final = "SSL handshake received but server is started without SSL suppor
 _HTTP: Final = b"GET "
 _RESPONSE_TO: Final = slice(8, 12)
 _NO_RESPONSE: Final = frozenset({0, -1})
-"""What the field responseTo is in the header of a client's first message."""
+"""The values of responseTo in the header of a client's first message."""
 
 _HINT: Final = (
     b"It looks like you are trying to access MongoDB over HTTP on the native driver port.\r\n"
@@ -27,7 +27,7 @@ _HTTP_REPLY: Final = (
 class ForeignProtocolError(ProtocolError):
     """A client that does not speak MongoDB's protocol.
 
-    ``code`` is the error's code in the log, ``reply`` what the client is sent.
+    ``code`` is the error's code in the log, ``reply`` the bytes to send to the client.
     """
 
     def __init__(self, code: ErrorCode, message: str, reply: bytes = b"") -> None:
