@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import bson
 import pyarrow as pa
 from bson import json_util
-from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.code import Code
+from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
+from bson.int64 import Int64
 from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.errors import OptionError
+from spark_sink.event_slices import decoded_documents
 from spark_sink.event_values import OPERATIONS
 
 MESSAGES = "topic string, key string, value string"
@@ -31,8 +33,37 @@ MESSAGES = "topic string, key string, value string"
 VERSION = "2.6.2.Final"
 """The version of Debezium whose messages these are."""
 
-_CODEC: CodecOptions[Any] = CodecOptions(
-    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
+
+class _Opaque:
+    """A value of a type that Python's encoder of JSON takes for the number or text it derives from.
+
+    A long must become `$numberLong` and code `$code`, so the encoder must ask what to write.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _LongDecoder(TypeDecoder):
+    bson_type = Int64
+
+    def transform_bson(self, value: Any) -> _Opaque:
+        return _Opaque(value)
+
+
+class _CodeDecoder(TypeDecoder):
+    bson_type = Code
+
+    def transform_bson(self, value: Any) -> _Opaque:
+        return _Opaque(value)
+
+
+_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS,
+    unicode_decode_error_handler="replace",
+    type_registry=TypeRegistry([_LongDecoder(), _CodeDecoder()]),
 )
 _STRICT = json_util.JSONOptions(
     json_mode=json_util.JSONMode.LEGACY,
@@ -107,7 +138,7 @@ def envelope(
             "collection": event["ns"]["coll"],
             "ord": cluster_time.inc,
             "lsid": _text(lsid),
-            "txnNumber": event.get("txnNumber"),
+            "txnNumber": _number(event.get("txnNumber")),
             "wallTime": None if wall is None else int(wall),
         },
         "op": OPERATIONS[operation],
@@ -123,7 +154,7 @@ def _description(description: dict[str, Any] | None) -> dict[str, Any] | None:
     if description is None:
         return None
     truncated = [
-        {"field": each["field"], "size": each["newSize"]}
+        {"field": each["field"], "size": _number(each["newSize"])}
         for each in description.get("truncatedArrays") or ()
     ]
     return {
@@ -134,7 +165,21 @@ def _description(description: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else json_util.dumps(value, json_options=_STRICT)
+    """A value in strict extended JSON, as `json_util.dumps` writes it, by the encoder in C."""
+    return None if value is None else _ENCODER.encode(value)
+
+
+def _strict(value: Any) -> Any:
+    """What the encoder does not know: MongoDB's own types."""
+    plain = value.value if isinstance(value, _Opaque) else value
+    return json_util.default(plain, _STRICT)
+
+
+_ENCODER = json.JSONEncoder(default=_strict)
+
+
+def _number(value: Any) -> Any:
+    return value.value if isinstance(value, _Opaque) else value
 
 
 @dataclass
@@ -151,8 +196,7 @@ class _Messages:
         for batch in batches:
             messages: list[tuple[str, str, str | None]] = []
             events, shards = (column.to_pylist() for column in batch.columns)
-            for raw, shard in zip(events, shards, strict=True):
-                event = bson.decode(raw, _CODEC)
+            for event, shard in zip(decoded_documents(events, _CODEC), shards, strict=True):
                 if self.transactions:
                     name = _transaction_name(event)
                     if open_one is None or open_one.name != name:
@@ -218,7 +262,7 @@ class _Transaction:
 
 
 def _transaction_name(event: dict[str, Any]) -> str:
-    return f"{bytes(event['lsid']['id']).hex()}:{event['txnNumber']}"
+    return f"{bytes(event['lsid']['id']).hex()}:{_number(event['txnNumber'])}"
 
 
 def _batch(messages: list[tuple[str, str, str | None]]) -> pa.RecordBatch:

@@ -10,13 +10,21 @@ from uuid import UUID
 import bson
 import pyarrow as pa
 import pytest
-from bson import Binary, Int64, ObjectId
+from bson import Binary, Int64, ObjectId, json_util
 from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.timestamp import Timestamp
+from hypothesis import given
 
 from spark_sink.debezium import VERSION, _Messages
 from tests.doubles.event_history import event_token
+from tests.spark.test_event_rows import MONGO_VALUES, documents
 
+STRICT = json_util.JSONOptions(
+    json_mode=json_util.JSONMode.LEGACY,
+    strict_number_long=True,
+    datetime_representation=json_util.DatetimeRepresentation.LEGACY,
+)
 NOW = 1_800_000_000_123_456_789
 LSID = {"id": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD), "uid": Binary(b"u")}
 
@@ -144,3 +152,12 @@ def test_transactions_have_a_begin_an_end_and_orders():
         (1, 1), (2, 1), (3, 2), (1, 1),
     ]  # fmt: skip
     assert found[0][0] == "fulfillment.transaction"
+
+
+@given(documents)
+def test_documents_are_texts_in_strict_extended_json(document):
+    document = {**MONGO_VALUES, "more": document}
+    codec = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+    decoded = bson.decode(bson.encode(document), codec)
+    [(_, _, value)] = messages(event("insert", fullDocument=document))
+    assert value["after"] == json_util.dumps(decoded, json_options=STRICT)
