@@ -26,6 +26,12 @@ def cpu_seconds(pid: int) -> float:
     return own + sum(map(cpu_seconds, children(pid)))
 
 
+def own_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds, user and system, that a process alone has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def children(pid: int) -> list[int]:
     """Return the ids of a process's running children."""
     found = []

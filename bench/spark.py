@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from bench.processes import cpu_seconds, medians, replayed_cluster, router, run_json
+from bench.processes import (
+    ReplayedCluster,
+    cpu_seconds,
+    medians,
+    replayed_cluster,
+    router,
+    run_json,
+)
 from bench.suite import Column, Options, Outcome, Suite, Table
 
 SHARDS = 4
@@ -26,8 +33,14 @@ READING = (
 )
 PARQUET = (
     Column("documents", "documents"),
+    Column("partitions", "partitions"),
     Column("cores", "cores"),
     Column("events/s into Parquet", "parquet_rate", ",.0f"),
+    Column("planning ms a batch", "planning_ms", ".0f"),
+    Column("planner µs/event", "planner", ".2f"),
+    Column("router µs/event", "router", ".1f"),
+    Column("tasks µs/event", "tasks", ".1f"),
+    Column("JVM µs/event", "jvm", ".1f"),
 )
 
 
@@ -36,23 +49,33 @@ def run(options: Options) -> Outcome:
     events = options.scaled(EVENTS, EVENTS // 4)
     reading: list[dict[str, Any]] = []
     parquet: list[dict[str, Any]] = []
-    for documents, ordering, read_from, per_batch in (
-        ("json", "perDocument", "router", PER_BATCH),
-        ("typed", "perDocument", "router", PER_BATCH),
-        ("raw", "perDocument", "router", PER_BATCH),
-        ("raw", "perDocument", "router", PER_BATCH // 5),
-        ("raw", "perDocument", "shards", PER_BATCH),
-        ("raw", "total", "router", PER_BATCH),
-    ):
-        options.say(f"reading {documents}, {ordering}, from {read_from}, {per_batch} a batch")
-        case: dict[str, Any] = {"documents": documents, "ordering": ordering}
-        case |= {"read_from": read_from, "per_batch": per_batch}
-        runs = [read(events, case) for _ in range(options.runs)]
-        reading.append({**case, **medians(runs)})
-    for documents, cores in (("json", 2), ("typed", 2), ("raw", 2), ("raw", 1)):
-        options.say(f"Spark into Parquet: {documents}, {cores} cores")
-        runs = [write(events, documents, cores) for _ in range(options.runs)]
-        parquet.append({"documents": documents, "cores": cores, **medians(runs)})
+    with replayed_cluster(SHARDS, events, SIZE) as cluster:
+        for documents, ordering, read_from, per_batch in (
+            ("json", "perDocument", "router", PER_BATCH),
+            ("typed", "perDocument", "router", PER_BATCH),
+            ("raw", "perDocument", "router", PER_BATCH),
+            ("raw", "perDocument", "router", PER_BATCH // 5),
+            ("raw", "perDocument", "shards", PER_BATCH),
+            ("raw", "total", "router", PER_BATCH),
+        ):
+            options.say(f"reading {documents}, {ordering}, from {read_from}, {per_batch} a batch")
+            case: dict[str, Any] = {"documents": documents, "ordering": ordering}
+            case |= {"read_from": read_from, "per_batch": per_batch}
+            runs = [read(cluster, case) for _ in range(options.runs)]
+            reading.append({**case, **medians(runs)})
+        for documents, ordering, cores in (
+            ("raw", "perDocument", 2),
+            ("raw", "perDocument", 1),
+            ("raw", "total", 2),
+            ("typed", "perDocument", 2),
+            ("json", "perDocument", 2),
+            ("envelope", "perDocument", 2),
+        ):
+            options.say(f"Spark into Parquet: {documents}, {ordering}, {cores} cores")
+            runs = [write(cluster, documents, ordering, cores) for _ in range(options.runs)]
+            partitions = 1 if ordering == "total" else SHARDS
+            case = {"documents": documents, "partitions": partitions, "cores": cores}
+            parquet.append({**case, **medians(runs)})
     return Outcome(
         [
             Table(
@@ -61,7 +84,13 @@ def run(options: Options) -> Outcome:
                 reading,
                 note="CPU of the parts; over-read: bytes sent by the shards to bytes of events.",
             ),
-            Table("The same through Spark, local, all on this machine", PARQUET, parquet),
+            Table(
+                f"The same through Spark, {PER_BATCH:,} events a batch, all on this machine",
+                PARQUET,
+                parquet,
+                note="Envelope: Debezium's messages, by to_debezium. CPU of the parts once Spark "
+                "is warm; the replaying shards use the rest.",
+            ),
         ]
     )
 
@@ -69,20 +98,16 @@ def run(options: Options) -> Outcome:
 SUITE = Suite("spark", "What does the Spark source cost, and how fast is it?", run)
 
 
-def read(events: int, case: dict[str, Any]) -> dict[str, float]:
+def read(cluster: ReplayedCluster, case: dict[str, Any]) -> dict[str, float]:
     """Plan and read the backlog once through a new router.
 
     Returns the figures of ``bench.spark_reading``, the router's CPU µs per event, and the ratio of
     the bytes that the shards sent to the bytes of the events.
     """
-    with (
-        replayed_cluster(SHARDS, events, SIZE) as cluster,
-        router(cluster.configdb) as (port, pid),
-    ):
+    with router(cluster.configdb) as (port, pid):
         before, sent = cpu_seconds(pid), _written(cluster.pid)
-        arguments = {"port": port, "events": int(events * 0.9), "per-batch": case["per_batch"]}
-        arguments |= {"documents": case["documents"], "ordering": case["ordering"]}
-        arguments |= {"read-from": case["read_from"]}
+        arguments = {"port": port, "events": int(cluster.events * 0.9)}
+        arguments |= {name.replace("_", "-"): value for name, value in case.items()}
         flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
         figures = run_json("-m", "bench.spark_reading", *flags, timeout=600)
         passed = figures["events"]
@@ -93,18 +118,15 @@ def read(events: int, case: dict[str, Any]) -> dict[str, float]:
         }
 
 
-def write(events: int, documents: str, cores: int) -> dict[str, float]:
-    """Write the backlog to Parquet once; return the number of rows and the events a second.
+def write(cluster: ReplayedCluster, documents: str, ordering: str, cores: int) -> dict[str, float]:
+    """Write the backlog to Parquet once; return the figures of ``bench.spark_parquet``.
 
     Raises:
         RuntimeError: the table does not hold every event exactly once.
     """
-    with (
-        replayed_cluster(SHARDS, events, SIZE) as cluster,
-        router(cluster.configdb) as (port, _),
-    ):
-        flags = ["--port", str(port), "--per-batch", str(PER_BATCH)]
-        flags += ["--documents", documents, "--cores", str(cores)]
+    with router(cluster.configdb) as (port, pid):
+        flags = ["--port", str(port), "--router", str(pid), "--per-batch", str(PER_BATCH)]
+        flags += ["--documents", documents, "--ordering", ordering, "--cores", str(cores)]
         figures = run_json("-m", "bench.spark_parquet", *flags, timeout=900)
     if figures["rows"] != cluster.events:
         raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")

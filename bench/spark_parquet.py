@@ -1,46 +1,106 @@
-"""Read a backlog into Parquet files by a Spark query; print the rows and the events a second."""
+"""Read a backlog into Parquet files by a Spark query; print events a second and CPU."""
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from bench.events import FIRST_SECOND
+from bench.processes import children, cpu_seconds, own_cpu_seconds
 from bench.spark_reading import document_options
 from spark_sink import local_session
+from spark_sink.debezium import to_debezium
+
+# Batches that include Spark's start and are not yet of full size, or run code for the first times.
+_WARM_UP = 2
+# Seconds between two looks at the CPU that the processes have used.
+_LOOK = 0.1
+_PLANNER = b"streaming_source"
 
 
 def main() -> None:
     """Run one query with ``availableNow`` and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="the router's port")
+    parser.add_argument("--router", type=int, required=True, help="the router's process")
     parser.add_argument("--per-batch", type=int, required=True)
-    parser.add_argument("--documents", default="json")
+    parser.add_argument("--documents", default="json", help="or envelope: Debezium's messages")
+    parser.add_argument("--ordering", default="perDocument")
     parser.add_argument("--cores", type=int, default=2)
     args = parser.parse_args()
     settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
     spark = local_session("bench", cores=args.cores, settings=settings)
     with tempfile.TemporaryDirectory() as folder:
-        frame = (
-            spark.readStream.format("mergerouter")
-            .option("uri", f"mongodb://127.0.0.1:{args.port}")
-            .option("startAtOperationTime", f"{FIRST_SECOND},1")
-            .option("maxEventsPerTrigger", args.per_batch)
-            .options(**document_options(args.documents))
-            .load()
-        )
-        writer = frame.writeStream.format("parquet").option("path", str(Path(folder, "table")))
-        writer = writer.option("checkpointLocation", str(Path(folder, "checkpoint")))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        progress = [each for each in query.recentProgress if each["numInputRows"]]
-        rows = spark.read.parquet(str(Path(folder, "table"))).count()
-    # The first two batches include Spark's start and are not yet of full size.
-    warm = progress[2:] or progress
+        print(json.dumps(measure(spark, args, Path(folder))))
+    spark.stop()
+
+
+def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Write the backlog; return the number of rows, and figures of the batches once Spark is warm.
+
+    The figures are ``parquet_rate`` in events a second, ``planning_ms``, the median of a batch, and
+    the CPU of ``jvm``, ``tasks``, ``planner`` and ``router`` in µs per event.
+    """
+    writer = stream(spark, args).writeStream.format("parquet").option("path", str(folder / "table"))
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    before: dict[str, float] | None = None
+    after: dict[str, float] = {}
+    while not query.awaitTermination(_LOOK):  # type: ignore[call-arg]
+        found = used(args.router)
+        if before is None and len(full(query)) >= _WARM_UP:
+            before, skipped = found, len(full(query))
+        after = found or after
+    progress = full(query)
+    rows = spark.read.parquet(str(folder / "table")).count()
+    warm = progress[_WARM_UP:] or progress
     events = sum(each["numInputRows"] for each in warm)
     seconds = sum(each["durationMs"]["triggerExecution"] for each in warm) / 1e3
-    spark.stop()
-    print(json.dumps({"rows": rows, "parquet_rate": events / seconds}))
+    planning = [
+        each["durationMs"].get("latestOffset", 0) + each["durationMs"].get("queryPlanning", 0)
+        for each in warm
+    ]
+    figures = {"rows": rows, "parquet_rate": events / seconds, "planning_ms": median(planning)}
+    if before is not None:
+        counted = sum(each["numInputRows"] for each in progress[skipped:])
+        figures |= {name: (after[name] - before[name]) / counted * 1e6 for name in after}
+    return figures
+
+
+def stream(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
+    """Return the stream that the command line describes."""
+    envelope = args.documents == "envelope"
+    frame = (
+        spark.readStream.format("mergerouter")
+        .option("uri", f"mongodb://127.0.0.1:{args.port}")
+        .option("startAtOperationTime", f"{FIRST_SECOND},1")
+        .option("maxEventsPerTrigger", args.per_batch)
+        .option("ordering", args.ordering)
+        .options(**document_options("raw" if envelope else args.documents))
+        .load()
+    )
+    return to_debezium(frame, "bench") if envelope else frame
+
+
+def full(query: Any) -> list[Any]:
+    """Return the progress of the query's batches that had events."""
+    return [each for each in query.recentProgress if each["numInputRows"]]
+
+
+def used(router: int) -> dict[str, float]:
+    """Return the CPU seconds that the parts have used so far."""
+    found = {"jvm": 0.0, "tasks": 0.0, "planner": 0.0, "router": cpu_seconds(router)}
+    for jvm in children(os.getpid()):
+        found["jvm"] += own_cpu_seconds(jvm)
+        for worker in children(jvm):
+            line = Path(f"/proc/{worker}/cmdline").read_bytes()
+            found["planner" if _PLANNER in line else "tasks"] += cpu_seconds(worker)
+    return found
 
 
 if __name__ == "__main__":
