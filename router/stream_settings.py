@@ -21,6 +21,9 @@ class StreamSettings:
     stream_buffer_bytes: int = 64 * _MIB
     """Bytes of events buffered for one merged stream before prefetch pauses for all remotes but the
     gate holder; half of it is divided evenly among the remotes."""
+    first_ahead_bytes: int = 256 * 1024
+    """Bytes of events buffered for one merged stream before its clients have taken any. What they
+    take adds twice its size, so a client that leaves soon causes little reading ahead."""
     total_buffer_bytes: int = 1024 * _MIB
     """Bytes of events held for all streams together beyond which only remotes with empty buffers
     may fetch."""

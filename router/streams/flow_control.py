@@ -42,11 +42,16 @@ class FlowControl:
         self._prefetch = Prefetch(limits)
         self._filtered = Prefetch(limits, _FILTERED_PART)
         self._read_until = 0.0
+        self._ahead = limits.first_ahead_bytes
         self.pace = Pace(limits)
 
     def client_read(self, now: float) -> None:
         """Record that a client reads the stream or waits for it."""
         self._read_until = now + self._limits.linger
+
+    def client_took(self, size: int) -> None:
+        """Record that a client has taken events of ``size`` bytes, so that more is read ahead."""
+        self._ahead += 2 * size
 
     def clients_left(self) -> None:
         """Record that the last client has left, so that nothing more is read ahead."""
@@ -68,9 +73,12 @@ class FlowControl:
     ) -> bool:
         """Return whether the budgets allow another batch of a remote with ``buffered`` bytes.
 
+        A remote with an empty buffer always may, so the gate holder never waits for a client.
         ``filtered`` is whether the stream's events are distributed to filters.
         """
         if buffered and self._memory.short:
+            return False
+        if buffered and all_buffered > self._ahead and not filtered:
             return False
         prefetch = self._filtered if filtered else self._prefetch
         return prefetch.allows(buffered, all_buffered, remotes)

@@ -107,6 +107,7 @@ class StreamRunner:
         loads.delivered_bytes += batch.size
         self._taken += len(batch.events)
         self._count()
+        self._steering.client_took(batch.size)
         if not self.filtered.serves(log_reader):
             self._steering.read_on()
         return batch

@@ -64,6 +64,10 @@ class Steering:
             self._idle.lingering = False
             self.read_on()
 
+    def client_took(self, size: int) -> None:
+        """Record that a client has taken events of ``size`` bytes."""
+        self._flow.client_took(size)
+
     def clients_left(self) -> None:
         """Stop prefetching, as the stream has no client; the next one resumes it."""
         self._flow.clients_left()

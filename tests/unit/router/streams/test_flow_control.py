@@ -63,6 +63,17 @@ def test_an_active_stream_becomes_quiet_and_active_again_soon():
 # Prefetching.
 
 
+def test_little_is_read_ahead_before_a_client_has_taken_events():
+    flow = FlowControl(LIMITS, Memory(1 << 40))
+    first = LIMITS.first_ahead_bytes
+    assert flow.may_read(first, first, 4)
+    assert not flow.may_read(1, first + 1, 4)
+    assert flow.may_read(0, first + 1, 4)
+    flow.client_took(first)
+    assert flow.may_read(first, 3 * first, 4)
+    assert not flow.may_read(first, 3 * first + 1, 4)
+
+
 @given(st.integers(1, 200), st.data())
 def test_any_order_of_requests_stays_within_the_budget(remotes, data):
     limits = StreamSettings()
@@ -96,6 +107,7 @@ def test_batches_become_smaller_where_many_share_the_buffer():
 
 def test_a_stream_with_filters_reads_less_far_ahead():
     flow = FlowControl(StreamSettings(), Memory(1 << 40))
+    flow.client_took(8 * MIB)
     assert flow.batch_bytes(4) == 4 * flow.batch_bytes(4, filtered=True) == 4 * MIB
     assert flow.may_read(4 * MIB, 16 * MIB, 4)
     assert flow.may_read(MIB, 4 * MIB, 4, filtered=True)
