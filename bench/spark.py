@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from pymongo import MongoClient
+
 from bench.processes import (
     ReplayedCluster,
     cpu_seconds,
@@ -12,11 +14,15 @@ from bench.processes import (
     run_json,
 )
 from bench.suite import Column, Options, Outcome, Suite, Table
+from bench.watched_writes import COLLECTION, DATABASE, spread
+from tests.harness.clusters import RealCluster, ServerBinaries
 
 SHARDS = 4
 SIZE = 600
 EVENTS = 600_000
 PER_BATCH = 50_000
+DOCUMENTS = 200_000
+SNAPSHOT_SHARDS = 2
 
 READING = (
     Column("documents", "documents"),
@@ -76,6 +82,7 @@ def run(options: Options) -> Outcome:
             partitions = 1 if ordering == "total" else SHARDS
             case = {"documents": documents, "partitions": partitions, "cores": cores}
             parquet.append({**case, **medians(runs)})
+    snapshots = [snapshot(options)] if options.real_binaries is not None else []
     return Outcome(
         [
             Table(
@@ -91,6 +98,7 @@ def run(options: Options) -> Outcome:
                 note="Envelope: Debezium's messages, by to_debezium. CPU of the parts once Spark "
                 "is warm; the replaying shards use the rest.",
             ),
+            *snapshots,
         ]
     )
 
@@ -131,6 +139,46 @@ def write(cluster: ReplayedCluster, documents: str, ordering: str, cores: int) -
     if figures["rows"] != cluster.events:
         raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")
     return figures
+
+
+def snapshot(options: Options) -> Table:
+    """Read a collection of real servers by Spark snapshots and by pymongo, in turns."""
+    documents = options.scaled(DOCUMENTS, DOCUMENTS // 4)
+    binaries = options.real_binaries
+    assert binaries is not None
+    options.say(f"snapshots of {documents:,} documents")
+    with RealCluster(ServerBinaries(binaries), SNAPSHOT_SHARDS, noop_interval=1) as cluster:
+        spread(cluster)
+        with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
+            collection = client[DATABASE][COLLECTION]
+            pad = "x" * (SIZE - 50)
+            for first in range(0, documents, 5000):
+                numbers = range(first, min(documents, first + 5000))
+                batch = [{"_id": n, "s": n % SNAPSHOT_SHARDS, "pad": pad} for n in numbers]
+                collection.insert_many(batch, ordered=False)
+        with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
+            flags = ["--router", f"mongodb://127.0.0.1:{port}", "--mongos", cluster.mongos_uri]
+            flags += ["--namespace", f"{DATABASE}.{COLLECTION}", "--documents", str(documents)]
+            rates = run_json("-m", "bench.spark_snapshot", *flags, timeout=600)
+    return Table(
+        f"A collection of {documents:,} documents of {SIZE} bytes, two threads (medians)",
+        (
+            Column("Spark snapshot, json: documents/s", "json", ",.0f"),
+            Column("raw", "raw", ",.0f"),
+            Column("pymongo", "pymongo", ",.0f"),
+            Column("json / pymongo", "json_ratio", ".2f"),
+            Column("raw / pymongo", "raw_ratio", ".2f"),
+        ),
+        [
+            {
+                **rates,
+                "json_ratio": rates["json"] / rates["pymongo"],
+                "raw_ratio": rates["raw"] / rates["pymongo"],
+            }
+        ],
+        note="MongoDB's own servers, two shards. Spark's reading includes its planning and its "
+        "start of a job; pymongo reads through mongos into dicts.",
+    )
 
 
 def _written(pid: int) -> int:
