@@ -7,7 +7,7 @@ value has a fixed size or tells its size at its front.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import bson
@@ -68,8 +68,13 @@ class Slice(NamedTuple):
         return _INT.pack(len(self.value) + 8) + bytes((self.kind,)) + b"v\0" + self.value + b"\0"
 
 
-def fields_of(document: bytes) -> dict[bytes, Slice]:
-    """The top-level fields of a BSON document by name. Raises InvalidBSON."""
+def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slice]:
+    """The top-level fields of a BSON document by name. Raises InvalidBSON.
+
+    wanted: names; once the document has shown all of them, its other fields are not read.
+    """
+    missing = set(wanted)
+    stops_early = bool(missing)
     fields = {}
     position, end = 4, len(document) - 1
     fixed, index = FIXED.get, document.index
@@ -89,8 +94,13 @@ def fields_of(document: bytes) -> dict[bytes, Slice]:
                 stop = _end_of_rare(document, kind, start)
             if not start <= stop <= end:
                 raise InvalidBSON("a field is longer than its document")
-            fields[document[position + 1 : name_end]] = Slice(kind, document[start:stop])
+            name = document[position + 1 : name_end]
+            fields[name] = Slice(kind, document[start:stop])
             position = stop
+            if stops_early:
+                missing.discard(name)
+                if not missing:
+                    break
     except (IndexError, ValueError, struct.error) as error:
         raise InvalidBSON(f"a document ends within a field: {error}") from error
     return fields

@@ -131,7 +131,7 @@ class ChunkReader:
         with documents:
             for document in documents:
                 raw = bytes(document.raw)
-                fields = fields_of(raw)
+                fields = fields_of(raw, make.fields)
                 identifier = fields[b"_id"]
                 key = bytes((identifier.kind,)) + identifier.value
                 if key not in self._seen:
@@ -182,6 +182,8 @@ class _EventMaker:
         self._ns = bson.encode({"ns": {"db": database, "coll": name}})[4:-1] + b"\x03documentKey\0"
         fields = key if "_id" in key else (*key, "_id")
         self._key = [field.encode() for field in fields]
+        self.fields = frozenset(path.partition(b".")[0] for path in (*self._key, b"_id"))
+        """The names of the fields of a document that its event is made of, apart from its bytes."""
 
     def __call__(self, raw: bytes, fields: dict[bytes, Slice]) -> RawBSONDocument:
         key = self._document_key(fields)

@@ -217,3 +217,10 @@ def test_batches_are_bounded_in_rows_and_bytes():
     large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
     batches = list(bounded.arrow_batches(small + large))
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]
+
+
+def test_reading_stops_once_the_wanted_fields_are_found():
+    document = bson.encode({"_id": 1, "s": 2, "n": 3})
+    damaged = document[:-7] + b"\xee" + document[-6:]
+    assert list(fields_of(damaged, [b"s", b"_id"])) == [b"_id", b"s"]
+    assert list(fields_of(document, [b"absent"])) == [b"_id", b"s", b"n"]
