@@ -51,7 +51,7 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     query = writer.trigger(availableNow=True).start()
     before: dict[str, float] | None = None
     after: dict[str, float] = {}
-    while not query.awaitTermination(_LOOK):  # type: ignore[call-arg]
+    while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
         found = used(args.router)
         if before is None and len(full(query)) >= _WARM_UP:
             before, skipped = found, len(full(query))

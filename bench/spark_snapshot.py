@@ -37,7 +37,8 @@ def main() -> None:
         )
         begun = time.perf_counter()
         rows.write.format("noop").mode("overwrite").save()
-        return args.documents / (time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        return int(args.documents) / seconds
 
     def pymongo(_: str) -> float:
         with MongoClient[dict[str, Any]](args.mongos) as client:
@@ -55,7 +56,7 @@ def main() -> None:
             seconds = time.perf_counter() - begun
         if read != args.documents:
             raise RuntimeError(f"{read} of {args.documents} documents")
-        return read / seconds
+        return float(read / seconds)
 
     snapshot("json")
     ways = {"json": snapshot, "raw": snapshot, "pymongo": pymongo}
