@@ -193,7 +193,9 @@ async def test_the_memory_of_one_user_bounds_its_lookups(cluster: ScriptedCluste
 async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: ScriptedCluster):
     """Nobody reads. Four streams of one user would hold four times the events."""
     limit, batch = 8 * LEAST_BATCH, LEAST_BATCH // 8
-    registry = cluster.registry(user_buffer_bytes=limit, batch_target_bytes=batch)
+    registry = cluster.registry(
+        user_buffer_bytes=limit, batch_target_bytes=batch, first_ahead_bytes=limit
+    )
     alice, bob = Owner(user="a@db"), Owner(user="b@db")
     for number in range(4):
         await registry.open(stream(**different(number)), alice)
