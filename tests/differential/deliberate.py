@@ -1,18 +1,31 @@
 """Where the router differs from mongos on purpose (docs/protocol.md#differences)."""
 
+from collections.abc import Sequence
+
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import Reading
+from tests.differential.reading import Failure, Reading
 
 _NOT_FOUND = "cannot resume stream; the resume token was not found."
+_NO_IMAGE = 47
 _OPTIMIZED = 7182803
+_TOO_LARGE = 10334
 _ON_A_VIEW = 166
 _CHANGED = "was modified by the pipeline"
 _EVENT_OF_VERSION_1 = "2B022C0100"
 """What follows the cluster time in the version 1 token of an event, in hexadecimal."""
 
 
-def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
-    """Return whether the differences between two readings of ``plan`` are meant."""
+def is_deliberate(
+    plan: Plan, mongos: Reading, router: Reading, of_shards: Sequence[Failure] = ()
+) -> bool:
+    """Return whether the differences between two readings of ``plan`` are meant.
+
+    Args:
+        plan: the plan of both readings.
+        mongos: the reading through mongos.
+        router: the reading through the router.
+        of_shards: the errors of shards that were read alone, from the token's time on.
+    """
     return (
         plan.damaged
         or _resumes_after_what_it_leaves_out(plan, mongos, router)
@@ -20,7 +33,9 @@ def is_deliberate(plan: Plan, mongos: Reading, router: Reading) -> bool:
         or _fails_at_the_event_it_resumes_after(plan, mongos)
         or _reads_what_others_write(plan, mongos, router)
         or _is_invalid_on_a_time_series(mongos, router)
-        or _changes_ids_and_matches_nothing(plan, mongos)
+        or _changes_ids_and_delivers_nothing(plan, mongos, router)
+        or _fails_beside_its_token(plan, mongos, router, of_shards)
+        or _filters_a_large_event_itself(plan, mongos, router)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
 
@@ -76,15 +91,44 @@ def _is_invalid_on_a_time_series(mongos: Reading, router: Reading) -> bool:
     return bool(theirs) and not mongos.promises and ours == [_ON_A_VIEW]
 
 
-def _changes_ids_and_matches_nothing(plan: Plan, mongos: Reading) -> bool:
-    """Return whether mongos's stream fails at a changed ``_id`` although a ``$nor`` with an empty
-    condition lets no event pass.
-    """
-    matches = (stage.get("$match", {}) for stage in plan.command["pipeline"])
-    operands = (match.get("$nor", ()) for match in matches if isinstance(match, dict))
+def _changes_ids_and_delivers_nothing(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether mongos's stream fails at a changed ``_id`` that later stages may leave out."""
+    filters = any({"$match", "$redact"} & set(stage) for stage in plan.command["pipeline"][2:])
     failures = mongos.failures[-1:]
     return (
-        any({} in each for each in operands)
+        filters
         and not mongos.events
+        and not router.events
         and any(_CHANGED in each.message for each in failures)
+    )
+
+
+def _fails_beside_its_token(
+    plan: Plan, mongos: Reading, router: Reading, of_shards: Sequence[Failure]
+) -> bool:
+    """Return whether a shard has no required image of an event at the resume token's own time.
+
+    mongos's shards drop the events before the token before they look for images.
+    """
+    resumes = {"startAfter", "resumeAfter"} & set(plan.stage)
+    codes = {failure.code for failure in router.failures}
+    return (
+        bool(resumes)
+        and not mongos.failures
+        and not router.events
+        and codes == {_NO_IMAGE}
+        and _NO_IMAGE in {failure.code for failure in of_shards}
+    )
+
+
+def _filters_a_large_event_itself(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether mongos's shards fail to send an event that mongos itself would filter."""
+    filters = any({"$match", "$redact"} & set(stage) for stage in plan.command["pipeline"][1:])
+    codes = [failure.code for failure in mongos.failures]
+    shared = len(mongos.events)
+    return (
+        filters
+        and codes == [_TOO_LARGE]
+        and not router.failures
+        and router.events[:shared] == mongos.events
     )

@@ -226,7 +226,7 @@ class _Run:
         if pair.joined is not None and not pair.failures:
             joined = differences(plan, mongos, pair.joined, end, pair.of_shards, legs=True)
             found += [f"in legs: {each}" for each in joined]
-        if found and not is_deliberate(plan, mongos, router):
+        if found and not is_deliberate(plan, mongos, router, pair.of_shards):
             outcome.differences.append("\n    ".join([line, *found]))
 
 
@@ -268,7 +268,9 @@ class _Pair:
                 raise result
         if self.plan.legs and not self.failures and not self.router.reading.failures:
             await self._read_in_legs(end)
-        if differ_by_shard(self.plan, self.mongos.reading, self.router.reading):
+        theirs, ours = self.mongos.reading, self.router.reading
+        only_here = bool(ours.failures) and not theirs.failures
+        if only_here or differ_by_shard(self.plan, theirs, ours):
             await self._read_each_shard(end)
 
     async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
