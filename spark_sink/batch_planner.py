@@ -29,6 +29,7 @@ from spark_sink.errors import StreamError
 from spark_sink.event_stream import STALLED_AFTER, EventStream
 from spark_sink.fragments import fragment_of
 from spark_sink.pace import Pace
+from spark_sink.patience import DEFAULT_PATIENCE, Patience
 from spark_sink.positions import AtTime, FromNow, Position, Token, is_after, key_of, time_of
 from spark_sink.read_reports import ReportInbox
 from spark_sink.read_task import ReadTask, merged_tasks, shard_tasks
@@ -104,7 +105,8 @@ class PlannedBatch:
 class BatchPlanner:
     """Plans micro-batches one after the other.
 
-    cluster: the router; limits: sizes; inbox: where tasks report, None for none.
+    cluster: the router; limits: sizes; inbox: where tasks report, None for none; patience: how long
+    failures of its streams are tried again.
     """
 
     def __init__(
@@ -113,11 +115,13 @@ class BatchPlanner:
         limits: Limits | None = None,
         inbox: ReportInbox | None = None,
         *,
+        patience: Patience = DEFAULT_PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._limits = limits or Limits()
         self._inbox = inbox
+        self._patience = patience
         self._clock = clock
         self._pace = Pace()
         self._scout: EventStream | None = None
@@ -236,7 +240,7 @@ class BatchPlanner:
                     return
             elif scout.position is not None and scout.position.data > key_of(stop):
                 return
-            if now - asked_at > STALLED_AFTER:
+            if now - max(asked_at, scout.recovered_at) > STALLED_AFTER:
                 raise StreamError(_STALLED)
 
     def _next(self, scout: EventStream) -> RawBSONDocument | None:
@@ -244,7 +248,7 @@ class BatchPlanner:
         event = scout.next()
         asked_at = self._clock()
         while event is None and self._within_event:
-            if self._clock() - asked_at > STALLED_AFTER:
+            if self._clock() - max(asked_at, scout.recovered_at) > STALLED_AFTER:
                 raise StreamError(_STALLED)
             event = scout.next()
         if event is not None:
@@ -322,7 +326,7 @@ class BatchPlanner:
 
         The scout is closed: the router would read ahead for it while the tasks read.
         """
-        scout = EventStream(self._cluster.watch, supposed, clock=self._clock)
+        scout = self._stream(supposed)
         asked_at = self._clock()
         sample: list[Token] = []
         while len(sample) < _END_SAMPLE:
@@ -388,8 +392,12 @@ class BatchPlanner:
     def _scout_after(self, start: Position) -> EventStream:
         if self._scout is None or self._plan is None or self._plan.end != start:
             self.close()
-            self._scout = EventStream(self._cluster.watch, start, clock=self._clock)
+            self._scout = self._stream(start)
         return self._scout
+
+    def _stream(self, start: Position) -> EventStream:
+        watch = self._cluster.watch
+        return EventStream(watch, start, patience=self._patience, clock=self._clock)
 
 
 def _tick_after(time: Timestamp) -> AtTime:

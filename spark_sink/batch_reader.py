@@ -11,11 +11,17 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from spark_sink.batch_planner import PlannedBatch
 from spark_sink.errors import OptionError, told_briefly
 from spark_sink.options import StreamOptions
-from spark_sink.partitions import Task, TaskPartition, chunk_task, planner_for, read_task
+from spark_sink.partitions import (
+    Task,
+    TaskPartition,
+    chunk_task,
+    planner_for,
+    read_task,
+    snapshot_planner,
+)
 from spark_sink.positions import AtTime, FromNow, is_after
 from spark_sink.router_client import RouterClient
 from spark_sink.snapshot.plan import after
-from spark_sink.snapshot.planner import SnapshotPlanner
 
 
 class MergerouterBatchReader(DataSourceReader):
@@ -53,7 +59,7 @@ class MergerouterBatchReader(DataSourceReader):
         options = self._options
         if options.batch_mode == "snapshot":
             mark = client.mark()
-            planner = SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk)
+            planner = snapshot_planner(client, options)
             chunks = planner.all_chunks(planner.begin(mark))
             return [chunk_task(chunk, mark, options) for chunk in chunks]
         end = options.end or after(client.present())

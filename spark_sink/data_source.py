@@ -46,6 +46,7 @@ class MergerouterDataSource(DataSource):
         """
         with told_briefly():
             options = parse_options(self.options)
+            options.snapshot.require_custom_mode()
             client = RouterClient(options)
             try:
                 client.require_reachable()

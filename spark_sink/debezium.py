@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,12 +26,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sink.errors import OptionError
 from spark_sink.event_slices import decoded_documents
 from spark_sink.event_values import OPERATIONS
+from spark_sink.heartbeats import HEARTBEAT
 
 MESSAGES = "topic string, key string, value string"
 """The columns, which Spark's Kafka sink takes as they are."""
 
 VERSION = "2.6.2.Final"
 """The version of Debezium whose messages these are."""
+
+HEARTBEAT_PREFIX = "__debezium-heartbeat"
+"""What the name of the heartbeats' topic begins with, unless another prefix is given."""
 
 
 class _Opaque:
@@ -73,28 +77,33 @@ _STRICT = json_util.JSONOptions(
 
 
 def to_debezium(
-    rows: DataFrame, prefix: str, *, tombstones: bool = True, transactions: bool = False
+    rows: DataFrame,
+    prefix: str,
+    *,
+    tombstones: bool = True,
+    transactions: bool = False,
+    heartbeat_prefix: str = HEARTBEAT_PREFIX,
 ) -> DataFrame:
-    """The messages for the documents' changes, and for a snapshot's documents.
+    """The messages for the documents' changes, for a snapshot's documents, and for heartbeats.
 
     rows: of this package's source. prefix: Debezium's topic.prefix, which also names the source.
     tombstones: tombstones.on.delete. transactions: provide.transaction.metadata: the order of
     events in their transaction, and messages for its BEGIN and END; only of a batch (such as that
-    of foreachBatch), since rows of a transaction have to be brought together.
+    of foreachBatch), since rows of a transaction have to be brought together. heartbeat_prefix:
+    topic.heartbeat.prefix.
 
     Columns: topic, key, value. The order within a document is that of the rows.
     Raises OptionError for transactions of a stream.
     """
-    changes = rows.where(F.col("op").isNotNull()).select("event", "shard")
+    told = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
+    messages = _Messages(prefix, tombstones, heartbeat_prefix)
     if not transactions:
-        return changes.mapInArrow(_Messages(prefix, tombstones), MESSAGES)
+        return told.select("event", "shard").mapInArrow(messages, MESSAGES)
     if rows.isStreaming:
         raise OptionError(
             "transactions of a stream cannot be brought together: use to_debezium in foreachBatch"
         )
-    columns = rows.where(F.col("op").isNotNull()).select(
-        "event", "shard", "lsid", "txnNumber", "token"
-    )
+    columns = told.select("event", "shard", "lsid", "txnNumber", "token")
     alone = columns.where(F.col("txnNumber").isNull()).select("event", "shard")
     together = (
         columns.where(F.col("txnNumber").isNotNull())
@@ -102,8 +111,8 @@ def to_debezium(
         .sortWithinPartitions("lsid", "txnNumber", "token")
         .select("event", "shard")
     )
-    return alone.mapInArrow(_Messages(prefix, tombstones), MESSAGES).union(
-        together.mapInArrow(_Messages(prefix, tombstones, transactions=True), MESSAGES)
+    return alone.mapInArrow(messages, MESSAGES).union(
+        together.mapInArrow(replace(messages, transactions=True), MESSAGES)
     )
 
 
@@ -188,6 +197,7 @@ class _Messages:
 
     prefix: str
     tombstones: bool
+    heartbeat_prefix: str = HEARTBEAT_PREFIX
     transactions: bool = False
     clock: Callable[[], int] = time.time_ns
 
@@ -197,6 +207,9 @@ class _Messages:
             messages: list[tuple[str, str, str | None]] = []
             events, shards = (column.to_pylist() for column in batch.columns)
             for event, shard in zip(decoded_documents(events, _CODEC), shards, strict=True):
+                if event["operationType"] == HEARTBEAT:
+                    messages.append(self._heartbeat())
+                    continue
                 if self.transactions:
                     name = _transaction_name(event)
                     if open_one is None or open_one.name != name:
@@ -218,6 +231,11 @@ class _Messages:
         yield topic, json.dumps(key), json.dumps(value)
         if value["op"] == "d" and self.tombstones:
             yield topic, json.dumps(key), None
+
+    def _heartbeat(self) -> tuple[str, str, str | None]:
+        topic = f"{self.heartbeat_prefix}.{self.prefix}"
+        value = {"ts_ms": self.clock() // 1_000_000}
+        return topic, json.dumps({"serverName": self.prefix}), json.dumps(value)
 
     def _end(self, transaction: _Transaction | None) -> list[tuple[str, str, str | None]]:
         return [] if transaction is None else [self._boundary(transaction.end())]

@@ -7,21 +7,20 @@ since a streaming query outlives the collection that it watches.
 
 from __future__ import annotations
 
-import random
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
+from pymongo.errors import PyMongoError
 
 from spark_sink.errors import StreamError, refused_stream
 from spark_sink.event_runs import Run, first_invalidate, run_of, sort_key, without_repeats
+from spark_sink.patience import DEFAULT_PATIENCE, Patience, Retries, gave_up, may_pass
 from spark_sink.positions import Position, Token, is_invalidate, key_of
 from spark_sink.router_client import WatchedStream
-
-_RESUMABLE_LABEL = "ResumableChangeStreamError"
 
 # Seconds without any progress after which reading a range that must exist gives up.
 STALLED_AFTER = 120.0
@@ -37,8 +36,8 @@ class EventStream:
     after one of them skips the other.
 
     watch: opens a stream after a position; start: the first position; after: events whose tokens
-    sort at or below it are left out, too; retry_for: seconds during which failures without any
-    progress in between are tried again; clock, sleep: for tests.
+    sort at or below it are left out, too; patience: how long failures without any progress in
+    between are tried again; clock, sleep: for tests.
     """
 
     def __init__(
@@ -47,20 +46,21 @@ class EventStream:
         start: Position,
         *,
         after: str = "",
-        retry_for: float = 60.0,
+        patience: Patience = DEFAULT_PATIENCE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._watch = watch
         self._start = start
-        self._retry_for = retry_for
+        self._patience = patience
+        self._retries = Retries(patience, clock=clock, sleep=sleep)
         self._clock = clock
-        self._sleep = sleep
         self._stream: WatchedStream | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
-        self._failing_since: float | None = None
-        self._attempts = 0
+        self._failing = False
+        self.recovered_at = -math.inf
+        """When, by the clock, the last failure was over."""
 
     @property
     def position(self) -> Token | None:
@@ -93,8 +93,7 @@ class EventStream:
                 self.close()
                 self._back_off(StreamError("the server closes the stream again and again"))
                 continue
-            self._failing_since = None
-            self._attempts = 0
+            self._went_well()
             if event is None:
                 return None
             key = sort_key(event)
@@ -122,8 +121,7 @@ class EventStream:
                 self.close()
                 self._back_off(StreamError("the server closes the stream again and again"))
                 continue
-            self._failing_since = None
-            self._attempts = 0
+            self._went_well()
             run = run_of(events)
             ended = first_invalidate(run)
             if ended is not None:  # what follows it comes on another cursor
@@ -154,23 +152,21 @@ class EventStream:
             return True, call()
         except PyMongoError as error:
             self.close()
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise refused_stream(error) from None
             self._back_off(error)
             return False, None
 
+    def _went_well(self) -> None:
+        if self._failing:
+            self._failing = False
+            self._retries.reset()
+            self.recovered_at = self._clock()
+
     def _back_off(self, error: Exception) -> None:
-        now = self._clock()
-        if self._failing_since is None:
-            self._failing_since = now
-        if now - self._failing_since >= self._retry_for:
-            raise StreamError(
-                f"gave up after {self._retry_for:.0f} s: the router cannot be reached or does not "
-                "answer. See whether it runs at the address in option 'uri', and restart the query",
-                error,
-            ) from error
-        self._sleep(min(0.05 * 2 ** min(self._attempts, 6), 2.0) * random.uniform(0.5, 1.0))
-        self._attempts += 1
+        self._failing = True
+        if not self._retries.go_on(error):
+            raise gave_up(self._patience, error) from error
 
 
 def read_runs(
@@ -197,7 +193,7 @@ def read_runs(
             return
         if position != seen:
             seen, moved_at = position, clock()
-        elif clock() - moved_at > STALLED_AFTER:
+        elif clock() - max(moved_at, stream.recovered_at) > STALLED_AFTER:
             raise StreamError(
                 f"the stream has not moved for {STALLED_AFTER:.0f} s and is still before the end "
                 "of its range: see which shard cannot be reached, and restart the query"
@@ -210,12 +206,6 @@ def read_range(
     """The same events as `read_runs`, one by one."""
     for run in read_runs(stream, end, clock=clock):
         yield from run.documents()
-
-
-def _may_pass(error: PyMongoError) -> bool:
-    if isinstance(error, CursorNotFound | ConnectionFailure):
-        return True
-    return error.has_error_label(_RESUMABLE_LABEL)
 
 
 def _close(stream: WatchedStream) -> None:

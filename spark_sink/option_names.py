@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from spark_sink.errors import OptionError
 
 _NO_ALIASES: Mapping[str, str] = {}
+_Value = TypeVar("_Value")
+
+
+class GetOption(Protocol):
+    """Gives the parsed value of an option, or a default where the option is not given."""
+
+    def __call__(self, name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
+        """The value. Raises OptionError for a text that `parse` does not take."""
 
 
 def canonical(

@@ -98,6 +98,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def milliseconds(text: str) -> float:
+    """A number of milliseconds, in seconds."""
+    if not text.isdecimal():
+        raise ValueError(f"must be a number of milliseconds, not {text!r}")
+    return int(text) / 1000
+
+
+def positive_milliseconds(text: str) -> float:
+    """A positive number of milliseconds, in seconds."""
+    return positive(text) / 1000
+
+
+def whole_number(text: str) -> int:
+    """A whole number, 0 included."""
+    if not text.isdecimal():
+        raise ValueError(f"must be a whole number, not {text!r}")
+    return int(text)
+
+
 def size_in_bytes(text: str) -> int:
     """A number of bytes such as 64m."""
     match = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.strip().lower())
@@ -168,17 +187,6 @@ def cluster_time(text: str) -> Timestamp:
 def cluster_time_position(text: str) -> AtTime:
     """A cluster time, in the forms that `cluster_time` takes, as a position."""
     return AtTime(cluster_time(text))
-
-
-def snapshot_mode(text: str) -> str:
-    """Debezium's snapshot.mode; never is its older name for no_data."""
-    mode = {"never": "no_data"}.get(text.lower(), text.lower())
-    if mode not in SNAPSHOT_MODES:
-        raise ValueError(f"must be one of {', '.join(SNAPSHOT_MODES)}, not {text!r}")
-    return mode
-
-
-SNAPSHOT_MODES = ("no_data", "initial", "initial_only", "always", "when_needed")
 
 
 def batch_mode(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bson import json_util
@@ -20,9 +20,16 @@ from pyspark.sql.types import StructType
 from spark_sink import option_values as values
 from spark_sink.errors import OptionError
 from spark_sink.namespace_lists import NamespaceLists
-from spark_sink.option_names import canonical
+from spark_sink.option_names import GetOption, canonical
+from spark_sink.oversize import OVERSIZE_OPTIONS, SPLIT_STAGE, oversize_stages
+from spark_sink.patience import PATIENCE_OPTIONS, Patience, patience_options
 from spark_sink.positions import FromNow, Position
 from spark_sink.scope import Scope
+from spark_sink.snapshot.snapshot_options import (
+    SNAPSHOT_OPTIONS,
+    SnapshotOptions,
+    snapshot_options,
+)
 from spark_sink.typed_documents import document_schema
 
 DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
@@ -34,31 +41,8 @@ _Value = TypeVar("_Value")
 _NO_STAGES: tuple[Mapping[str, Any], ...] = ()
 
 
-class _Get(Protocol):
-    def __call__(self, name: str, parse: Callable[[str], _Value], default: _Value) -> _Value: ...
-
-
 # The database of users: a path /admin of a URI names no scope.
 _AUTHENTICATION = "admin"
-
-
-@dataclass(frozen=True)
-class SnapshotOptions:
-    """Whether and how the documents of the collections are read.
-
-    mode: no_data, initial, initial_only, always or when_needed.
-    chunk_rows: about how many documents a task reads; None: a quarter of a micro-batch.
-    filters: filters on documents by namespace; None where the option is not given.
-    """
-
-    mode: str = "no_data"
-    chunk_rows: int | None = None
-    filters: Mapping[str, Mapping[str, Any]] | None = None
-
-    @property
-    def begins_queries(self) -> bool:
-        """Whether a query without a checkpoint begins with a snapshot."""
-        return self.mode != "no_data"
 
 
 @dataclass(frozen=True)
@@ -81,7 +65,9 @@ class StreamOptions:
     document_schema: of typed documents, as it was given; document_type: the same, parsed by Spark;
     rescues_unknown: whether a field that it lacks does not fit.
     canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
+    heartbeat_interval: seconds of cluster time between two rows of heartbeats; 0: there are none.
     snapshot: whether and how documents are read beside the events.
+    patience: how long failures that may pass are tried again.
     batch_mode: what a batch read (`spark.read`) reads: "snapshot", "changes", or None.
     end: where a batch read of changes ends; None: at the present.
     """
@@ -105,7 +91,9 @@ class StreamOptions:
     document_type: StructType | None = None
     rescues_unknown: bool = True
     canonical_json: bool = False
+    heartbeat_interval: float = 0.0
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
+    patience: Patience = field(default_factory=Patience)
     batch_mode: str | None = None
     end: Position | None = None
 
@@ -138,6 +126,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     uri = uris[0] or uris[1]
     if uri is None:
         raise OptionError("option 'uri' is required, for example mongodb://127.0.0.1:27020")
+    large, pipeline = oversize_stages(get, get("pipeline", values.stages, ()))
     parsed = StreamOptions(
         uri=uri,
         scope=_scope(
@@ -146,8 +135,8 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
             get("collection", values.collection_names, ()),
             _lists(get),
         ),
-        pipeline=get("pipeline", values.stages, ()),
-        skipping=get("skipped.operations", values.skipped_operations, _NO_STAGES),
+        pipeline=pipeline,
+        skipping=(*get("skipped.operations", values.skipped_operations, _NO_STAGES), *large),
         full_document=get("fullDocument", values.some_text, None),
         full_document_before_change=get("fullDocumentBeforeChange", values.some_text, None),
         show_expanded_events=get("showExpandedEvents", values.boolean, False),
@@ -172,11 +161,9 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         document_schema=get("documentSchema", document_schema, None),
         rescues_unknown=get("unknownFields", values.rescues_unknown, True),
         canonical_json=get("jsonFormat", values.canonical_json, False),
-        snapshot=SnapshotOptions(
-            mode=get("snapshotMode", values.snapshot_mode, "no_data"),
-            chunk_rows=get("snapshotChunkRows", values.positive, None),
-            filters=get("snapshotFilters", values.filters, None),
-        ),
+        heartbeat_interval=get("heartbeat.interval.ms", values.milliseconds, 0.0),
+        snapshot=snapshot_options(given, get),
+        patience=patience_options(given, get),
         batch_mode=get("mode", values.batch_mode, None),
         end=_only(
             "endAtOperationTime and endAt",
@@ -220,9 +207,10 @@ _KNOWN = (
     "documentSchema",
     "unknownFields",
     "jsonFormat",
-    "snapshotMode",
-    "snapshotChunkRows",
-    "snapshotFilters",
+    *SNAPSHOT_OPTIONS,
+    *OVERSIZE_OPTIONS,
+    "heartbeat.interval.ms",
+    *PATIENCE_OPTIONS,
     "mode",
     "endAtOperationTime",
     "endAt",
@@ -276,19 +264,19 @@ def _refuse_direct(options: StreamOptions) -> None:
 
 
 def _splits(stage: Mapping[str, Any]) -> bool:
-    return "$changeStreamSplitLargeEvent" in stage
+    return SPLIT_STAGE in stage
 
 
 def _refuse_snapshot(options: StreamOptions) -> None:
-    reads_documents = options.snapshot.begins_queries or options.batch_mode == "snapshot"
-    if not reads_documents:
+    snapshot = options.snapshot
+    if not (snapshot.reads_documents or options.batch_mode == "snapshot"):
         return
-    if options.start != FromNow():
+    if options.start != FromNow() and (snapshot.begins_queries or options.batch_mode is not None):
         raise OptionError(
             "a snapshot pins down where the stream begins: leave startAtOperationTime, resumeAfter "
             "and startAfter out"
         )
-    if options.snapshot.filters is None and not all(map(_splits, options.pipeline)):
+    if snapshot.filters is None and not all(map(_splits, options.pipeline)):
         raise OptionError(
             "option 'pipeline': its stages work on events, not on the documents of a snapshot. Say "
             "by option 'snapshotFilters' which documents are read, such as "
@@ -304,18 +292,20 @@ def _refuse_unrepeatable(options: StreamOptions) -> None:
     """A filter on a document looked up later answers differently each time it is asked."""
     if options.full_document != "updateLookup":
         return
-    for stage in options.pipeline:
+    stages = [("cursor.oversize.handling.mode", each) for each in options.skipping]
+    stages += [("pipeline", each) for each in options.pipeline]
+    for name, stage in stages:
         filters = "$match" in stage or "$redact" in stage
         if filters and _FULL_DOCUMENT.search(json_util.dumps(stage)):
             raise OptionError(
-                "option 'pipeline': with fullDocument=updateLookup, a filter on fullDocument "
+                f"option {name!r}: with fullDocument=updateLookup, a filter on fullDocument "
                 "selects other events whenever it is run again, so that no batch could be "
                 "repeated; filter in Spark, or use fullDocument=whenAvailable or required with "
                 "post-images"
             )
 
 
-def _lists(get: _Get) -> NamespaceLists:
+def _lists(get: GetOption) -> NamespaceLists:
     """Debezium's lists, under its names."""
     literal = get("filters.match.mode", values.is_literal, False)
     parse = values.names if literal else values.patterns

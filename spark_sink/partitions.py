@@ -18,6 +18,7 @@ from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
 from spark_sink.errors import OptionError
 from spark_sink.event_rows import EventRows
 from spark_sink.fragments import joined
+from spark_sink.heartbeats import Heartbeat
 from spark_sink.options import StreamOptions
 from spark_sink.positions import AtTime, high_water_mark
 from spark_sink.query_start import cluster_time_at, query_started
@@ -25,6 +26,7 @@ from spark_sink.read_reports import ReportInbox, report
 from spark_sink.read_task import ReadTask, TaskReader
 from spark_sink.router_client import RouterClient
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan, after
+from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from spark_sink.typed_documents import TypedDocuments
 
@@ -43,7 +45,7 @@ class SnapshotEnd:
     mark: Timestamp
 
 
-Task = ReadTask | SnapshotTask | SnapshotEnd
+Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
 
 
 @dataclass
@@ -80,20 +82,30 @@ def planner_for(
         started = time.time() if loaded is None else query_started(loaded)
         return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
 
+    patiently = client.patiently
     cluster = Cluster(
         watch=partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
-        newest=lambda: client.clocks().cluster_time,
-        present=client.present,
-        beginning=beginning,
-        shards=client.shards,
+        newest=lambda: patiently(client.clocks).cluster_time,
+        present=lambda: patiently(client.present),
+        beginning=lambda: patiently(beginning),
+        shards=lambda: patiently(client.shards),
     )
+    idle_advance: float = options.idle_advance_seconds
+    if options.heartbeat_interval:
+        idle_advance = min(idle_advance, options.heartbeat_interval)
     limits = Limits(
         max_bytes=options.max_bytes_per_trigger,
         events_per_task=options.events_per_partition,
         in_total_order=options.in_total_order,
-        idle_advance=options.idle_advance_seconds,
+        idle_advance=idle_advance,
     )
-    return BatchPlanner(cluster, limits, inbox)
+    return BatchPlanner(cluster, limits, inbox, patience=options.patience)
+
+
+def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
+    """A planner of snapshots of what the options let a snapshot read."""
+    accepts = options.snapshot.accepts
+    return SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk, accepts)
 
 
 def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
@@ -112,18 +124,27 @@ def chunk_task(chunk: Chunk, mark: Timestamp, options: StreamOptions) -> Snapsho
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """The rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
+    if isinstance(task, Heartbeat):
+        yield from rows.arrow_batches([task.event()])
+        return
     client = RouterClient(options)
     try:
         if isinstance(task, SnapshotEnd):
-            end = _end_of_snapshot(task.mark, client.clocks().cluster_time)
+            now = client.patiently(client.clocks).cluster_time
+            end = _end_of_snapshot(task.mark, now)
             yield from rows.arrow_batches([end])
             return
         if isinstance(task, SnapshotTask):
-            chunk = ChunkReader(client.mongo, task, lambda: client.clocks().cluster_time)
+            chunk = ChunkReader(
+                client.mongo,
+                task,
+                lambda: client.clocks().cluster_time,
+                patience=options.patience,
+            )
             yield from rows.arrow_batches(chunk.events())
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
-        reader = TaskReader(task, watch)
+        reader = TaskReader(task, watch, options.patience)
         if options.splits_large_events:
             yield from rows.arrow_batches(joined(reader.events()), shard=task.shard)
         else:

@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from spark_sink.event_runs import Run
 from spark_sink.event_stream import EventStream, read_runs
 from spark_sink.pace import Passage
+from spark_sink.patience import DEFAULT_PATIENCE, Patience
 from spark_sink.positions import AtTime, Position, Token, is_of_document, key_of, time_in, time_of
 from spark_sink.router_client import Shard, WatchedStream
 
@@ -44,12 +45,13 @@ class ReadTask:
 class TaskReader:
     """Reads a task's events, and knows afterwards what has passed.
 
-    watch: opens streams.
+    watch: opens streams; patience: how long failures of theirs are tried again.
     """
 
-    def __init__(self, task: ReadTask, watch: Watch) -> None:
+    def __init__(self, task: ReadTask, watch: Watch, patience: Patience = DEFAULT_PATIENCE) -> None:
         self._task = task
         self._watch = watch
+        self._patience = patience
         self._events = self._size = self._ticks = 0
         self._first = self._last = ""
 
@@ -119,7 +121,12 @@ class TaskReader:
         # A token of another shard's event cannot be resumed from on this one: its time can.
         time = time_of(start)
         opened = start if shard is None or time is None else AtTime(time)
-        return EventStream(lambda at: self._watch(at, shard), opened, after=key_of(start))
+        return EventStream(
+            lambda at: self._watch(at, shard),
+            opened,
+            after=key_of(start),
+            patience=self._patience,
+        )
 
 
 def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> list[ReadTask]:

@@ -5,8 +5,9 @@ The router is used like any mongos, through pymongo (docs/design.md#feed-and-spa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pymongo
@@ -24,10 +25,13 @@ from pymongo.errors import (
 
 from spark_sink.errors import StreamError, refused_stream
 from spark_sink.options import StreamOptions
+from spark_sink.patience import Retries, gave_up, may_pass
 from spark_sink.positions import AtTime, FromNow, Position, Token
 from spark_sink.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
+
+_Result = TypeVar("_Result")
 
 # Seconds after which a router that cannot be connected to is said to be away, and how often a start
 # looks in this time whether it is; where nothing listens at its address, the start waits less long.
@@ -103,7 +107,7 @@ class RouterClient:
             document_class=RawBSONDocument,
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
-            serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
+            serverSelectionTimeoutMS=self._selection_ms(),
         )
         self._plain: MongoClient[dict[str, Any]] | None = None
         self._direct: dict[str, RouterClient] = {}
@@ -191,7 +195,7 @@ class RouterClient:
                 appname="mergerouter-spark",
                 datetime_conversion="DATETIME_MS",
                 unicode_decode_error_handler="replace",
-                serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
+                serverSelectionTimeoutMS=self._selection_ms(),
             )
         return self._plain
 
@@ -200,6 +204,21 @@ class RouterClient:
         """The router that answers, or the first that is named."""
         seeds = sorted(self._client.topology_description.server_descriptions())
         return seeds[0][0], seeds[0][1] or 27017
+
+    def patiently(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call to the router, tried again as the options say while it fails.
+
+        Raises StreamError once that is over, and whatever the call raises else.
+        """
+        retries = Retries(self._options.patience)
+        while True:
+            try:
+                return call()
+            except PyMongoError as error:
+                if not may_pass(error):
+                    raise
+                if not retries.go_on(error):
+                    raise gave_up(self._options.patience, error) from error
 
     def clocks(self) -> Clocks:
         """The router's clocks. Raises PyMongoError, and StreamError if it has none."""
@@ -231,14 +250,21 @@ class RouterClient:
             ) from None
 
     def _connect(self) -> None:
+        if self._options.patience.selection is not None:
+            _ = self._client.is_mongos  # waits for a server
+            return
         for look in range(1, _LOOKS + 1):
             try:
                 with pymongo.timeout(_SELECTION_TIMEOUT / _LOOKS):
-                    _ = self._client.is_mongos  # waits for a server
+                    _ = self._client.is_mongos
                 return
             except ServerSelectionTimeoutError:
                 if look == _LOOKS or (look >= _LOOKS_IF_REFUSED and self._is_refused()):
                     raise
+
+    def _selection_ms(self) -> int:
+        seconds = self._options.patience.selection
+        return int((_SELECTION_TIMEOUT if seconds is None else seconds) * 1000)
 
     def _is_refused(self) -> bool:
         """Whether nothing listens at any of the router's addresses."""

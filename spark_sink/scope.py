@@ -21,6 +21,7 @@ from spark_sink.snapshot.plan import SnapshotPlan, plan_from
 _SCOPE = "scope"
 _QUIET = "quietUntil"
 _SNAPSHOT = "snapshot"
+_HEARTBEAT = "heartbeat"
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,21 @@ class Offsets:
 
     scope: Scope
 
-    def write(self, position: Position, quiet_until: Timestamp | None = None) -> dict[str, Any]:
+    def write(
+        self,
+        position: Position,
+        quiet_until: Timestamp | None = None,
+        heartbeat: Timestamp | None = None,
+    ) -> dict[str, Any]:
         """The position as an offset.
 
-        quiet_until: a cluster time before which the batch that ends here has no event.
+        quiet_until: a cluster time before which the batch that ends here has no event; heartbeat:
+        that of the latest heartbeat.
         """
         offset = {**to_offset(position), _SCOPE: self.scope.to_document()}
-        if quiet_until is not None:
-            offset[_QUIET] = {"t": quiet_until.time, "i": quiet_until.inc}
+        for name, time in ((_QUIET, quiet_until), (_HEARTBEAT, heartbeat)):
+            if time is not None:
+                offset[name] = {"t": time.time, "i": time.inc}
         return offset
 
     def write_snapshot(self, plan: SnapshotPlan) -> dict[str, Any]:
@@ -112,8 +120,11 @@ class Offsets:
 
     def read_quiet(self, offset: Mapping[str, Any]) -> Timestamp | None:
         """What `write` was given as `quiet_until`."""
-        quiet = offset.get(_QUIET)
-        return None if quiet is None else Timestamp(quiet["t"], quiet["i"])
+        return _time(offset.get(_QUIET))
+
+    def read_heartbeat(self, offset: Mapping[str, Any]) -> Timestamp | None:
+        """What `write` was given as `heartbeat`."""
+        return _time(offset.get(_HEARTBEAT))
 
     def read(self, offset: Mapping[str, Any]) -> Position:
         """The position of an offset, which may be one of an older version, without a scope.
@@ -122,8 +133,8 @@ class Offsets:
         """
         plain = dict(offset)
         written = plain.pop(_SCOPE, None)
-        plain.pop(_QUIET, None)
-        plain.pop(_SNAPSHOT, None)
+        for name in (_QUIET, _SNAPSHOT, _HEARTBEAT):
+            plain.pop(name, None)
         try:
             position = from_offset(plain)
         except PositionError as error:
@@ -131,6 +142,10 @@ class Offsets:
         if written is not None and written != self.scope.to_document():
             raise StreamError(_changed(_scope(written), self.scope, position))
         return position
+
+
+def _time(document: Mapping[str, int] | None) -> Timestamp | None:
+    return None if document is None else Timestamp(document["t"], document["i"])
 
 
 def _scope(document: Mapping[str, Any]) -> Scope:

@@ -21,13 +21,23 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_sink.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.errors import HistoryLostError, told_briefly
+from spark_sink.heartbeats import heartbeats, latest_heartbeat
 from spark_sink.options import StreamOptions
-from spark_sink.partitions import Task, TaskPartition, planner_for, read_task, snapshot_tasks
-from spark_sink.positions import AtTime, FromNow, Position
+from spark_sink.partitions import (
+    Task,
+    TaskPartition,
+    planner_for,
+    read_task,
+    snapshot_planner,
+    snapshot_tasks,
+)
+from spark_sink.positions import AtTime
 from spark_sink.read_reports import ReportInbox
 from spark_sink.router_client import RouterClient
 from spark_sink.scope import Offsets
+from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.starts import SnapshotStarts
 
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,10 +54,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._inbox: ReportInbox | None = None
         self._planner: BatchPlanner | None = None
         self._snapshots: SnapshotPlanner | None = None
-        self._has_planned = False
+        self._starts: SnapshotStarts | None = None
+        self._ends_at_present = False
 
     def __getstate__(self) -> dict[str, Any]:
-        unsent = dict.fromkeys(("_client", "_inbox", "_planner", "_snapshots"))
+        unsent = dict.fromkeys(("_client", "_inbox", "_planner", "_snapshots", "_starts"))
         return {**self.__dict__, **unsent}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -66,6 +77,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Remember the present; batches planned from now on end before it. Raises StreamError."""
         with told_briefly():
             self._planning().stop_at_present()
+        self._ends_at_present = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the micro-batch after `start` ends. Raises StreamError."""
@@ -81,23 +93,27 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def _latest(self, start: dict[str, Any], max_events: int | None) -> dict[str, Any]:
         position = self._offsets.read(start)
         plan = self._offsets.read_snapshot(start)
-        first, self._has_planned = not self._has_planned, True
+        if self._starts is None:
+            self._starts = SnapshotStarts(self._options.snapshot, position, plan)
+        starts = self._starts
         planner = self._planning()
         if plan is not None and not plan.ended:
-            return self._offsets.write_snapshot(self._snapshot().next_batch(plan, max_events))
-        if self._needs_snapshot(position, first):
-            return self._begin_snapshot()
-        if self._options.snapshot.mode == "initial_only":
+            return self._next_of_snapshot(plan, max_events)
+        if starts.is_due(position):
+            return self._begin_snapshot(start, starts)
+        if not starts.policy.streams:
             return start
         try:
             batch = planner.next_batch(position, max_events)
         except HistoryLostError:
-            if self._options.snapshot.mode != "when_needed":
+            if not starts.policy.if_history_is_lost:
                 raise
-            return self._begin_snapshot()
+            return self._begin_snapshot(start, starts)
         if batch.end == batch.start:
             return start
-        return self._offsets.write(batch.end, batch.quiet_until)
+        interval = self._options.heartbeat_interval
+        heartbeat = latest_heartbeat(self._offsets.read_heartbeat(start), batch.end, interval)
+        return self._offsets.write(batch.end, batch.quiet_until, heartbeat)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The newest cluster time, for the lag in Spark's metrics; None before the first batch."""
@@ -124,7 +140,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._offsets.read(end),
             quiet_until=self._offsets.read_quiet(end),
         )
-        return self._planning().tasks(batch)
+        read_heartbeat = self._offsets.read_heartbeat
+        return [
+            *self._planning().tasks(batch),
+            *heartbeats(read_heartbeat(start), read_heartbeat(end)),
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events that one task reads, as Arrow batches. Raises StreamError."""
@@ -141,25 +161,26 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._client.close()
         self._planner = self._inbox = self._client = self._snapshots = None
 
-    def _needs_snapshot(self, position: Position, first: bool) -> bool:
-        """Whether one begins here. first: whether this process has planned nothing before."""
-        mode = self._options.snapshot.mode
-        if isinstance(position, FromNow):
-            return mode != "no_data"
-        return mode == "always" and first
-
-    def _begin_snapshot(self) -> dict[str, Any]:
+    def _begin_snapshot(self, start: dict[str, Any], starts: SnapshotStarts) -> dict[str, Any]:
+        """The offset with which a snapshot begins; `start` until the delay before it is over."""
+        if not starts.may_begin(waits=self._ends_at_present):
+            return start
         self._planning().close()
         assert self._client is not None
-        plan = self._snapshot().begin(self._client.mark())
+        client, planner = self._client, self._snapshot()
+        plan = client.patiently(lambda: planner.begin(client.mark()))
         return self._offsets.write_snapshot(plan)
+
+    def _next_of_snapshot(self, plan: SnapshotPlan, max_rows: int | None) -> dict[str, Any]:
+        assert self._client is not None
+        planner = self._snapshot()
+        following = self._client.patiently(lambda: planner.next_batch(plan, max_rows))
+        return self._offsets.write_snapshot(following)
 
     def _snapshot(self) -> SnapshotPlanner:
         if self._snapshots is None:
             assert self._client is not None
-            options = self._options
-            client = self._client.plain()
-            self._snapshots = SnapshotPlanner(client, options.scope, options.rows_per_chunk)
+            self._snapshots = snapshot_planner(self._client, self._options)
         return self._snapshots
 
     def _planning(self) -> BatchPlanner:

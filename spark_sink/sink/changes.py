@@ -23,7 +23,7 @@ _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 _WHOLE = ("insert", "replace", "read")
 # These change no document; the others of a collection's events do.
 _HARMLESS = (
-    "snapshotEnd", "invalidate", "create", "createIndexes", "dropIndexes", "modify",
+    "snapshotEnd", "heartbeat", "invalidate", "create", "createIndexes", "dropIndexes", "modify",
     "shardCollection", "refineCollectionShardKey", "reshardCollection",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ A collection is cut by a random sample of its `_id`s, sorted by the server, so p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -34,13 +34,21 @@ class SnapshotPlanner:
     """Plans a snapshot of a scope.
 
     client: of the router, decoding documents as dicts; scope: what is read; chunk_rows: about how
-    many documents a chunk has. All methods raise PyMongoError.
+    many documents a chunk has; accepts: whether a collection of the scope, given by its database
+    and its name, is read. All methods raise PyMongoError.
     """
 
-    def __init__(self, client: MongoClient[dict[str, Any]], scope: Scope, chunk_rows: int) -> None:
+    def __init__(
+        self,
+        client: MongoClient[dict[str, Any]],
+        scope: Scope,
+        chunk_rows: int,
+        accepts: Callable[[str, str], bool] = lambda database, collection: True,
+    ) -> None:
         self._client = client
         self._scope = scope
         self._chunk_rows = chunk_rows
+        self._accepts = accepts
 
     def begin(self, mark: Timestamp) -> SnapshotPlan:
         """A plan of the scope's collections, with no chunk planned yet.
@@ -111,6 +119,8 @@ class SnapshotPlanner:
             for found in self._client[database].list_collections(filter=wanted):
                 name = found["name"]
                 if name.startswith("system.") or not scope.accepts(database, name):
+                    continue
+                if not self._accepts(database, name):
                     continue
                 uuid = found.get("info", {}).get("uuid", b"")
                 yield Collection(database, name, bytes(uuid).hex(), self._key(database, name))

@@ -9,7 +9,6 @@ mark, and what changes during the reading comes again as an event.
 
 from __future__ import annotations
 
-import random
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +20,11 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError
 from spark_sink.event_slices import DOCUMENT, Slice, fields_of
+from spark_sink.patience import DEFAULT_PATIENCE, Patience, Retries, may_pass
 from spark_sink.positions import high_water_mark
 from spark_sink.snapshot.plan import Chunk, after
 from spark_sink.snapshot.planner import current_name
@@ -33,8 +33,6 @@ READ = "read"
 """The operation type of a snapshot's rows."""
 
 _INT = struct.Struct("<i")
-# Seconds without progress after which a chunk is given up.
-_RETRY_FOR = 60.0
 # SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
 _TOO_OLD = frozenset({239, 246, 250})
 # InvalidOptions, FailedToParse, CommandNotSupported…: no reading at a time here.
@@ -60,7 +58,7 @@ class ChunkReader:
     """Reads a task's documents, each `_id` once.
 
     client: of the router, with documents as RawBSONDocument; newest: about the newest cluster time;
-    clock, sleep: for tests.
+    patience: how long failures without progress are tried again; clock, sleep: for tests.
     """
 
     def __init__(
@@ -69,14 +67,15 @@ class ChunkReader:
         task: SnapshotTask,
         newest: Callable[[], Timestamp],
         *,
+        patience: Patience = DEFAULT_PATIENCE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = client
         self._task = task
         self._newest = newest
-        self._clock = clock
-        self._sleep = sleep
+        self._patience = patience
+        self._retries = Retries(patience, clock=clock, sleep=sleep)
         self._seen: set[bytes] = set()
         self._ways: list[Callable[[], tuple[dict[str, Any], Timestamp]]] = [
             self._at_mark,
@@ -86,7 +85,6 @@ class ChunkReader:
 
     def events(self) -> Iterator[RawBSONDocument]:
         """The documents as events. Raises StreamError."""
-        failing_since: float | None = None
         while True:
             before = len(self._seen)
             try:
@@ -97,17 +95,15 @@ class ChunkReader:
                     continue
                 if not _may_pass(error):
                     raise _refused(self._task.chunk, error) from None
-                now = self._clock()
-                if failing_since is None or len(self._seen) > before:
-                    failing_since = now
-                if now - failing_since >= _RETRY_FOR:
+                if len(self._seen) > before:
+                    self._retries.reset()
+                if not self._retries.go_on(error):
                     raise StreamError(
-                        f"gave up reading {self._task.chunk.collection} after {_RETRY_FOR:.0f} s "
+                        f"gave up reading {self._task.chunk.collection} after {self._patience} "
                         "without progress. See whether the router and its mongos run, and restart "
                         "the query: it goes on with this chunk",
                         error,
                     ) from error
-                self._sleep(random.uniform(0.1, 0.5))
 
     def _read(self) -> Iterator[RawBSONDocument]:
         task = self._task
@@ -212,9 +208,7 @@ def _snapshot_at(point: Timestamp) -> dict[str, Any]:
 
 
 def _may_pass(error: PyMongoError) -> bool:
-    if isinstance(error, ConnectionFailure):
-        return True
-    return isinstance(error, OperationFailure) and error.code in _MAY_PASS
+    return may_pass(error) or (isinstance(error, OperationFailure) and error.code in _MAY_PASS)
 
 
 def _refused(chunk: Chunk, error: PyMongoError) -> StreamError:

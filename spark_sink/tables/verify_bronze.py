@@ -14,9 +14,13 @@ from spark_sink.options import named_options, parse_options
 from spark_sink.positions import AtTime, Token, key_of, time_in
 from spark_sink.scope import Offsets
 from spark_sink.snapshot.plan import after
+from spark_sink.snapshot.snapshot_options import MODE_OPTIONS
+
+# Rows that are no events of the stream.
+_MARKS = ("snapshotEnd", "heartbeat")
 
 DIFFERENCES = "namespace string, token string, operationType string, difference string"
-_OTHER_STARTS = ("snapshotMode", "startAtOperationTime", "resumeAfter", "startAfter")
+_OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
 
 
 def verify_bronze(
@@ -50,7 +54,7 @@ def verify_bronze(
             given["endAtOperationTime"] = f"{time.time},{time.inc}"
     stream = rows.sparkSession.read.format("mergerouter").options(**given).load()
     columns = ("token", "namespace", "operationType")
-    kept = rows.where((F.col("operationType") != "snapshotEnd") & ~F.col("snapshot"))
+    kept = rows.where(~F.col("operationType").isin(*_MARKS) & ~F.col("snapshot"))
     kept = kept.where(F.col("token") >= first).groupBy(*columns).agg(F.count("*").alias("times"))
     sent = stream.where(F.col("token") >= first).select(*columns, F.lit(1).alias("sent"))
     difference = (
@@ -71,7 +75,7 @@ def _first_token(rows: DataFrame) -> str | None:
     """Where the events of the rows begin: behind the first snapshot's mark, or with the first."""
     ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token")
     snapshots = ends.select("event").take(1)
-    events = rows.where(~F.col("snapshot") & (F.col("operationType") != "snapshotEnd"))
+    events = rows.where(~F.col("snapshot") & ~F.col("operationType").isin(*_MARKS))
     first: str | None = events.agg(F.min("token")).collect()[0][0]
     if not snapshots:
         return first

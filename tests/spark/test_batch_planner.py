@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from spark_sink.batch_planner import SAMPLE, BatchPlanner, Cluster, Limits, PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.event_stream import EventStream, read_range
+from spark_sink.patience import Patience
 from spark_sink.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.read_reports import ReportInbox
 from spark_sink.read_task import ReadTask, TaskReader, shard_tasks
@@ -295,7 +296,11 @@ def test_an_unreachable_router_is_an_error_in_bounded_time():
     history.failures = [lost_connection() for _ in range(1000)]
     slept: list[float] = []
     stream = EventStream(
-        history.watch, FromNow(), retry_for=30, clock=lambda: sum(slept), sleep=slept.append
+        history.watch,
+        FromNow(),
+        patience=Patience(retry_for=30),
+        clock=lambda: sum(slept),
+        sleep=slept.append,
     )
     with pytest.raises(StreamError, match=r"^gave up after 30 s: .*connection closed"):
         stream.next()

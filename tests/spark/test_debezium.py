@@ -17,6 +17,7 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 
 from spark_sink.debezium import VERSION, _Messages
+from spark_sink.heartbeats import Heartbeat
 from tests.doubles.event_history import event_token
 from tests.spark.test_event_rows import MONGO_VALUES, documents
 
@@ -161,3 +162,11 @@ def test_documents_are_texts_in_strict_extended_json(document):
     decoded = bson.decode(bson.encode(document), codec)
     [(_, _, value)] = messages(event("insert", fullDocument=document))
     assert value["after"] == json_util.dumps(decoded, json_options=STRICT)
+
+
+def test_a_heartbeat_has_a_topic_of_its_own():
+    beat = bytes(Heartbeat(Timestamp(1_700_000_000, 7)).event().raw)
+    value = {"ts_ms": NOW // 1_000_000}
+    key = {"serverName": "fulfillment"}
+    assert messages(beat) == [("__debezium-heartbeat.fulfillment", key, value)]
+    assert messages(beat, heartbeat_prefix="beats") == [("beats.fulfillment", key, value)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
@@ -11,6 +12,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.options import parse_options
 from spark_sink.positions import AtTime, FromNow, PositionError, Token, from_offset, to_offset
 from spark_sink.scope import Offsets, Scope
+from spark_sink.snapshot.modes import POLICIES
 from tests.doubles.event_history import event_token, high_water_mark
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
@@ -107,7 +109,27 @@ def test_lists_and_modes_that_cannot_be_are_refused(given, message):
 def test_a_snapshot_takes_skipped_operations():
     options = parse_options({"uri": URI, "snapshot.mode": "initial", "skipped.operations": "d"})
     assert options.skipping == ({"$match": {"operationType": {"$nin": ["delete"]}}},)
-    assert options.snapshot.mode == "initial"
+    assert options.snapshot.policy == POLICIES["initial"]
+
+
+SPLIT: dict[str, Any] = {"$changeStreamSplitLargeEvent": {}}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "mode", "expected"),
+    [
+        ("[]", "split", (SPLIT,)),
+        ('[{"$match": {}}]', "split", ({"$match": {}}, SPLIT)),
+        (json.dumps([SPLIT]), "split", (SPLIT,)),
+        ("[]", "fail", ()),
+    ],
+)
+def test_large_events_are_split_on_request(pipeline, mode, expected):
+    options = parse_options(
+        {"uri": URI, "pipeline": pipeline, "cursor.oversize.handling.mode": mode}
+    )
+    assert options.pipeline == expected
+    assert options.splits_large_events is (mode == "split")
 
 
 @pytest.mark.parametrize(("text", "size"), [("100", 100), ("64m", 64 << 20), ("1GB", 1 << 30)])
@@ -160,6 +182,19 @@ def test_a_token_to_start_after_is_parsed(name, text):
         ({"uri": URI, "startAtOperationTime": "2023-11-14T22:13:20"}, "name its time zone"),
         ({"uri": URI, "startAtOperationTime": "1", "resumeAfter": TOKEN}, "only one of"),
         ({"uri": URI, "jsonFormat": "bson"}, "relaxed or canonical, not 'bson'"),
+        ({"uri": URI, "heartbeat.interval.ms": "1s"}, "a number of milliseconds, not '1s'"),
+        ({"uri": URI, "cursor.oversize.handling.mode": "cut"}, "fail, skip or split, not 'cut'"),
+        ({"uri": URI, "cursor.oversize.handling.mode": "skip"}, "need each other"),
+        ({"uri": URI, "cursor.oversize.skip.threshold": "99"}, "need each other"),
+        (
+            {
+                "uri": URI,
+                "cursor.oversize.handling.mode": "skip",
+                "cursor.oversize.skip.threshold": "99",
+                "fullDocument": "updateLookup",
+            },
+            "'cursor.oversize.handling.mode': with fullDocument=updateLookup",
+        ),
         ({"uri": URI, "documents": "avro"}, "json, raw or typed, not 'avro'"),
         ({"uri": URI, "documents": "typed"}, "typed needs option 'documentSchema'"),
         ({"uri": URI, "documentSchema": "n INT"}, "'documentSchema' is for documents=typed"),

@@ -1,0 +1,133 @@
+"""The options of snapshots, under this package's names and Debezium's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_sink import option_values as values
+from spark_sink.errors import OptionError
+from spark_sink.option_names import GetOption
+from spark_sink.snapshot.modes import (
+    BASED,
+    CONFIGURATION_BASED,
+    CUSTOM,
+    CUSTOM_NAME,
+    MODES,
+    POLICIES,
+    QueryStart,
+    SnapshotPolicy,
+    chosen_policy,
+    custom_mode,
+)
+
+_MODE = "snapshotMode"
+_BASED_ON = {
+    f"{BASED}.snapshot.data": "at_first",
+    f"{BASED}.start.stream": "streams",
+    f"{BASED}.snapshot.on.data.error": "if_history_is_lost",
+    # MongoDB has no schemas to read: these two mean nothing.
+    f"{BASED}.snapshot.schema": "",
+    f"{BASED}.snapshot.on.schema.error": "",
+}
+MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON)
+"""The names of the options that say when a query reads documents."""
+
+SNAPSHOT_OPTIONS = (
+    *MODE_OPTIONS,
+    "snapshotChunkRows",
+    "snapshotFilters",
+    "snapshot.include.collection.list",
+    "snapshot.delay.ms",
+)
+"""The names of all options of snapshots."""
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """Whether and how the documents of the collections are read.
+
+    policy: when; None: `custom`, a function named as `module:function`, chooses at each start.
+    chunk_rows: about how many documents a task reads; None: a quarter of a micro-batch.
+    filters: filters on documents by namespace; None where the option is not given.
+    collections: regular expressions, one of which matches the whole name (`database.collection`) of
+    each collection that is read; empty: all of the stream's are.
+    delay: seconds from the query's start to its snapshot, at least.
+    """
+
+    policy: SnapshotPolicy | None = POLICIES["no_data"]
+    custom: str = ""
+    chunk_rows: int | None = None
+    filters: Mapping[str, Mapping[str, Any]] | None = None
+    collections: tuple[str, ...] = ()
+    delay: float = 0.0
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether a query may read documents."""
+        return self.policy is None or self.policy.reads_documents
+
+    @property
+    def begins_queries(self) -> bool:
+        """Whether a query without a checkpoint may begin with a snapshot."""
+        return self.policy is None or self.policy.at_first
+
+    def policy_for(self, start: QueryStart) -> SnapshotPolicy:
+        """The policy for one start of the query. Raises OptionError if a custom mode fails."""
+        return chosen_policy(self.custom, start) if self.policy is None else self.policy
+
+    def require_custom_mode(self) -> None:
+        """Raise OptionError if a custom mode is to be used that is not there."""
+        if self.policy is None:
+            custom_mode(self.custom)
+
+    def accepts(self, database: str, collection: str) -> bool:
+        """Whether a snapshot reads a collection of the stream."""
+        name = f"{database}.{collection}"
+        return not self.collections or any(re.fullmatch(each, name) for each in self.collections)
+
+
+def snapshot_options(given: Mapping[str, str], get: GetOption) -> SnapshotOptions:
+    """The options of snapshots among those given. Raises OptionError."""
+    mode = get(_MODE, _mode, "no_data")
+    custom = get(CUSTOM_NAME, values.some_text, "")
+    if (mode == CUSTOM) != bool(custom):
+        raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} need each other")
+    return SnapshotOptions(
+        policy=_policy(mode, given, get),
+        custom=custom,
+        chunk_rows=get("snapshotChunkRows", values.positive, None),
+        filters=get("snapshotFilters", values.filters, None),
+        collections=get("snapshot.include.collection.list", values.patterns, ()),
+        delay=get("snapshot.delay.ms", values.milliseconds, 0.0),
+    )
+
+
+def _policy(mode: str, given: Mapping[str, str], get: GetOption) -> SnapshotPolicy | None:
+    based_on = [name for name in _BASED_ON if name in given]
+    if mode != CONFIGURATION_BASED:
+        if based_on:
+            raise OptionError(
+                f"option {based_on[0]!r} is for snapshot.mode={CONFIGURATION_BASED}: set that, or "
+                "leave it out"
+            )
+        return None if mode == CUSTOM else POLICIES[mode]
+    chosen = {field: get(name, values.boolean, False) for name, field in _BASED_ON.items()}
+    chosen.pop("")
+    policy = SnapshotPolicy(**chosen)
+    if not (policy.at_first or policy.streams):
+        raise OptionError(
+            f"snapshot.mode={CONFIGURATION_BASED} reads neither documents nor events: set "
+            f"{BASED}.snapshot.data or {BASED}.start.stream to true"
+        )
+    return policy
+
+
+def _mode(text: str) -> str:
+    """Debezium's snapshot.mode; never is its older name for no_data."""
+    mode = {"never": "no_data"}.get(text.lower(), text.lower())
+    if mode not in MODES:
+        raise ValueError(f"must be one of {', '.join(MODES)}, not {text!r}")
+    return mode

@@ -1,0 +1,75 @@
+"""Runs a stream reader as Spark does, without Spark between."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from spark_sink.options import parse_options
+from spark_sink.stream_reader import MergerouterStreamReader
+from tests.harness.until import wait_for
+
+Row = dict[str, Any]
+
+
+class Batches:
+    """The micro-batches of one query. offset: where the latest ended, as in a checkpoint."""
+
+    def __init__(self, reader: MergerouterStreamReader, offset: Row | None = None) -> None:
+        self.reader = reader
+        self.offset = reader.initialOffset() if offset is None else offset
+        self.rows: list[Row] = []
+
+    def next(self) -> list[Row]:
+        """Plan a batch, read it twice, as after a crash, and return its rows."""
+        start = self.offset
+        end = self.reader.latestOffset(start, ReadAllAvailable())
+        self.offset = json.loads(json.dumps(end))
+        first, again = (self._read(start, self.offset) for _ in range(2))
+        assert first == again
+        self.rows += first
+        return first
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        """Run batches until it is so."""
+
+        def check() -> bool:
+            self.next()
+            return done()
+
+        wait_for(check, what)
+
+    def kinds(self) -> list[str]:
+        """The operation types of all rows."""
+        return [row["operationType"] for row in self.rows]
+
+    def _read(self, start: Row, end: Row) -> list[Row]:
+        rows = []
+        for partition in self.reader.partitions(start, end):
+            sent = pickle.loads(pickle.dumps(partition))
+            for batch in self.reader.read(sent):
+                rows += [_comparable(row) for row in batch.to_pylist()]
+        return rows
+
+
+@contextmanager
+def batches(options: dict[str, Any], offset: Row | None = None) -> Iterator[Batches]:
+    """Run a query with these options, from an offset on."""
+    given = parse_options({name: str(value) for name, value in options.items()})
+    reader = MergerouterStreamReader(given, 0.0)
+    try:
+        yield Batches(reader, offset)
+    finally:
+        reader.stop()
+
+
+def _comparable(row: Row) -> Row:
+    """The row without what depends on the time of reading."""
+    if row["snapshot"] or row["operationType"] == "snapshotEnd":
+        return {**row, "event": None, "wallTime": None}
+    return row

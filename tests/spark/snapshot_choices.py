@@ -1,0 +1,25 @@
+"""Custom snapshot modes, as a user writes them."""
+
+from __future__ import annotations
+
+from spark_sink.snapshot.modes import QueryStart
+
+asked: list[QueryStart] = []
+
+
+def initial_only(start: QueryStart) -> str:
+    asked.append(start)
+    return "initial_only"
+
+
+def only_after_a_checkpoint(start: QueryStart) -> str:
+    asked.append(start)
+    return "no_data" if start.checkpoint is None else "always"
+
+
+def fails(start: QueryStart) -> str:
+    raise KeyError("settings")
+
+
+def chooses_none(start: QueryStart) -> str:
+    return "custom"

@@ -1,0 +1,91 @@
+"""Rows of heartbeats, and events of large documents, which are left out: options of Debezium's."""
+
+from __future__ import annotations
+
+import json
+
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.heartbeats import Heartbeat, heartbeats, latest_heartbeat
+from spark_sink.positions import AtTime, FromNow, key_of
+from tests.spark.batches import batches
+from tests.spark.conftest import Shop
+
+pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+
+
+def test_a_heartbeat_comes_once_in_each_interval() -> None:
+    last = None
+    found = []
+    for second in (100, 103, 109, 110, 111, 125, 134):
+        latest = latest_heartbeat(last, AtTime(Timestamp(second, 7)), 10.0)
+        found += [beat.time.time for beat in heartbeats(last, latest)]
+        last = latest
+    assert found == [110, 125]
+    assert latest_heartbeat(last, AtTime(Timestamp(999, 1)), 0.0) is None
+    assert latest_heartbeat(None, FromNow(), 10.0) is None
+    assert heartbeats(Timestamp(5, 5), None) == []
+
+
+def test_the_token_of_a_heartbeat_lies_between_the_events_around_its_time() -> None:
+    event = bson.decode(Heartbeat(Timestamp(100, 7)).event().raw)
+    token = event["_id"]["_data"]
+    assert key_of(AtTime(Timestamp(100, 6))) + "FF" < token
+    assert token < key_of(AtTime(Timestamp(100, 7))) + "2B022C"
+    assert (event["operationType"], event["clusterTime"]) == ("heartbeat", Timestamp(100, 7))
+
+
+def test_a_quiet_stream_has_heartbeats(shop: Shop) -> None:
+    start = f"{shop.created.time},{shop.created.inc}"
+    options = {"uri": shop.uri, "database": shop.database, "startAtOperationTime": start}
+    shop.insert(3)
+    with batches({**options, "heartbeat.interval.ms": 1000}) as query:
+        query.until(lambda: query.kinds().count("heartbeat") >= 2, "two heartbeats")
+        shop.insert(2)
+        query.until(lambda: query.kinds().count("insert") == 5, "the events")
+        offset = query.offset
+    assert [row["token"] for row in query.rows] == sorted(row["token"] for row in query.rows)
+    times = [row["clusterTime"] for row in query.rows if row["operationType"] == "heartbeat"]
+    assert times == sorted(set(times))
+    assert {row["op"] for row in query.rows if row["operationType"] == "heartbeat"} == {None}
+    with batches(options, offset) as without:
+        shop.insert(1)
+        without.until(lambda: bool(without.rows), "the event")
+        assert "heartbeat" not in without.kinds()
+        assert "heartbeat" not in without.offset
+
+
+def test_events_of_large_documents_are_left_out(shop: Shop) -> None:
+    notes = shop.client[shop.database].create_collection(
+        "notes", changeStreamPreAndPostImages={"enabled": True}
+    )
+    start = shop.now()
+    notes.insert_many([{"_id": 1, "text": "x" * 10}, {"_id": 2, "text": "x" * 500}])
+    notes.update_one({"_id": 1}, {"$set": {"text": "y" * 600}})
+    notes.update_one({"_id": 1}, {"$set": {"text": "z" * 9}})
+    notes.delete_one({"_id": 2})
+    notes.insert_one({"_id": 3})
+    options = {
+        "uri": shop.uri,
+        "database": shop.database,
+        "collection": "notes",
+        "startAtOperationTime": f"{start.time},{start.inc}",
+        "cursor.oversize.handling.mode": "skip",
+        "cursor.oversize.skip.threshold": 300,
+    }
+    images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
+    for more, expected in (
+        ({}, [("insert", 1), ("update", 1), ("update", 1), ("delete", 2), ("insert", 3)]),
+        (images, [("insert", 1), ("insert", 3)]),
+    ):
+        with batches({**options, **more}) as query:
+            last = expected[-1]
+            query.until(lambda: last[0] in query.kinds()[1:], f"event {last}")  # noqa: B023
+        found = [
+            (row["operationType"], json.loads(row["documentKey"])["_id"])
+            for row in query.rows
+            if row["op"] is not None
+        ]
+        assert found == expected

@@ -1,0 +1,224 @@
+"""When a query reads documents: Debezium's snapshot modes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.errors import OptionError
+from spark_sink.options import parse_options
+from spark_sink.positions import AtTime, FromNow
+from spark_sink.snapshot.modes import POLICIES, QueryStart, SnapshotPolicy
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.snapshot_options import SnapshotOptions
+from spark_sink.snapshot.starts import SnapshotStarts
+from tests.spark import snapshot_choices
+from tests.spark.batches import Batches, batches
+from tests.spark.conftest import Shop
+
+pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+
+URI = "mongodb://127.0.0.1:27020"
+BASED = "snapshot.mode.configuration.based"
+CUSTOM = "tests.spark.snapshot_choices"
+POSITION = AtTime(Timestamp(100, 1))
+UNFINISHED = SnapshotPlan(Timestamp(99, 1), current=Chunk(Collection("db", "c")))
+
+
+def parsed(**options: str) -> SnapshotOptions:
+    names = {name.replace("_", "."): text for name, text in options.items()}
+    return parse_options({"uri": URI, **names}).snapshot
+
+
+def based(*true: str) -> SnapshotOptions:
+    given = {f"{BASED}.{name}": "true" for name in true}
+    return parse_options({"uri": URI, "snapshot.mode": "configuration_based", **given}).snapshot
+
+
+@pytest.mark.parametrize(
+    ("true", "policy"),
+    [
+        (["start.stream"], POLICIES["no_data"]),
+        (["snapshot.data"], POLICIES["initial_only"]),
+        (["snapshot.data", "start.stream", "snapshot.schema"], POLICIES["initial"]),
+        (["snapshot.data", "start.stream", "snapshot.on.data.error"], POLICIES["when_needed"]),
+        (
+            ["start.stream", "snapshot.on.data.error", "snapshot.on.schema.error"],
+            SnapshotPolicy(if_history_is_lost=True),
+        ),
+    ],
+)
+def test_a_mode_can_be_put_together_from_options(true: list[str], policy: SnapshotPolicy) -> None:
+    assert based(*true).policy == policy
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"snapshot.mode": "configuration_based"}, "reads neither documents nor events"),
+        ({f"{BASED}.snapshot.data": "true"}, "is for snapshot.mode=configuration_based"),
+        (
+            {"snapshot.mode": "configuration_based", f"{BASED}.start.stream": "yes"},
+            "must be true or false",
+        ),
+        ({"snapshot.mode": "custom"}, "need each other"),
+        ({"snapshot.mode.custom.name": "a:b"}, "need each other"),
+        ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
+        ({"snapshot.include.collection.list": "("}, "is no regular expression"),
+        (
+            {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "resumeAfter": "1"},
+            "not a resume token",
+        ),
+        (
+            {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "startAfter": "82"},
+            "not a resume token",
+        ),
+        (
+            {
+                "snapshotMode": "custom",
+                "snapshot.mode.custom.name": "a:b",
+                "startAtOperationTime": "5",
+            },
+            "a snapshot pins down",
+        ),
+    ],
+)
+def test_modes_that_cannot_be_are_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_options({"uri": URI, **given})
+
+
+def test_a_snapshot_for_a_lost_history_alone_lets_a_start_be_chosen() -> None:
+    given = {f"{BASED}.{name}": "true" for name in ("start.stream", "snapshot.on.data.error")}
+    options = {"uri": URI, "snapshot.mode": "configuration_based", **given}
+    assert parse_options({**options, "startAtOperationTime": "100,1"}).start == POSITION
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("choices", "must be module:function"),
+        ("no.such.module:choose", r"cannot be imported on the driver.*No module named"),
+        (f"{CUSTOM}:no_such_function", "cannot be imported"),
+        (f"{CUSTOM}:asked", "is no function"),
+        (f"{CUSTOM}:fails", r"failed with KeyError: correct it \('settings'\)"),
+        (f"{CUSTOM}:chooses_none", "must return one of no_data, initial.*, not 'custom'"),
+    ],
+)
+def test_a_custom_mode_that_cannot_be_asked_is_reported(name: str, message: str) -> None:
+    options = SnapshotOptions(policy=None, custom=name)
+    with pytest.raises(OptionError, match=message):
+        options.policy_for(QueryStart(None, snapshot_in_progress=False))
+
+
+@pytest.mark.parametrize("name", ["no.such.module:choose", f"{CUSTOM}:asked"])
+def test_a_custom_mode_that_is_not_there_fails_at_once(name: str) -> None:
+    with pytest.raises(OptionError, match=r"snapshot\.mode\.custom\.name"):
+        SnapshotOptions(policy=None, custom=name).require_custom_mode()
+
+
+@pytest.mark.parametrize(
+    ("mode", "plan", "first", "later"),
+    [
+        ("no_data", None, False, False),
+        ("initial", None, True, False),
+        ("always", None, True, True),
+        ("always", UNFINISHED, True, False),
+    ],
+)
+def test_a_start_says_when_a_snapshot_is_due(
+    mode: str, plan: SnapshotPlan | None, first: bool, later: bool
+) -> None:
+    starts = SnapshotStarts(SnapshotOptions(POLICIES[mode]), POSITION, plan)
+    assert (starts.is_due(FromNow()), starts.is_due(POSITION)) == (first, later)
+    assert starts.may_begin(waits=False)
+    assert not starts.is_due(POSITION)  # one at each start
+
+
+def test_a_custom_mode_is_told_what_the_checkpoint_says() -> None:
+    snapshot_choices.asked.clear()
+    options = parsed(
+        snapshot_mode="custom", snapshot_mode_custom_name=f"{CUSTOM}:only_after_a_checkpoint"
+    )
+    assert options.begins_queries
+    assert SnapshotStarts(options, FromNow(), None).policy == POLICIES["no_data"]
+    assert SnapshotStarts(options, POSITION, UNFINISHED).policy == POLICIES["always"]
+    assert snapshot_choices.asked == [
+        QueryStart(None, snapshot_in_progress=False),
+        QueryStart(Timestamp(100, 1), snapshot_in_progress=True),
+    ]
+
+
+def test_a_snapshot_waits_for_the_end_of_its_delay() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        assert seconds > 0
+        now[0] += seconds
+
+    options = parsed(snapshot_mode="always", snapshot_delay_ms="1300")
+    starts = SnapshotStarts(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
+    assert [starts.may_begin(waits=False) for _ in range(3)] == [False, False, True]
+    assert now[0] == 1.3
+    starts = SnapshotStarts(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
+    assert starts.may_begin(waits=True)
+    assert now[0] == 2.6
+
+
+def given(shop: Shop, **more: object) -> dict[str, Any]:
+    names = {name.replace("_", "."): value for name, value in more.items()}
+    return {"uri": shop.uri, "database": shop.database, **names}
+
+
+def numbers(query: Batches, op: str) -> list[int]:
+    return sorted(json.loads(row["documentKey"])["_id"] for row in query.rows if row["op"] == op)
+
+
+def test_a_custom_mode_decides_anew_at_each_start(shop: Shop) -> None:
+    custom = f"{CUSTOM}:only_after_a_checkpoint"
+    options = given(shop, snapshot_mode="custom", snapshot_mode_custom_name=custom)
+    with batches(options) as query:
+        query.next()
+        shop.insert(25)
+        query.until(lambda: 24 in numbers(query, "c"), "the events")
+        assert numbers(query, "r") == []
+    with batches(options, query.offset) as again:
+        again.until(lambda: "snapshotEnd" in again.kinds(), "the snapshot")
+        assert numbers(again, "r") == list(range(25))
+
+
+def test_a_mode_of_options_reads_documents_and_no_events(shop: Shop) -> None:
+    shop.insert(20)
+    mode = {"snapshot.mode": "configuration_based", f"{BASED}.snapshot.data": "true"}
+    with batches(given(shop) | mode) as query:
+        query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
+        shop.insert(5)
+        assert query.next() == []
+        assert numbers(query, "r") == list(range(20))
+
+
+def test_no_snapshot_begins_before_the_end_of_its_delay(shop: Shop) -> None:
+    with batches(given(shop, snapshot_mode="initial", snapshot_delay_ms="3600000")) as query:
+        assert query.next() == []
+        assert query.offset == query.reader.initialOffset()
+
+
+def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:
+    database = shop.client[shop.database]
+    for name in ("large", "larger", "small"):
+        database[name].insert_one({"_id": 1})
+    options = given(
+        shop,
+        snapshot_mode="initial",
+        snapshot_include_collection_list=rf"{shop.database}\.large, {shop.database}\.sm.*",
+    )
+    with batches(options) as query:
+        query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
+        read = sorted(row["collection"] for row in query.rows if row["op"] == "r")
+        assert read == ["large", "small"]
+        database.larger.insert_one({"_id": 2})
+        query.until(lambda: "insert" in query.kinds(), "the event")
+        assert query.rows[-1]["collection"] == "larger"
