@@ -2,6 +2,9 @@
 
 Spark's driver asks for the end of each micro-batch (`latestOffset`), writes it to the checkpoint,
 and has tasks read what lies between two offsets (docs/design.md#feed-and-spark).
+
+What reads and writes is imported where it is needed: a start that only reports a router that is
+away has no use for it.
 """
 
 from __future__ import annotations
@@ -9,19 +12,22 @@ from __future__ import annotations
 import time
 from collections.abc import MutableMapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructType
 
-from spark_sink.batch_reader import MergerouterBatchReader
 from spark_sink.errors import OptionError, told_briefly
 from spark_sink.options import StreamOptions, parse_options
-from spark_sink.partitions import rows_for
 from spark_sink.router_client import RouterClient
+from spark_sink.row_schema import schema_for
 from spark_sink.sink.write_options import parse_write_options
-from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter, RowWriter
-from spark_sink.stream_reader import MergerouterStreamReader
 from spark_sink.typed_documents import TYPED_COLUMNS, ddl_of, from_json, is_json
+
+if TYPE_CHECKING:
+    from spark_sink.batch_reader import MergerouterBatchReader
+    from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
+    from spark_sink.stream_reader import MergerouterStreamReader
 
 FORMAT = "mergerouter"
 
@@ -56,11 +62,15 @@ class MergerouterDataSource(DataSource):
 
     def reader(self, schema: StructType) -> MergerouterBatchReader:
         """The reader for one batch read. Raises OptionError."""
+        from spark_sink.batch_reader import MergerouterBatchReader
+
         with told_briefly():
             return MergerouterBatchReader(self._options(schema))
 
     def streamReader(self, schema: StructType) -> MergerouterStreamReader:  # noqa: N802
         """The reader for one query. Raises OptionError."""
+        from spark_sink.stream_reader import MergerouterStreamReader
+
         with told_briefly():
             options = self._options(schema)
             if options.batch_mode is not None or options.end is not None:
@@ -72,6 +82,8 @@ class MergerouterDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> MergerouterBatchWriter:
         """The writer for one batch. Raises OptionError."""
+        from spark_sink.sink.writers import MergerouterBatchWriter, RowWriter
+
         with told_briefly():
             if overwrite:
                 raise OptionError(
@@ -84,6 +96,8 @@ class MergerouterDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> MergerouterStreamWriter:
         """The writer for one query. Raises OptionError."""
+        from spark_sink.sink.writers import MergerouterStreamWriter, RowWriter
+
         with told_briefly():
             if overwrite:
                 raise OptionError("the sink has no output mode complete: use append or update")
@@ -96,7 +110,7 @@ class MergerouterDataSource(DataSource):
             kind = schema[TYPED_COLUMNS[0]].dataType
             if isinstance(kind, StructType):
                 options = replace(options, document_type=kind)
-        if names != rows_for(options).schema.fieldNames():
+        if names != schema_for(options).fieldNames():
             raise OptionError(
                 "the schema is fixed: leave .schema(…) out and select columns instead"
             )
@@ -106,12 +120,13 @@ class MergerouterDataSource(DataSource):
 def _declared(options: StreamOptions) -> StructType | str:
     given = options.document_schema
     if given is None:
-        return rows_for(options).schema
+        return schema_for(options)
     if is_json(given):
-        return rows_for(replace(options, document_type=from_json(given))).schema
-    rows = rows_for(replace(options, document_type=StructType().add("any", StringType())))
+        return schema_for(replace(options, document_type=from_json(given)))
+    anything = StructType().add("any", StringType())
+    rows = schema_for(replace(options, document_type=anything))
     columns = []
-    for field in rows.schema.fields:
+    for field in rows.fields:
         kind = f"STRUCT<{given}>" if field.name in TYPED_COLUMNS else ddl_of(field.dataType)
         columns.append(f"`{field.name}` {kind}{'' if field.nullable else ' NOT NULL'}")
     return ", ".join(columns)

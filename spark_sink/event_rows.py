@@ -1,4 +1,4 @@
-"""Change events as rows: the source's schema, and Arrow batches made from raw events.
+"""Change events as rows: Arrow batches made from raw events.
 
 The header's columns are read from slices of the event, and where numpy is installed for all events
 of one layout at once (spark_sink.event_columns). A document's column is extended JSON, the
@@ -15,21 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from bson.raw_bson import RawBSONDocument
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from spark_sink.event_runs import Run, sort_key
 from spark_sink.event_slices import DOCUMENT, NULL, fields_of
 from spark_sink.event_values import OPERATIONS, READ, fragment_place, namespace_of
 from spark_sink.extended_json import ToJson, canonical_json, relaxed_documents, relaxed_json
+from spark_sink.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments
 
 if TYPE_CHECKING:
@@ -42,13 +33,9 @@ except ImportError:  # numpy is not installed
 else:
     _HAS_NUMPY = True
 
-DOCUMENT_COLUMNS = ("documentKey", *TYPED_COLUMNS, "updateDescription")
-
 # An Arrow batch ends with the first of these.
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 * 1024 * 1024
-
-_FRAGMENT = StructType([StructField("fragment", LongType()), StructField("of", LongType())])
 
 
 class EventRows:
@@ -72,36 +59,10 @@ class EventRows:
         self._to_json: ToJson = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         self._typed = typed
-        documents: DataType = BinaryType() if raw_documents else StringType()
-        kinds = dict.fromkeys(DOCUMENT_COLUMNS, documents)
-        if typed is not None:
-            kinds |= dict.fromkeys(TYPED_COLUMNS, typed.schema)
-        self.schema = StructType(
-            [
-                StructField("token", StringType(), nullable=False),
-                StructField("operationType", StringType()),
-                StructField("clusterTime", TimestampType()),
-                StructField("clusterTimeOrdinal", LongType()),
-                StructField("wallTime", TimestampType()),
-                StructField("namespace", StringType()),
-                StructField("database", StringType()),
-                StructField("collection", StringType()),
-                *(StructField(name, kind) for name, kind in kinds.items()),
-                StructField("event", BinaryType(), nullable=False),
-                StructField("op", StringType()),
-                StructField("snapshot", BooleanType(), nullable=False),
-                StructField("shard", StringType()),
-                StructField("lsid", documents),
-                StructField("txnNumber", LongType()),
-                StructField("to", StringType()),
-                StructField("splitEvent", _FRAGMENT),
-                *([StructField(RESCUED, StringType())] if typed is not None else []),
-            ]
+        self.schema = row_schema(
+            raw_documents=raw_documents, document_type=None if typed is None else typed.schema
         )
-        """What every row has. Rows sort by `token` as the stream is ordered; clusterTime and
-        clusterTimeOrdinal are the event's cluster time, the ordinal counting within a second. op is
-        Debezium's letter; shard is the shard that the event was read from, null where a task read
-        the merged stream."""
+        """What every row has (spark_sink.row_schema)."""
         self._arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
         self._columns = None
         if _HAS_NUMPY:

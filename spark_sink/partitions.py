@@ -15,7 +15,6 @@ from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
 from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
-from spark_sink.errors import OptionError
 from spark_sink.event_rows import EventRows
 from spark_sink.fragments import joined
 from spark_sink.heartbeats import Heartbeat
@@ -25,10 +24,10 @@ from spark_sink.query_start import cluster_time_at, query_started
 from spark_sink.read_reports import ReportInbox, report
 from spark_sink.read_task import ReadTask, TaskReader
 from spark_sink.router_client import RouterClient
+from spark_sink.row_schema import typed_documents
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan, after
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
-from spark_sink.typed_documents import TypedDocuments
 
 SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
@@ -57,14 +56,10 @@ class TaskPartition(InputPartition):
 
 def rows_for(options: StreamOptions) -> EventRows:
     """The rows that the options ask for. Raises OptionError for a schema that cannot be used."""
-    typed = None
-    if options.document_type is not None:
-        try:
-            typed = TypedDocuments(options.document_type, rescues_unknown=options.rescues_unknown)
-        except ValueError as error:
-            raise OptionError(f"option 'documentSchema': {error}") from None
     return EventRows(
-        raw_documents=options.raw_documents, canonical=options.canonical_json, typed=typed
+        raw_documents=options.raw_documents,
+        canonical=options.canonical_json,
+        typed=typed_documents(options),
     )
 
 

@@ -1,4 +1,4 @@
-"""The time at which a query was started, and the cluster time at which it begins."""
+"""The start of a query: what it imports first, its time, and the cluster time at which it begins."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ def test_a_query_starts_between_its_process_s_start_and_the_load() -> None:
 )
 def test_the_beginning_is_no_later_than_the_start(moment, skew, expected) -> None:
     assert cluster_time_at(moment, skew, Timestamp(1500, 7)) == expected
+
+
+def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
+    heavy = ("pyarrow", "spark_sink.stream_reader", "spark_sink.sink.writers")
+    script = f"import sys, spark_sink.data_source; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
