@@ -1,4 +1,4 @@
-"""The start of a query: what it imports first, its time, and the cluster time at which it begins."""
+"""The start of a query: what it imports first, when it was, and the cluster time it begins at."""
 
 from __future__ import annotations
 
