@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Final
 
+import bson
 from mongomock import aggregate as mongomock_aggregate
 
 from embedded.storage.bson_values import MISSING
@@ -141,6 +142,18 @@ class _Evaluation(mongomock_aggregate._Parser):
         value = self._or_missing(argument)
         return "missing" if value is MISSING else type_name(value)
 
+    def _bson_size(self, argument: Any) -> int | None:
+        value = self._or_missing(_as_list(argument)[0])
+        if value is MISSING or value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise CommandError(
+                31393,
+                f"$bsonSize requires a document input, found: {type_name(value)}",
+                code_name="Location31393",
+            )
+        return len(bson.encode(value))
+
 
 _OPERATORS: Final[dict[str, Callable[[_Evaluation, Any], Any]]] = {
     "$literal": lambda _, argument: argument,
@@ -155,6 +168,7 @@ _OPERATORS: Final[dict[str, Callable[[_Evaluation, Any], Any]]] = {
     "$getField": _Evaluation._get_field,
     "$objectToArray": _Evaluation._object_to_array,
     "$type": _Evaluation._type,
+    "$bsonSize": _Evaluation._bson_size,
 }
 
 
