@@ -14,6 +14,7 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructType
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from spark_sink.stream_reader import MergerouterStreamReader
 
 FORMAT = "mergerouter"
+
+_OLDEST_FOR_STREAMS = (4, 2)
 
 
 class MergerouterDataSource(DataSource):
@@ -69,9 +72,14 @@ class MergerouterDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> MergerouterStreamReader:  # noqa: N802
         """The reader for one query. Raises OptionError."""
-        from spark_sink.stream_reader import MergerouterStreamReader
-
         with told_briefly():
+            if _spark_version() < _OLDEST_FOR_STREAMS:
+                raise OptionError(
+                    "streams need Spark 4.2 or newer, which tells a source where a batch begins; "
+                    f"this is Spark {pyspark.__version__}. Use a newer one, or spark.read"
+                )
+            from spark_sink.stream_reader import MergerouterStreamReader
+
             options = self._options(schema)
             if options.batch_mode is not None or options.end is not None:
                 raise OptionError(
@@ -115,6 +123,11 @@ class MergerouterDataSource(DataSource):
                 "the schema is fixed: leave .schema(…) out and select columns instead"
             )
         return options
+
+
+def _spark_version() -> tuple[int, ...]:
+    """The first two numbers of Spark's version."""
+    return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
 
 def _declared(options: StreamOptions) -> StructType | str:

@@ -122,6 +122,10 @@ class Replies:
             raise reply
         return reply
 
+    def try_reply(self, events: list[RawBSONDocument]) -> None:
+        event = self.try_next()
+        events += [] if event is None else [event]
+
     def close(self) -> None:
         pass
 
