@@ -39,9 +39,14 @@ _READING_AWAIT = 0.5
 
 @dataclass(frozen=True)
 class SnapshotEnd:
-    """A task that tells the end of a snapshot in a row of its own. mark: the snapshot's."""
+    """A task whose only row is the end of a snapshot.
+
+    mark: the snapshot's; collections: the databases and names of those that it has read, empty for
+    all of the scope.
+    """
 
     mark: Timestamp
+    collections: tuple[tuple[str, str], ...] = ()
 
 
 Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
@@ -99,14 +104,14 @@ def planner_for(
 
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
     """A planner of snapshots of what the options let a snapshot read."""
-    accepts = options.snapshot.accepts
+    accepts = options.snapshot.accepts if options.snapshot.collections else None
     return SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk, accepts)
 
 
 def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
-    """What the tasks of a snapshot's batch read; the last batch tells the end."""
+    """What the tasks of a snapshot's batch read; the last batch tells the end, if any was read."""
     if plan.ended:
-        return [SnapshotEnd(plan.mark)]
+        return [] if plan.only == () else [SnapshotEnd(plan.mark, plan.only or ())]
     return [chunk_task(chunk, plan.mark, options) for chunk in plan.chunks]
 
 
@@ -126,7 +131,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     try:
         if isinstance(task, SnapshotEnd):
             now = client.patiently(client.clocks).cluster_time
-            end = _end_of_snapshot(task.mark, now)
+            end = _end_of_snapshot(task, now)
             yield from rows.arrow_batches([end])
             return
         if isinstance(task, SnapshotTask):
@@ -150,9 +155,12 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         report(reader.passage, task.batch, task.report_to)
 
 
-def _end_of_snapshot(mark: Timestamp, now: Timestamp) -> RawBSONDocument:
+def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:
     """The event of a snapshot's end. now: a time that all chunks had been read by."""
+    mark = end.mark
     token = {"_data": high_water_mark(after(mark).time)}
     event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END, "clusterTime": mark}
     event["readUntil"] = max(mark, now)
+    if end.collections:
+        event["collections"] = [{"db": name, "coll": coll} for name, coll in end.collections]
     return RawBSONDocument(bson.encode(event))

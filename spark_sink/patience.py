@@ -146,11 +146,12 @@ def patience_options(given: Mapping[str, str], get: GetOption) -> Patience:
         raise OptionError(f"option {_FIRST_PAUSE!r} must not be greater than {_LONGEST_PAUSE!r}")
     if _ROUND_PAUSE in given and _ROUNDS not in given:
         raise OptionError(f"option {_ROUND_PAUSE!r} needs option {_ROUNDS!r}")
+    rounds: int | None = Patience.rounds
     return Patience(
         first_pause=first,
         longest_pause=longest,
         attempts=get(_ATTEMPTS, values.positive, None),
-        rounds=get(_ROUNDS, _rounds, 0),
+        rounds=get(_ROUNDS, _rounds, rounds),
         round_pause=get(_ROUND_PAUSE, values.milliseconds, Patience.round_pause),
         selection=get(_SELECTION, values.positive_milliseconds, None),
     )

@@ -67,7 +67,8 @@ class SnapshotPlan:
     is being read, None between collections; bounds: where that rest is cut, in extended JSON;
     rows: about how many documents a chunk of it has; chunks: of the batch that ends here;
     collections, planned: how many collections and chunks the snapshot has so far; ended: whether
-    the batch that ends here is the snapshot's last, which has no chunks.
+    the batch that ends here is the snapshot's last, which has no chunks; only: the databases and
+    names of the collections that are read, None for all of the scope.
     """
 
     mark: Timestamp
@@ -79,6 +80,7 @@ class SnapshotPlan:
     collections: int = 0
     planned: int = 0
     ended: bool = False
+    only: tuple[tuple[str, str], ...] | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -121,6 +123,8 @@ class SnapshotPlan:
         }
         if self.ended:
             document["ended"] = True
+        if self.only is not None:
+            document["only"] = [list(each) for each in self.only]
         if self.waiting:
             document["waiting"] = [_collection_document(each) for each in self.waiting]
         if self.current is not None:
@@ -144,6 +148,7 @@ def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
         collections=progress["collections"],
         planned=progress["chunksPlanned"],
         ended=document.get("ended", False),
+        only=_names(document.get("only")),
     )
 
 
@@ -160,6 +165,10 @@ def text_of(value: Any) -> str:
 def value_of(text: str) -> Any:
     """The bound that `text_of` wrote."""
     return json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)["v"]
+
+
+def _names(document: list[list[str]] | None) -> tuple[tuple[str, str], ...] | None:
+    return None if document is None else tuple((database, name) for database, name in document)
 
 
 def _collection_document(collection: Collection) -> list[Any]:

@@ -35,7 +35,7 @@ class SnapshotPlanner:
 
     client: of the router, decoding documents as dicts; scope: what is read; chunk_rows: about how
     many documents a chunk has; accepts: whether a collection of the scope, given by its database
-    and its name, is read. All methods raise PyMongoError.
+    and its name, is read, None for all of them. All methods raise PyMongoError.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SnapshotPlanner:
         client: MongoClient[dict[str, Any]],
         scope: Scope,
         chunk_rows: int,
-        accepts: Callable[[str, str], bool] = lambda database, collection: True,
+        accepts: Callable[[str, str], bool] | None = None,
     ) -> None:
         self._client = client
         self._scope = scope
@@ -56,7 +56,9 @@ class SnapshotPlanner:
         mark: a cluster time that no finished write lies behind.
         """
         found = tuple(sorted(self._collections(), key=str))
-        return SnapshotPlan(mark, waiting=found, collections=len(found))
+        names = tuple((each.database, each.name) for each in found)
+        only = None if self._accepts is None else names
+        return SnapshotPlan(mark, waiting=found, collections=len(found), only=only)
 
     def next_batch(self, plan: SnapshotPlan, max_rows: int | None) -> SnapshotPlan:
         """The plan after a further batch of about so many documents; None: as many as tasks take.
@@ -120,7 +122,7 @@ class SnapshotPlanner:
                 name = found["name"]
                 if name.startswith("system.") or not scope.accepts(database, name):
                     continue
-                if not self._accepts(database, name):
+                if self._accepts is not None and not self._accepts(database, name):
                     continue
                 uuid = found.get("info", {}).get("uuid", b"")
                 yield Collection(database, name, bytes(uuid).hex(), self._key(database, name))

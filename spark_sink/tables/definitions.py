@@ -7,8 +7,9 @@ up, or that it is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import bson
 from bson.timestamp import Timestamp
@@ -21,7 +22,11 @@ DEFINITIONS = ("drop", "dropDatabase", "rename", "snapshotEnd")
 
 @dataclass(frozen=True, order=True)
 class Definition:
-    """One such event. token: rows with smaller tokens are concerned."""
+    """One such event.
+
+    token: rows with smaller tokens are concerned; collections: those of a snapshot that has ended,
+    by database and name, empty for all.
+    """
 
     token: str
     kind: str
@@ -29,11 +34,14 @@ class Definition:
     collection: str | None = None
     to_database: str | None = None
     to_collection: str | None = None
+    collections: tuple[tuple[str, str], ...] = ()
 
     def result(self, database: str, collection: str) -> tuple[str, str] | None:
         """The namespace that rows of a namespace have after this event; None: they are gone."""
         if self.kind == "snapshotEnd":
-            return None  # the snapshot would have read the document again, had it been there
+            # The snapshot would have read the document again, had it been there.
+            read = not self.collections or (database, collection) in self.collections
+            return None if read else (database, collection)
         if self.kind == "dropDatabase":
             return None if database == self.database else (database, collection)
         here = (database, collection) == (self.database, self.collection)
@@ -53,7 +61,21 @@ def definition_of(event: bytes) -> Definition:
         mark: Timestamp = document["clusterTime"]
         token = high_water_mark(Timestamp(mark.time, mark.inc + 1))
     ns, to = document.get("ns") or {}, document.get("to") or {}
-    return Definition(token, kind, ns.get("db"), ns.get("coll"), to.get("db"), to.get("coll"))
+    return Definition(
+        token,
+        kind,
+        ns.get("db"),
+        ns.get("coll"),
+        to.get("db"),
+        to.get("coll"),
+        collections_of(document),
+    )
+
+
+def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The databases and collections that a snapshot has read; empty for all."""
+    found = snapshot_end.get("collections") or ()
+    return tuple(sorted((each["db"], each["coll"]) for each in found))
 
 
 def place_of(

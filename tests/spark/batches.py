@@ -18,12 +18,16 @@ Row = dict[str, Any]
 
 
 class Batches:
-    """The micro-batches of one query. offset: where the latest ended, as in a checkpoint."""
+    """The micro-batches of one query.
+
+    offset: where the latest ended, as in a checkpoint; ends: the events of snapshots' ends.
+    """
 
     def __init__(self, reader: MergerouterStreamReader, offset: Row | None = None) -> None:
         self.reader = reader
         self.offset = reader.initialOffset() if offset is None else offset
         self.rows: list[Row] = []
+        self.ends: list[bytes] = []
 
     def next(self) -> list[Row]:
         """Plan a batch, read it twice, as after a crash, and return its rows."""
@@ -53,7 +57,10 @@ class Batches:
         for partition in self.reader.partitions(start, end):
             sent = pickle.loads(pickle.dumps(partition))
             for batch in self.reader.read(sent):
-                rows += [_comparable(row) for row in batch.to_pylist()]
+                found = batch.to_pylist()
+                rows += [_comparable(row) for row in found]
+                ends = [row["event"] for row in found if row["operationType"] == "snapshotEnd"]
+                self.ends += ends
         return rows
 
 

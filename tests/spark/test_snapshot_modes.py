@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError
 from spark_sink.options import parse_options
+from spark_sink.partitions import SnapshotEnd, snapshot_tasks
 from spark_sink.positions import AtTime, FromNow
 from spark_sink.snapshot.modes import POLICIES, QueryStart, SnapshotPolicy
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, plan_from
 from spark_sink.snapshot.snapshot_options import SnapshotOptions
 from spark_sink.snapshot.starts import SnapshotStarts
+from spark_sink.tables.definitions import definition_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
 from tests.spark.conftest import Shop
@@ -206,6 +209,15 @@ def test_no_snapshot_begins_before_the_end_of_its_delay(shop: Shop) -> None:
         assert query.offset == query.reader.initialOffset()
 
 
+def test_a_snapshot_of_no_collection_has_no_end() -> None:
+    options = parse_options({"uri": URI})
+    plan = SnapshotPlan(Timestamp(100, 1), ended=True)
+    for only, ends in ((None, [()]), ((("db", "c"),), [(("db", "c"),)]), ((), [])):
+        written = plan_from(json.loads(json.dumps(replace(plan, only=only).to_document())))
+        tasks = snapshot_tasks(written, options)
+        assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
+
+
 def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:
     database = shop.client[shop.database]
     for name in ("large", "larger", "small"):
@@ -219,6 +231,9 @@ def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:
         query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
         read = sorted(row["collection"] for row in query.rows if row["op"] == "r")
         assert read == ["large", "small"]
+        end = definition_of(query.ends[0])
+        assert end.result(shop.database, "small") is None
+        assert end.result(shop.database, "larger") == (shop.database, "larger")
         database.larger.insert_one({"_id": 2})
         query.until(lambda: "insert" in query.kinds(), "the event")
         assert query.rows[-1]["collection"] == "larger"
