@@ -8,6 +8,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from pymongo import MongoClient
+from pymongo.collection import Collection
 
 from bench.events import TENANTS
 from bench.fanout import PROCESSES, opened_clients
@@ -25,6 +26,7 @@ from bench.program import Program, results_of
 from bench.suite import Column, Options, Outcome, Suite, Table
 from bench.watched_writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
+from tests.harness.server_settings import ServerSettings
 
 SHARDS, SIZE = 4, 600
 STREAMS = (1, 10, 100, 1000)
@@ -34,9 +36,15 @@ REAL_SHARDS = 2
 WATCHERS = (1, 10, 20, 100, 300)
 WRITES, BATCH = 8_000, 200
 PACED_STREAMS, PACED_RATE, PACED_SECONDS = 1000, 2000, 10
+NOTES = (20, 100)
+"""Values of idleShardNudgesPerSecond; the first is the default."""
+OPLOG_MB = 8192
+"""Notes alone must not fill an oplog within three days, or there are fewer of them."""
 
 _LIMITS = ("maxStreams", "maxStreamsPerClient")
 _ENOUGH = 1000
+_PAUSE = 0.02
+"""Seconds from one batch of paced writes to the next."""
 _MICRO = 1e6
 
 REPLAYED = (
@@ -70,13 +78,17 @@ REAL_NOTE = (
 PACED = (
     Column("streams", "streams"),
     Column("writes/s", "rate", ",.0f"),
+    Column("idleShardNudgesPerSecond", "allowed"),
     Column("p50 ms", "p50", ",.1f"),
     Column("p99 ms", "p99", ",.1f"),
+    Column("notes/s, of a shard", "shard_notes", ".1f"),
+    Column("notes/s, of the config server", "config_notes", ".1f"),
     Column("router CPU µs/write", "cpu", ",.0f"),
 )
 PACED_NOTE = (
     f"{REAL_SHARDS} shards, shareFilters=always; from a write's acknowledgement by a majority to "
-    "its arrival, where batches of documents are written."
+    "its arrival, where a batch of documents is written every 20 ms. The notes that the burst "
+    "would allow after a quiet time are left out."
 )
 
 
@@ -92,12 +104,12 @@ def run(options: Options) -> Outcome:
     if options.real_binaries is None:
         options.say("real servers are left out: set MERGEROUTER_MONGO_BIN to their folder")
         return Outcome(tables)
-    with RealCluster(
-        ServerBinaries(options.real_binaries), REAL_SHARDS, noop_interval=1
-    ) as cluster:
+    settings = ServerSettings(noop_interval=1, oplog_mb=OPLOG_MB)
+    binaries = ServerBinaries(options.real_binaries)
+    with RealCluster(binaries, REAL_SHARDS, settings=settings) as cluster:
         spread(cluster)
         real = list(_real(cluster, options))
-        paced = [_paced(cluster, options)]
+        paced = [_paced(cluster, options, allowed) for allowed in NOTES]
     tables.append(Table("filters on real servers (medians)", REAL, real, REAL_NOTE))
     tables.append(Table("filters on real servers, paced", PACED, paced, PACED_NOTE))
     return Outcome(tables)
@@ -205,47 +217,70 @@ def _document(number: int, tenants: int) -> dict[str, Any]:
     return {"s": number % REAL_SHARDS, "tenant": number % tenants, "pad": "x" * 300}
 
 
-def _paced(cluster: TestCluster, options: Options) -> dict[str, Any]:
-    """Write batches at a steady rate; return the latency of their events."""
-    options.say(f"{PACED_STREAMS} watchers, {PACED_RATE} writes/s")
-    pause = 0.02
-    batch = round(PACED_RATE * pause)
+def _paced(cluster: TestCluster, options: Options, allowed: int) -> dict[str, Any]:
+    """Write batches at a steady rate; return the latency of their events.
+
+    ``allowed`` is the number of notes that the router may write to a member each second.
+    """
+    options.say(f"{PACED_STREAMS} watchers, {PACED_RATE} writes/s, {allowed} notes/s allowed")
     seconds = 3 if options.quick else PACED_SECONDS
-    acknowledged: dict[str, float] = {}
-    arguments = (f"--upstream={cluster.mongos_uri}", "--setParameter", "shareFilters=always")
+    each = round(PACED_RATE * _PAUSE)
+    steps = round(seconds / _PAUSE)
+    arguments = ["shareFilters=always", f"idleShardNudgesPerSecond={allowed}"]
+    # Without a burst the rate is what it is after minutes of such a load.
+    arguments.append("idleShardNudgeBurst=1")
+    parameters = [f"--setParameter={argument}" for argument in arguments]
     with (
-        router(cluster.configdb, *arguments) as (port, pid),
+        router(cluster.configdb, f"--upstream={cluster.mongos_uri}", *parameters) as (port, pid),
         MongoClient[dict[str, Any]](cluster.mongos_uri, w="majority") as client,
-        _watching(
-            port, PACED_STREAMS, "--all-arrivals", "--expect", str(round(seconds / pause) * batch)
-        ) as process,
+        MongoClient[dict[str, Any]]("127.0.0.1", port) as status,
+        _watching(port, PACED_STREAMS, "--all-arrivals", "--expect", str(steps * each)) as process,
     ):
         documents = client[DATABASE][COLLECTION]
-        used, begun = cpu_seconds(pid), time.perf_counter()
-        for step in range(round(seconds / pause)):
-            time.sleep(max(0.0, begun + step * pause - time.perf_counter()))
-            made = [
-                {**_document(number, PACED_STREAMS), "_id": f"paced-{number}"}
-                for number in range(step * batch, (step + 1) * batch)
-            ]
-            documents.insert_many(made, ordered=False)
-            now = time.perf_counter()
-            acknowledged.update((each["_id"], now) for each in made)
+        notes, used, begun = _notes(status), cpu_seconds(pid), time.perf_counter()
+        acknowledged = _write_paced(documents, steps, each)
         took = time.perf_counter() - begun
         process.line()
         used = cpu_seconds(pid) - used
+        notes = {name: count - notes.get(name, 0) for name, count in _notes(status).items()}
         process.tell()
         arrived = json.loads(process.line())["arrived"]
         documents.delete_many({"_id": {"$in": list(acknowledged)}})
-    late = [max(0.0, arrived[each] - at) * 1e3 for each, at in acknowledged.items()]
+    late = [max(0.0, arrived[name] - at) * 1e3 for name, at in acknowledged.items()]
     cuts = quantiles(late, n=100)
+    config_notes = notes.pop("config", 0)
     return {
         "streams": PACED_STREAMS,
         "rate": len(late) / took,
+        "allowed": allowed,
         "p50": cuts[49],
         "p99": cuts[98],
+        "shard_notes": sum(notes.values()) / REAL_SHARDS / took,
+        "config_notes": config_notes / took,
         "cpu": used / len(late) * _MICRO,
     }
+
+
+def _write_paced(documents: Collection[dict[str, Any]], steps: int, each: int) -> dict[str, float]:
+    """Write batches of ``each`` documents; return when each document was acknowledged."""
+    acknowledged: dict[str, float] = {}
+    begun = time.perf_counter()
+    for step in range(steps):
+        time.sleep(max(0.0, begun + step * _PAUSE - time.perf_counter()))
+        made = [
+            {**_document(number, PACED_STREAMS), "_id": f"paced-{number}"}
+            for number in range(step * each, (step + 1) * each)
+        ]
+        documents.insert_many(made, ordered=False)
+        now = time.perf_counter()
+        acknowledged.update((document["_id"], now) for document in made)
+    return acknowledged
+
+
+def _notes(client: MongoClient[dict[str, Any]]) -> dict[str, int]:
+    """Return the notes that the router has written so far, by member."""
+    notes: dict[str, int] = client.admin.command("serverStatus")["mergerouter"]["nudges"]
+    return notes
 
 
 @contextmanager

@@ -22,15 +22,16 @@ from router.change_stream.resume_token import (
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import StreamFilter
 from router.merge.merged_log import MergedLog
-from router.merge.merger import Block, weight
+from router.merge.merger import EVENT_OVERHEAD, Block
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 
 LEAST_KEPT: Final = 64 * 1024
 """Bytes of memory that the events of a filtered stream may always take."""
 
-FULL: Final = LEAST_KEPT // 2
-"""Bytes of memory of unread events beyond which a log reader should not be kept waiting."""
+_LEAST_FULL: Final = LEAST_KEPT // 2
+_MOST_FULL: Final = 2 * LEAST_KEPT
+"""Bounds of ``FilteredStream.full``: a larger reply costs hardly less for each event."""
 
 _MALFORMED: Final = (ValueError, IndexError, struct.error)
 
@@ -46,7 +47,8 @@ class FilteredStream:
     It is readable like a merged stream. Its log has the matching events of all blocks that the
     merged stream has released. It releases nothing itself: its ``Distribution`` does.
     ``on_events`` is called when events have been appended, ``waited_for`` is whether its log
-    reader waits. Once it is ``closed`` it gets no events any more, and so makes no promises either.
+    reader waits for more of them. Once it is ``closed`` it gets no events any more, and so makes no
+    promises either.
     """
 
     __slots__ = ("_distribution", "closed", "filter", "log", "on_events", "waited_for")
@@ -108,15 +110,20 @@ class FilteredStream:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that the events in its log take."""
-        return weight(self.log.end - self.log.start, self.log.size)
+        return self.log.memory
+
+    @property
+    def full(self) -> bool:
+        """Whether its log reader has enough events, so that it should not wait for more."""
+        return self.log.memory >= self._distribution.full
 
 
 class Distribution:
     """Distributes the released events of ``stream`` to filtered streams.
 
-    ``kept_bytes`` bounds the memory that all their unread events take: each filtered stream has an
-    equal share of it, ``LEAST_KEPT`` at least. Beyond its share the oldest events are dropped, and
-    its log reader is lost, as in a merged stream's log.
+    ``kept_bytes`` bounds the memory that all their unread events take. While they take more, the
+    oldest events of each filtered stream that gets further ones are dropped beyond an equal share
+    of it, ``LEAST_KEPT`` at least, and its log reader is lost, as in a merged stream's log.
     """
 
     def __init__(self, stream: MergedStream, kept_bytes: int) -> None:
@@ -132,8 +139,11 @@ class Distribution:
         """Bytes of memory that the unread events of all filtered streams take."""
         self.examined = 0
         """The number of events that have met the filters."""
-        self.pressed = False
-        """Whether a waiting log reader has ``FULL`` bytes of events; reset it after the wake."""
+        self.pressed: list[FilteredStream] = []
+        """Filtered streams that have become ``full`` while their log readers wait; clear it after
+        these are woken."""
+        self.full = _MOST_FULL
+        """Bytes of memory of unread events from which on a filtered stream is ``full``."""
         self.matches = 0
         """The number of times that a filter has let an event through."""
 
@@ -173,7 +183,7 @@ class Distribution:
             self._streams[identity] = []
             self._index.add(identity, stream_filter)
         self._streams[identity].append(filtered)
-        self._count += 1
+        self._count_readers(1)
         return filtered
 
     def close(self, filtered: FilteredStream) -> None:
@@ -181,7 +191,7 @@ class Distribution:
         filtered.closed = True
         identity = filtered.filter.identity
         self._streams[identity].remove(filtered)
-        self._count -= 1
+        self._count_readers(-1)
         self.held_bytes -= filtered.held_bytes
         if not self._streams[identity]:
             del self._streams[identity]
@@ -189,6 +199,13 @@ class Distribution:
         if not self._streams:
             self.stream.distribute = None
             self._last = None
+
+    def _count_readers(self, more: int) -> None:
+        """Update the number of readers and what follows from it."""
+        self._count += more
+        # All readers may have so much unread before anything is dropped.
+        share = self._kept_bytes * 3 // (4 * max(1, self._count))
+        self.full = max(_LEAST_FULL, min(_MOST_FULL, share))
 
     def forget(self, filtered: FilteredStream, number: int) -> None:
         """Drop the events of a filtered stream before ``number``, which have been read."""
@@ -259,15 +276,16 @@ class Distribution:
     def _append(self, filtered: FilteredStream, events: list[bytes]) -> None:
         size = sum(map(len, events))
         log = filtered.log
-        self.held_bytes += weight(len(events), size)
-        log.append(events, event_key(events[-1]), size)
-        held = filtered.held_bytes
-        if held >= FULL:
+        log.append(events, size)
+        self.held_bytes += size + EVENT_OVERHEAD * len(events)
+        held = log.memory
+        if held >= self.full:
             if filtered.waited_for:
-                self.pressed = True
-            if held > LEAST_KEPT:
+                filtered.waited_for = False
+                self.pressed.append(filtered)
+            if held > LEAST_KEPT and self.held_bytes > self._kept_bytes:
                 log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self._count)))
-                self.held_bytes += filtered.held_bytes - held
+                self.held_bytes += log.memory - held
         if filtered.on_events is not None:
             filtered.on_events()
 

@@ -23,7 +23,7 @@ from router.change_stream.resume_token import (
     first_key,
 )
 from router.merge.merged_log import MergedLog
-from router.merge.merger import Block, Event, MergeOrderError, Merger, weight
+from router.merge.merger import Block, Event, MergeOrderError, Merger
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
@@ -200,7 +200,7 @@ class MergedStream:
         self._unread = block.shares
         if self.distribute is not None:
             self.distribute(block)
-        self.log.append(block.events, block.last_key, block.size)
+        self.log.append(block.events, block.size, block.last_key)
         self.log.trim(self.keep_bytes)
         return True
 
@@ -319,7 +319,7 @@ class MergedStream:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that the stream's events take, buffered or in the log."""
-        return self._merger.buffered + weight(self.log.end - self.log.start, self.log.size)
+        return self._merger.buffered + self.log.memory
 
     @property
     def remotes(self) -> Mapping[int, str]:

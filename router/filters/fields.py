@@ -16,6 +16,9 @@ Path = tuple[bytes, ...]
 Element = tuple[int, int, int]
 """A value: its type, and its start and end in the event's bytes."""
 
+Value = tuple[int, bytes]
+"""A value by itself: its type, and its bytes."""
+
 NOTHING: Final[Element] = (MISSING, 0, 0)
 """The element of a path that ends in nothing."""
 

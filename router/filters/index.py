@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from router.filters.conditions import OneOf
-from router.filters.fields import Element, Path
+from router.filters.fields import Element, Path, Value
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
 from router.filters.values import INT32, STRING, key, unpack_int32
@@ -13,6 +13,10 @@ T = TypeVar("T", bound=Hashable)
 
 _MOST_PAIRS: Final = 1000
 """Maximum of hashed values per filter; a filter that names more is tried on every event."""
+
+_MOST_KNOWN: Final = 10_000
+_LONGEST_KNOWN: Final = 64
+"""Bounds of the values, and of the bytes of one, whose filters are remembered."""
 
 
 class _Entry(Generic[T]):
@@ -60,6 +64,8 @@ class FilterIndex(Generic[T]):
         self._entries: dict[T, _Entry[T]] = {}
         self._tables: dict[Path, dict[Hashable, list[_Entry[T]]]] = {}
         self._always: list[_Entry[T]] = []
+        # With one hashed path: the filters that require a value, by its type and bytes.
+        self._known: dict[Value, Sequence[_Entry[T]]] = {}
         self._in_order: Sequence[dict[Hashable, list[_Entry[T]]]] = ()
         self._hashed = PathReader(())
         self._others = PathReader(())
@@ -116,24 +122,31 @@ class FilterIndex(Generic[T]):
                 entries = [*entries, *always]
             event: _Event | None = None
             for entry in entries:
+                routed = entry.events
                 # A filter may be found by several values of one event.
-                if entry.events and entry.events[-1] is data:
+                if routed and routed[-1] is data:
                     continue
                 if not entry.certain:
                     event = event or _Event(data, others)
-                if event is None or entry.certain or entry.filter.condition.meets(event):
-                    if not entry.events:
-                        met.append(entry)
-                    entry.events.append(data)
-        routed = [(entry.owner, entry.events) for entry in met]
+                    if not entry.filter.condition.meets(event):
+                        continue
+                if not routed:
+                    met.append(entry)
+                routed.append(data)
+        result = [(entry.owner, entry.events) for entry in met]
         for entry in met:
             entry.events = []
-        return routed
+        return result
 
     def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
-        found: Sequence[_Entry[T]] = ()
         tables = self._in_order
+        if len(tables) == 1:
+            only = self._hashed.value(data)
+            if only is not None:
+                known = self._known.get(only)
+                return self._find(only) if known is None else known
+        found: Sequence[_Entry[T]] = ()
         for table, elements in zip(tables, self._hashed.read(data), strict=True):
             for kind, start, end in elements:
                 value: Hashable
@@ -148,8 +161,19 @@ class FilterIndex(Generic[T]):
                     found = [*found, *entries] if found else entries
         return found
 
+    def _find(self, only: Value) -> Sequence[_Entry[T]]:
+        """Return the filters that require a value at the only hashed path, and remember them."""
+        kind, data = only
+        found = self._in_order[0].get(key(data, kind, 0, len(data)), ())
+        if len(data) <= _LONGEST_KNOWN:
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known[only] = found
+        return found
+
     def _prepare(self) -> None:
         """Decide which paths are read."""
+        self._known.clear()
         self._in_order = tuple(self._tables.values())
         self._hashed = _reader(self._hashed, self._tables)
         paths: dict[Path, None] = {}

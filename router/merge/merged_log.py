@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Final
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES
-from router.merge.merger import weight
+from router.merge.merger import EVENT_OVERHEAD, weight
 
 ELEMENT_OVERHEAD: Final = 10
 """Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""
@@ -17,12 +17,12 @@ class _Block:
     """Consecutive events in order.
 
     ``first`` is the number of the first event, counted from the log's start. ``last_key`` is the
-    sort key of the last event.
+    sort key of the last event, None if it has not been extracted.
     """
 
     __slots__ = ("events", "first", "last_key", "size")
 
-    def __init__(self, first: int, events: list[bytes], last_key: bytes, size: int) -> None:
+    def __init__(self, first: int, events: list[bytes], size: int, last_key: bytes | None) -> None:
         self.first = first
         self.events = events
         self.size = size
@@ -30,7 +30,6 @@ class _Block:
 
 
 _first: Final = attrgetter("first")
-_last_key: Final = attrgetter("last_key")
 
 
 class MergedLog:
@@ -56,21 +55,30 @@ class MergedLog:
         self.size = 0
         self._blocks: list[_Block] = []
 
-    def append(self, events: list[bytes], last_key: bytes, size: int) -> None:
-        """Append merged events, ``size`` bytes in all. The log takes ownership of the list."""
-        last = self._blocks[-1] if self._blocks else None
-        if last is not None and last.size + size <= self.join_bytes:
-            last.events.extend(events)
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the events in the log take."""
+        return self.size + EVENT_OVERHEAD * (self.end - self.start)
+
+    def append(self, events: list[bytes], size: int, last_key: bytes | None = None) -> None:
+        """Append merged events, ``size`` bytes in all. The log takes ownership of the list.
+
+        ``last_key`` is the sort key of the last event, if known; otherwise it is extracted when it
+        is needed.
+        """
+        blocks = self._blocks
+        if blocks and (last := blocks[-1]).size + size <= self.join_bytes:
+            last.events += events
             last.size += size
             last.last_key = last_key
         else:
-            self._blocks.append(_Block(self.end, events, last_key, size))
+            blocks.append(_Block(self.end, events, size, last_key))
         self.end += len(events)
         self.size += size
 
     def trim(self, keep: int) -> None:
         """Drop the oldest blocks beyond ``keep`` bytes of memory; the newest block always stays."""
-        held = weight(self.end - self.start, self.size)
+        held = self.memory
         if held <= keep:
             return
         gone = 0
@@ -80,7 +88,7 @@ class MergedLog:
             held -= weight(len(block.events), block.size)
             gone += 1
         if gone:
-            self.floor = self._blocks[gone - 1].last_key
+            self.floor = self._last_key(self._blocks[gone - 1])
             self.start = self._blocks[gone].first
             del self._blocks[:gone]
 
@@ -92,13 +100,14 @@ class MergedLog:
                 break
             self.size -= block.size
             self.start = block.first + len(block.events)
-            self.floor = block.last_key
             gone += 1
-        del self._blocks[:gone]
+        if gone:
+            self.floor = self._last_key(self._blocks[gone - 1])
+            del self._blocks[:gone]
 
     def number_beyond(self, key: bytes) -> int:
         """Return the number of the first event in the log whose sort key is beyond ``key``."""
-        index = bisect_right(self._blocks, key, key=_last_key)
+        index = bisect_right(self._blocks, key, key=self._last_key)
         if index == len(self._blocks):
             return self.end
         block = self._blocks[index]
@@ -129,6 +138,9 @@ class MergedLog:
         """Return a copy of the events from ``number`` up to the end of its block."""
         block, offset = self._at(number)
         return block.events[offset:]
+
+    def _last_key(self, block: _Block) -> bytes:
+        return block.last_key or self._key_of(block.events[-1])
 
     def _at(self, number: int) -> tuple[_Block, int]:
         blocks = self._blocks

@@ -5,19 +5,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from router.change_stream.filtered_stream import FULL, Distribution, FilteredStream
+from router.change_stream.filtered_stream import Distribution, FilteredStream
 from router.change_stream.log_reader import LogReader, ReadableStream
 from router.change_stream.merged_stream import MergedStream
 from router.filters.stream_filter import StreamFilter
 
-_MOST_DELAY: Final = 0.25
-"""Seconds for which a backlog may delay the wake of a reader that has events."""
+_LEAST_DELAY: Final = 0.25
+_MOST_DELAY: Final = 0.5
+"""Bounds of the seconds for which a backlog may delay the wake of a reader that has events."""
 
 _GRACE: Final = 0.05
 """Seconds without ready events after which a backlog has ended: the members may still send more."""
 
 _REPLY_COST: Final = 60e-6
 """Seconds that the router spends on one reply, apart from its events."""
+
+_REPLY_SHARE: Final = 1 / 8
+"""Fraction of its time that the router spends on replies during a backlog, within the bounds of the
+delay; the events of the replies not counted."""
 
 
 class FilteredReaders:
@@ -39,9 +44,10 @@ class FilteredReaders:
         self._waiting: dict[FilteredStream, asyncio.Future[None]] = {}
         self._next: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
+        self._stepping = False
         # Waiters whose filters have let events through, and when they are woken: at the latest,
         # and at the earliest.
-        self._served: list[asyncio.Future[None]] = []
+        self._served: dict[FilteredStream, asyncio.Future[None]] = {}
         self._wake_at = 0.0
         self._not_before = 0.0
         self._backlog_until = 0.0
@@ -79,7 +85,7 @@ class FilteredReaders:
         unread = stream.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
             return False
-        return stream.held_bytes < FULL and self.distribution.error is None
+        return not stream.full and self.distribution.error is None
 
     def add_waiter(self, log_reader: LogReader, waiter: asyncio.Future[None]) -> bool:
         """Complete ``waiter`` once the filter has let an event through, or the stream is over.
@@ -102,6 +108,7 @@ class FilteredReaders:
         """Undo ``add_waiter``."""
         if isinstance(stream, FilteredStream):
             self._waiting.pop(stream, None)
+            self._served.pop(stream, None)
             stream.waited_for = False
             stream.on_events = None
 
@@ -137,41 +144,51 @@ class FilteredReaders:
     def _step(self) -> None:
         self._next = None
         if not self._waiting:
-            self._served.clear()
             return
+        self._stepping = True
         self._release()
+        self._stepping = False
         if self._stream.ended or self.distribution.error is not None:
             self.wake()
             return
-        self._schedule()
+        # Those woken read before the next block is released.
         self._wake_served()
+        self._schedule()
 
     def _serve(self, stream: FilteredStream, waiter: asyncio.Future[None]) -> None:
         """Wake a reader soon: its filter has let events through."""
         stream.on_events = None
         if not self._served:
-            self._wake_at = self._loop.time() + _MOST_DELAY
-        self._served.append(waiter)
-        if self._next is None:
+            self._wake_at = self._loop.time() + self._delay
+        self._served[stream] = waiter
+        if self._next is None and not self._stepping:
             self._next = self._loop.call_soon(self._step)
 
+    @property
+    def _delay(self) -> float:
+        replies = _REPLY_COST * len(self._waiting)
+        return min(_MOST_DELAY, max(_LEAST_DELAY, replies / _REPLY_SHARE))
+
     def _wake_served(self) -> None:
+        for stream in self.distribution.pressed:
+            waiter = self._served.pop(stream, None)
+            if waiter is not None:
+                _complete(waiter)
+        self.distribution.pressed.clear()
         if not self._served:
             return
         now = self._loop.time()
-        if not self.distribution.pressed:
-            if self._stream.ready and now < self._wake_at:
-                return  # the next step decides
-            until = max(self._not_before, min(self._wake_at, self._backlog_until))
-            if now < until:
-                if self._later is None:
-                    self._later = self._loop.call_at(until, self._wake_late)
-                return
+        if self._stream.ready and now < self._wake_at:
+            return  # the next step decides
+        until = max(self._not_before, min(self._wake_at, self._backlog_until))
+        if now < until:
+            if self._later is None:
+                self._later = self._loop.call_at(until, self._wake_late)
+            return
         self._not_before = now + _REPLY_COST * len(self._served)
-        for waiter in self._served:
+        for waiter in self._served.values():
             _complete(waiter)
         self._served.clear()
-        self.distribution.pressed = False
 
     def _wake_late(self) -> None:
         self._later = None

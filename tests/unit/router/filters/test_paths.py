@@ -1,6 +1,7 @@
 """Reading along paths: what a reader remembers of earlier documents changes nothing."""
 
 from random import Random
+from typing import Any
 
 import bson
 import pytest
@@ -8,6 +9,7 @@ from bson import Regex
 
 from router.filters.fields import NOTHING, Path
 from router.filters.paths import PathReader
+from router.filters.values import STRING
 from tests.filters.chance import Chance
 
 PATHS = [
@@ -31,6 +33,29 @@ def test_a_reader_finds_what_a_walk_finds(seed: int, kinds: int) -> None:
     for _ in range(300):
         event = random.choice(events)
         assert reader.read(event) == reader.walk(event)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: b".".join(path).decode())
+def test_the_only_value_is_the_one_that_a_walk_finds(path: Path) -> None:
+    random = Random(5)
+    chance = Chance(random, repeated=True)
+    reader = PathReader([path])
+    events = [bson.encode(chance.event()) for _ in range(10)]
+    for text in ("a", "bcd", ""):
+        document: Any = text
+        for name in reversed(path):
+            document = {name.decode(): document}
+        events.append(bson.encode({"_id": 1, **document}))
+    values = []
+    for _ in range(300):
+        event = random.choice(events)
+        reader.read(event)
+        value = reader.value(event)
+        if value is not None:
+            values.append(value)
+            ((kind, start, end),) = reader.walk(event)[0]
+            assert value == (kind, event[start:end])
+    assert {kind for kind, _ in values} >= {STRING}, "no value was read the fast way"
 
 
 @pytest.mark.parametrize("paths", [[(b"a", b"t")], [(b"a", b"t"), (b"s",)], [(b"a", b"s", b"x")]])

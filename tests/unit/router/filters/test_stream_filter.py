@@ -181,6 +181,31 @@ def test_the_index_routes_events_by_required_values() -> None:
     assert dict(index.route(events)) == {999: [events[1]], -1: [events[0], events[2], events[3]]}
 
 
+def test_remembered_values_find_the_same_filters() -> None:
+    """An index that has seen events of the same form routes as one that has seen none."""
+    operands = [7, "seven", None, ObjectId("7" * 24), True, {"a": 1}]
+    filters = [compile_filter([{"$match": {"fullDocument.t": each}}]) for each in operands]
+    filters.append(compile_filter([{"$match": {"fullDocument.t": {"$in": [8, "seven"]}}}]))
+    index: FilterIndex[int] = FilterIndex()
+    for owner, each in enumerate(filters):
+        index.add(owner, each)
+    values = [7, Int64(7), 7.0, Decimal128("7.00"), 8, 9, "seven", "", "s\0", None, ObjectId()]
+    values += [ObjectId("7" * 24), True, {"a": 1}, {"a": 2}, [7, "seven"], [8, 8], [], float("nan")]
+    events = [bson.encode(full(a=1, t=value)) for value in values] + [bson.encode(full(a=1))]
+
+    def routed(known: FilterIndex[int], event: bytes) -> set[int]:
+        return {owner for owner, _ in known.route([event])}
+
+    for _ in range(5):
+        for event in events:
+            fresh: FilterIndex[int] = FilterIndex()
+            for owner, each in enumerate(filters):
+                fresh.add(owner, each)
+            assert routed(index, event) == routed(fresh, event)
+    index.remove(0)
+    assert routed(index, events[0]) == set()
+
+
 def test_a_malformed_event_is_an_error() -> None:
     index: FilterIndex[int] = FilterIndex()
     index.add(0, compile_filter([{"$match": {"fullDocument.a": 1}}]))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES
 from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
+from router.merge.merger import weight
 
 JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
 
@@ -29,7 +30,8 @@ def events(*sizes: int, first: int = 0) -> list[bytes]:
 
 
 def append(log: MergedLog, appended: list[bytes]) -> None:
-    log.append(list(appended), key_of(appended[-1]), sum(map(len, appended)))
+    known = key_of(appended[-1]) if len(appended) % 2 else None
+    log.append(list(appended), sum(map(len, appended)), known)
 
 
 # How a batch is cut.
@@ -94,6 +96,7 @@ def test_the_log_keeps_the_latest_events(appends, repeats):
         here = everything[log.start :]
         assert here[-len(block) :] == block
         assert log.size == sum(map(len, here))
+        assert log.memory == weight(len(here), log.size)
         assert log.size <= max(keep, JOIN_BYTES, sum(sizes))
         gone = everything[: log.start]
         assert log.floor == (key_of(gone[-1]) if gone else b"")

@@ -23,11 +23,11 @@ EVENTS, EVERY = 6000, 100
 class Backlog:
     """One shard's stream with several blocks of events, of which each reader gets every 100th."""
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, kept_bytes: int = 0) -> None:
         command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
         request = parse_request("db", command)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
-        self.readers = FilteredReaders(self.stream, 0, lambda: None)
+        self.readers = FilteredReaders(self.stream, kept_bytes, lambda: None)
         self.point = starting_point(request, START, 1)
         self.size = size
 
@@ -79,3 +79,51 @@ async def test_a_reader_with_many_events_is_woken_before_the_end() -> None:
     assert backlog.stream.ready
     assert not backlog.readers.gathers(reader, None), "it should not wait for more"
     assert len(reader.take(None).events) < EVENTS / EVERY
+
+
+async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
+    backlog = Backlog()
+    # The first one gets all events, the second one every 100th.
+    every = compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 0}}}])
+    full = LogReader(backlog.readers.open(every, first_key(START)), backlog.point)
+    few = backlog.reader(1)
+    backlog.arrive()
+    waiting = asyncio.get_running_loop().create_future()
+    backlog.readers.add_waiter(few, waiting)
+    await backlog.wait(full)
+    assert backlog.stream.ready, "the backlog goes on"
+    assert backlog.readers.gathers(few, None)
+    assert not waiting.done()
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+    assert len(few.take(None).events) == EVENTS / EVERY
+
+
+async def test_a_woken_reader_reads_before_the_next_block() -> None:
+    backlog = Backlog(size=1000)
+    every = compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 0}}}])
+    reader = LogReader(backlog.readers.open(every, first_key(START)), backlog.point)
+    backlog.arrive()
+    got = 0
+    while got < EVENTS:
+        await backlog.wait(reader)
+        assert not reader.lost, "nothing may be dropped before it can read"
+        got += len(reader.take(None).events)
+        backlog.readers.forget(reader.stream, reader.number)
+    assert got == EVENTS
+
+
+async def test_a_reader_may_use_what_others_leave() -> None:
+    backlog = Backlog(size=1000, kept_bytes=16 * 1024 * 1024)
+    every = compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 0}}}])
+    reader = LogReader(backlog.readers.open(every, first_key(START)), backlog.point)
+    others = [backlog.reader(EVERY + number) for number in range(200)]
+    backlog.arrive()
+    while backlog.stream.ready:
+        backlog.readers.advance(others[0].stream)
+        await asyncio.sleep(0)
+    assert not reader.lost, "its events fit into the memory of all readers"
+    got = 0
+    while reader.release():
+        got += len(reader.take(None).events)
+    assert got == EVENTS
