@@ -235,7 +235,7 @@ class Workload:
             return
         if self._chance.random() < 0.5:
             self._removed.append(name)
-        elif await self._all_have_read(told):
+        elif await self._all_have_read(told) and await self._nobody_reads(mongod):
             await asyncio.sleep(self._chance.random())
             self._trace.note(f"stopping {name}")
             self.restarting.add(name)  # permanently
@@ -243,8 +243,25 @@ class Workload:
 
     async def _all_have_read(self, told: str) -> bool:
         """Wait until all clients have all events up to a sort key; give up after a while."""
-        for _ in range(200):
-            if self.progress() > told:
-                return True
-            await asyncio.sleep(0.1)
-        return False
+        return await _becomes(lambda: self.progress() > told)
+
+    async def _nobody_reads(self, removed: Mongod) -> bool:
+        """Wait until no stream reads a removed shard, as operators must if none shows the removal.
+
+        All clients then have all events up to that time. Gives up after a while.
+        """
+        if removed.token_version == 2:
+            return True
+        if not await _becomes(lambda: not len(removed.cursors)):
+            return False
+        config = self._cluster.config_server
+        return await self._all_have_read(f"82{config.journal.position + 1:016X}")
+
+
+async def _becomes(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds; return False after twenty seconds without it."""
+    for _ in range(200):
+        if condition():
+            return True
+        await asyncio.sleep(0.1)
+    return False
