@@ -14,6 +14,7 @@ from router.change_stream.resume_token import cluster_time_of
 from router.stream_settings import StreamSettings
 from router.streams.nudge_sender import NudgeResult, NudgeSender
 from router.streams.remote import Remote
+from router.streams.rounds import Rounds
 from shard_client.cluster_clock import next_tick
 
 log = structlog.get_logger()
@@ -22,6 +23,9 @@ _TRANSIT = 0.0003
 """Seconds by which a getMore's reply arrives after the end of its wait."""
 _LONG = 0.1
 """Seconds: if a getMore waits longer than this, its member is probed regardless of the cost."""
+COLLECTING = 0.01
+"""Seconds from the start of a round until members that keep events back are nudged, if not all
+batches of the round have arrived before."""
 _SOONEST = 0.02
 """Minimum number of seconds before members that still keep events back are checked again."""
 
@@ -40,6 +44,7 @@ class IdleMembers:
         remotes: Mapping[int, Remote],
         nudge_sender: NudgeSender,
         limits: StreamSettings,
+        rounds: Rounds,
         resume: Callable[[], None],
     ) -> None:
         self.lingering = False
@@ -47,9 +52,11 @@ class IdleMembers:
         self._remotes = remotes
         self._nudge_sender = nudge_sender
         self._limits = limits
+        self._rounds = rounds
         self._resume = resume
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
+        self._soon_at = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -60,7 +67,14 @@ class IdleMembers:
         nudged in the next iteration of the event loop, since more batches may have arrived.
         """
         stream = self._stream
-        if self._soon is None and (stream.waiting_for is not None or stream.leaving):
+        at = self._loop.time() + delay
+        if self._soon is not None:
+            if self._soon_at <= at:
+                return
+            self._soon.cancel()
+            self._soon = None
+        if stream.waiting_for is not None or stream.leaving:
+            self._soon_at = at
             if delay > 0:
                 self._soon = self._loop.call_later(delay, self._nudge)
             elif arriving:
@@ -106,12 +120,17 @@ class IdleMembers:
         if self._closed or self.lingering:
             return
         now, again = self._loop.time(), inf
+        dense, number = self._rounds.dense(now), self._rounds.number(now)
         for each in (*self._stream.lagging, *self._stream.leaving):
             remote = self._remotes.get(each.remote)
             # A remote that fails, or is being nudged, is checked again when that is over.
             if remote is None or remote.cursor is None or remote.cursor.failing_for is not None:
                 continue
+            if dense and remote.round == number:
+                again = min(again, self._rounds.next_start(now) + COLLECTING)
+                continue
             if not remote.nudge.pending:
+                remote.round, remote.asked = number, each.latest
                 self._get_past(remote, each, now)
             if not remote.nudge.pending:
                 again = min(again, max(remote.nudge.again, now + _SOONEST))
@@ -168,6 +187,7 @@ class IdleMembers:
         now, past = self._loop.time(), remote.nudge.past
         if result is NudgeResult.UNWANTED:
             remote.nudge.pending = False
+            remote.round = -1
         else:
             remote.nudge.done(now)
         if result in {NudgeResult.THERE, NudgeResult.ACKNOWLEDGED}:

@@ -1,6 +1,7 @@
 """The I/O state of one remote: its cursor, wait times and nudges."""
 
 import asyncio
+from math import inf
 
 from bson.timestamp import Timestamp
 
@@ -96,8 +97,11 @@ class Remote:
     """One remote: its target, its cursor, and the state of its waits and nudges."""
 
     __slots__ = (
+        "asked",
+        "collects_in",
         "cursor",
         "events",
+        "events_at",
         "host",
         "idle",
         "nudge",
@@ -108,6 +112,7 @@ class Remote:
         "probes",
         "reached",
         "rest",
+        "round",
         "target",
         "topology",
     )
@@ -130,6 +135,14 @@ class Remote:
         self.rest: asyncio.TimerHandle | None = None
         """Timer that ends a rest, during which no getMore is sent although budgets allow it."""
         self.events = 0
+        self.events_at = -inf
+        """The time of its last batch with events."""
+        self.collects_in = -1
+        """The number of the round whose first getMore of this remote is due or in progress."""
+        self.round = -1
+        """The number of the last round in which its promise was requested for waiting events."""
+        self.asked = Timestamp(0, 0)
+        """The cluster time that its promise must pass in that round."""
 
     def record(self, batch: CursorBatch) -> None:
         """Record a reply's number of events and how far it shows the member's oplog to be."""
@@ -141,6 +154,7 @@ class Remote:
             self.idle = (
                 not batch.events
                 or (len(batch.events) < _FEW and batch.size < _SMALL)
+                or batch.complete
                 or token_data(batch.pbrt) > batch.events[-1][0]
             )
 

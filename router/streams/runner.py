@@ -273,7 +273,7 @@ class StreamRunner:
             self._departures.watch()
         if not remote.opened:
             self._has_opened(remote)
-        self._steering.batch_arrived(number, remote, now, events=bool(batch.events))
+        self._steering.batch_arrived(number, remote, now, len(batch.events))
         stream = self.stream
         if stream.error is not None:
             self.stop_reading()

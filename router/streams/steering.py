@@ -8,10 +8,19 @@ from router.change_stream.resume_token import cluster_time_of
 from router.memory import Memory
 from router.stream_settings import StreamSettings
 from router.streams.filtered_readers import FilteredReaders
-from router.streams.flow_control import FlowControl
-from router.streams.idle_members import IdleMembers
+from router.streams.flow_control import FlowControl, Wait
+from router.streams.idle_members import COLLECTING, IdleMembers
 from router.streams.nudge_sender import NudgeSender
 from router.streams.remote import Remote
+from router.streams.rounds import Rounds
+
+_BUSY = 0.25
+"""Seconds after its last event during which a remote is read at the start of each round."""
+_COLLECTED = 0.004
+"""Seconds for which the first getMore of a round waits for events: about as long as a nudge takes,
+so that a member without events shows its progress."""
+_MOST_LAG = 2
+"""Seconds of cluster time by which the promise of a remote that is read in rounds may lag."""
 
 
 class Steering:
@@ -49,8 +58,9 @@ class Steering:
         self._limits = limits
         self._memory = memory
         self._flow = FlowControl(limits, memory)
-        self._idle = IdleMembers(stream, remotes, nudge_sender, limits, self.read_on)
         self._loop = asyncio.get_running_loop()
+        self._rounds = Rounds(limits, self._loop.time())
+        self._idle = IdleMembers(stream, remotes, nudge_sender, limits, self._rounds, self.read_on)
 
     @property
     def batch_bytes(self) -> int:
@@ -72,7 +82,7 @@ class Steering:
         """Stop prefetching, as the stream has no client; the next one resumes it."""
         self._flow.clients_left()
 
-    def batch_arrived(self, number: int, remote: Remote, now: float, *, events: bool) -> None:
+    def batch_arrived(self, number: int, remote: Remote, now: float, events: int) -> None:
         """Decide whether a remote's next getMore is sent, and with what wait and batch size.
 
         Call it for each reply of the remote, once the merged stream has processed it.
@@ -81,10 +91,14 @@ class Steering:
             number: the remote's number.
             remote: the remote.
             now: the loop's time.
-            events: whether the reply has events.
+            events: the number of events in the reply.
         """
         if events:
             self._flow.pace.event(now)
+            remote.events_at = now
+            if remote.idle:
+                self._rounds.charge(events, now)
+        remote.collects_in = -1
         cursor = remote.cursor
         if cursor is None:
             return
@@ -101,7 +115,7 @@ class Steering:
             remote.policy.reset()
             remote.nudge.shown()
         promise = stream.promise(number)
-        wait = self._flow.wait(
+        wait = self._of_round(remote, promise, now) or self._flow.wait(
             remote.policy,
             needed=needed,
             due=remote.nudge.begun or promise is None or remote.reached > cluster_time_of(promise),
@@ -123,7 +137,12 @@ class Steering:
 
         ``arriving`` is set while a batch is processed, since more batches may have arrived.
         """
-        self._idle.schedule(self._flow.nudge_delay(now), arriving=arriving)
+        delay = self._flow.nudge_delay(now)
+        if self._rounds.dense(now):
+            number = self._rounds.number(now)
+            collecting = any(each.collects_in == number for each in self._remotes.values())
+            delay = COLLECTING if collecting else 0.0
+        self._idle.schedule(delay, arriving=arriving)
 
     def read_on(self) -> None:
         """Resume the paused remotes for which the budgets allow another batch."""
@@ -151,6 +170,23 @@ class Steering:
         if not noted and remote.probes.affords(now):
             return None
         return nudge_sender.next_tick(target, host, now) - now
+
+    def _of_round(self, remote: Remote, promise: bytes | None, now: float) -> Wait | None:
+        """Return the wait of a remote that is read in rounds; None if it is not."""
+        if promise is None or remote.topology or not (remote.idle and self._rounds.dense(now)):
+            return None
+        promised = cluster_time_of(promise)
+        if promised.time + _MOST_LAG < remote.reached.time or not remote.reached.time:
+            return None  # a backlog, whose batches are followed at once
+        if promised <= remote.asked and (remote.nudge.begun or not remote.nudge.pending):
+            return Wait(remote.policy.next_wait())
+        remote.policy.reset()
+        rest = self._rounds.next_start(now) - now
+        if now - remote.events_at < _BUSY:
+            remote.collects_in = self._rounds.number(now) + 1
+            return Wait(min(self._limits.await_quiet, _COLLECTED), rest)
+        # The nudge in the next round ends the rest, unless the stream has no events then.
+        return Wait(self._limits.await_quiet, rest + self._rounds.interval / 2)
 
     def _may_read(self, number: int) -> bool:
         """Return whether the byte budgets allow another batch."""

@@ -53,7 +53,8 @@ class CursorBatch(NamedTuple):
     """One reply of a change-stream cursor; its slices are copies and keep no buffer alive.
 
     ``pbrt`` is the raw postBatchResumeToken document (b"" if there is none), ``size`` the total
-    bytes of the events, ``cluster_time`` the raw $clusterTime document.
+    bytes of the events, ``cluster_time`` the raw $clusterTime document. ``complete`` is whether it
+    is known that the member had no more events: there are fewer than requested.
     """
 
     cursor_id: int
@@ -64,6 +65,7 @@ class CursorBatch(NamedTuple):
     operation_time: Timestamp | None = None
     invalidated: bool = False
     namespace: str = ""
+    complete: bool = False
 
 
 def slice_cursor_reply(body: bytes) -> CursorBatch:

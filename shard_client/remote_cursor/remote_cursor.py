@@ -28,6 +28,9 @@ _T = TypeVar("_T")
 _MOST_BEHIND = 1024 * 1024
 """Bytes of events that a progress cursor may lag behind before it is reopened."""
 
+_MOST_COMPLETE = 8 * 1024 * 1024
+"""Bytes of events from which a batch may have been cut short at 16 MiB."""
+
 Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
 
@@ -100,6 +103,7 @@ class RemoteCursor:
         # The last getMore: its parameters and its bytes.
         self._wanted: tuple[OpenCursor, int, int] | None = None
         self._get_more = b""
+        self._requested = 0
         self._pbrt: bytes | None = None
         self._failing_since: float | None = None
         self._last_error: CommandError | None = None
@@ -298,6 +302,7 @@ class RemoteCursor:
                     await self._park(self._link.connect_to(self._cursor.address))
                 self._ask_for_more(self._cursor)
             reply = await self._link.receive()
+            requested = self._requested
             asked = len(reply) >= self._large_reply and not self._paused and not self._stopping
             asked = asked and leaves_open(reply)
             if asked:
@@ -307,6 +312,8 @@ class RemoteCursor:
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:
                 self._is_mended(self._loop.time() - self._failing_since)
+            if batch.events and len(batch.events) < requested and batch.size < _MOST_COMPLETE:
+                batch = batch._replace(complete=True)
             self._deliver(batch)
 
     def _ask_for_more(self, cursor: OpenCursor) -> None:
@@ -314,6 +321,7 @@ class RemoteCursor:
         if wanted != self._wanted:
             self._wanted = wanted
             self._get_more = cursor.get_more(self._batch_size.current, self._await_ms)
+        self._requested = wanted[1]
         self._sent.get_mores += 1
         self._link.send(self._get_more, takes=self._await_ms / 1000)
 
