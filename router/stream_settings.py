@@ -64,7 +64,14 @@ class StreamSettings:
     share_filters_from: int = 8
     """The number of different filters on one scope from which on auto shares."""
     share_filters_hold: float = 10.0
-    """How long there must be less than half as many filters before auto shares no longer."""
+    """How long there must be less than half as many filters or scopes before auto shares no
+    longer."""
+    share_scopes: str = "auto"
+    """Whether streams of collections and databases are read as parts of a wider stream: auto,
+    always or never."""
+    share_scopes_from: int = 8
+    """The number of different collections of a database, or of different databases, from which on
+    auto shares. It shares no longer after ``share_filters_hold`` with less than half as many."""
     share_filter_bytes: int = 64 * _MIB
     """Bytes of memory that the unread events of all filtered readers of a stream may take."""
     share_linger: float = 1.0

@@ -6,7 +6,7 @@ filters, and an event meets only the filters that it may match (docs/sharing.md)
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from router.change_stream.merged_stream import MergedStream
@@ -17,6 +17,7 @@ from router.change_stream.resume_token import (
     cluster_time_of,
     event_key,
     high_water_mark,
+    is_high_water_mark,
     version_of,
 )
 from router.filters.index import FilterIndex
@@ -33,12 +34,10 @@ _LEAST_FULL: Final = LEAST_KEPT // 2
 _MOST_FULL: Final = 2 * LEAST_KEPT
 """Bounds of ``FilteredStream.full``: a larger reply costs hardly less for each event."""
 
-_MALFORMED: Final = (ValueError, IndexError, struct.error)
+MALFORMED: Final = (ValueError, IndexError, struct.error)
 
 _TIME_AND_VERSION: Final = TIME_DIGITS + 4
 """Length of the part of a sort key that holds the cluster time and the version."""
-
-_ENDS_OF_MARKS: Final = frozenset({b"292904", b"2B0229296E04", b"2B0429296E1404"})
 
 
 class FilteredStream:
@@ -173,30 +172,38 @@ class Distribution:
             try:
                 for _, events in alone.route(block):
                     self._append(filtered, [stream_filter.project(each) for each in events])
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 self._break(error)
                 break
-        if self.stream.distribute is None:
-            self.stream.distribute = self._distribute
         identity = stream_filter.identity
         if identity not in self._streams:
             self._streams[identity] = []
             self._index.add(identity, stream_filter)
         self._streams[identity].append(filtered)
-        self._count_readers(1)
+        self._opened()
         return filtered
 
     def close(self, filtered: FilteredStream) -> None:
         """Stop filling a filtered stream; its reader has left."""
-        filtered.closed = True
         identity = filtered.filter.identity
         self._streams[identity].remove(filtered)
-        self._count_readers(-1)
-        self.held_bytes -= filtered.held_bytes
         if not self._streams[identity]:
             del self._streams[identity]
             self._index.remove(identity)
-        if not self._streams:
+        self._closed(filtered)
+
+    def _opened(self) -> None:
+        """Count a stream that has been opened, the first of which begins the distribution."""
+        self._count_readers(1)
+        if self.stream.distribute is None:
+            self.stream.distribute = self._distribute
+
+    def _closed(self, filtered: FilteredStream) -> None:
+        """Stop counting a stream, the last of which ends the distribution."""
+        filtered.closed = True
+        self._count_readers(-1)
+        self.held_bytes -= filtered.held_bytes
+        if not self._count:
             self.stream.distribute = None
             self._last = None
 
@@ -240,7 +247,7 @@ class Distribution:
         if stream.ready:
             return None if self._last is None else self._mark_before(self._last)
         mark = stream.mark
-        if mark is None or stream.ended or _is_high_water_mark(mark[0]):
+        if mark is None or stream.ended or is_high_water_mark(mark[0]):
             return mark
         return self._mark_before(mark[0])
 
@@ -262,16 +269,30 @@ class Distribution:
         if self._broken is not None:
             return
         try:
-            for identity, events in self._index.route(block.events):
-                self.matches += len(events)
-                streams = self._streams[identity]
-                if streams[0].filter.projections:
-                    events = [streams[0].filter.project(each) for each in events]
-                for filtered in streams[1:]:
-                    self._append(filtered, list(events))
-                self._append(streams[0], events)
-        except _MALFORMED as error:
+            if self._streams:
+                self._route(block.events, self._index, self._streams)
+            self._narrow(block.events)
+        except MALFORMED as error:
             self._break(error)
+
+    def _narrow(self, events: list[bytes]) -> None:
+        """Append events to the narrowed streams; there are none here."""
+
+    def _route(
+        self,
+        events: Iterable[bytes],
+        index: FilterIndex[bytes],
+        streams: Mapping[bytes, Sequence[FilteredStream]],
+    ) -> None:
+        """Append events to the ``streams`` whose filters let them through."""
+        for identity, passed in index.route(events):
+            self.matches += len(passed)
+            readers = streams[identity]
+            if readers[0].filter.projections:
+                passed = [readers[0].filter.project(each) for each in passed]
+            for filtered in readers[1:]:
+                self._append(filtered, list(passed))
+            self._append(readers[0], passed)
 
     def _append(self, filtered: FilteredStream, events: list[bytes]) -> None:
         size = sum(map(len, events))
@@ -292,7 +313,3 @@ class Distribution:
     def _break(self, error: Exception) -> None:
         message = f"An event of the change stream is malformed: {error!r}"
         self._broken = CommandError(ErrorCode.InternalError, message, labels=(RESUMABLE_LABEL,))
-
-
-def _is_high_water_mark(key: bytes) -> bool:
-    return key[TIME_DIGITS:] in _ENDS_OF_MARKS

@@ -134,6 +134,11 @@ class LogReader:
         return self._stream.spans_beyond(self.needs)
 
     @property
+    def reached(self) -> bytes:
+        """The sort key beyond which it has read nothing, if it has read all that is ready."""
+        return max(self.needs, self._stream.gate or b"")
+
+    @property
     def stream(self) -> ReadableStream:
         """The stream that it reads."""
         return self._stream
@@ -163,7 +168,7 @@ class LogReader:
         own = self._stream
         if stream is own or self._resume is not None or self._fill() or self._over or self.lost:
             return False
-        reached = max(self.needs, own.gate or b"")
+        reached = self.reached
         if stream.log.floor > reached:
             return False
         if not covers_all(stream.spans_beyond(reached), own.spans_beyond(reached), reached):

@@ -29,6 +29,7 @@ _VERSION_DIGITS: Final = {b"29": 0, b"2B02": 1, b"2B04": 2}
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
+_ENDS_OF_MARKS: Final = frozenset({b"292904", b"2B0229296E04", b"2B0429296E1404"})
 _DOCUMENT_KEY: Final = b"\x46documentKey\0"
 
 
@@ -138,6 +139,30 @@ def high_water_mark(time: Timestamp, version: int) -> ResumeToken:
 def cluster_time_of(key: bytes) -> Timestamp:
     """Return the cluster time that a sort key begins with."""
     return Timestamp(int(key[2:10], 16), int(key[10:TIME_DIGITS], 16))
+
+
+def of_invalidate(key: bytes) -> bytes:
+    """Return the sort key of the invalidate that an event with the sort key ``key`` causes.
+
+    It differs in ``fromInvalidate`` only (docs/protocol.md#events). Raises ValueError if the key
+    has no such value, which holds for version 0, or is malformed.
+    """
+    raw = bytes.fromhex(key.decode("ascii"))
+    reader = Reader(raw)
+    try:
+        for _ in range(4):
+            reader.next()
+    except (OpaqueValueError, CommandError) as error:
+        raise ValueError(f"a resume token is malformed: {error}") from error
+    if raw[reader.position] != Kind.FALSE:
+        raise ValueError("a resume token does not have fromInvalidate")
+    at = 2 * reader.position
+    return key[:at] + b"%02X" % Kind.TRUE + key[at + 2 :]
+
+
+def is_high_water_mark(key: bytes) -> bool:
+    """Return whether a sort key is that of a high water mark, which no event has."""
+    return key[TIME_DIGITS:] in _ENDS_OF_MARKS
 
 
 def first_key(time: Timestamp) -> bytes:

@@ -234,6 +234,20 @@ _ALL = (
         "Number of different filters on one scope from which on they share a stream.",
         least=2,
     ),
+    Parameter(
+        "shareScopes",
+        one_of("auto", "always", "never"),
+        _DEFAULTS.share_scopes,
+        "Whether streams of collections and databases are read as parts of a wider stream.",
+        limit="share_scopes",
+    ),
+    _of_limits(
+        "shareScopesFrom",
+        "share_scopes_from",
+        "Number of different collections of one database, or of different databases, from which "
+        "on their streams share a wider one.",
+        least=2,
+    ),
     _of_limits(
         "shareFilterBytes",
         "share_filter_bytes",

@@ -155,7 +155,7 @@ class MergedCursor:
             if not self._streams.outlives(self._log_reader, error):
                 raise
             return self._move()
-        if batch.closed:
+        if batch.closed and self._shared.runner.stream.ended:
             self._shared.runner.stop_reading()
         return batch
 

@@ -138,8 +138,7 @@ class CursorRegistry:
         plan = await explain_stream(request, verbosity, self._cluster, self._limits)
         lookup = LookupPlan.of(request)
         read = request if lookup is None else lookup.remote
-        if read.stages:
-            plan["mergerouter"] = {"filter": self._streams.explain_filter(read)}
+        plan["mergerouter"] = self._streams.explain(read)
         return plan
 
     def checkout(self, cursor_id: int, owner: Owner) -> AbstractContextManager[MergedCursor]:

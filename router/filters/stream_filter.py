@@ -38,6 +38,10 @@ class StreamFilter:
         return event
 
 
+EVERYTHING: Final = StreamFilter(b"", All(()), ())
+"""The filter of a stream without stages."""
+
+
 def compile_filter(stages: Sequence[Mapping[str, Any]]) -> StreamFilter:
     """Return the filter of a change stream's stages, which have been checked for their names.
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.change_stream.filtered_stream import Distribution
+from router.change_stream.narrowed_stream import NarrowingDistribution
 
 _MS = 1000
 
@@ -58,23 +58,25 @@ class RemoteDescription:
 class FilterCounts:
     """The filters that the router evaluates on a stream.
 
-    ``readers`` have ``filters`` different filters, which have been tried on ``examined`` events and
-    have let events through ``matches`` times.
+    ``readers`` have ``filters`` different filters, or read one of ``namespaces`` narrower scopes.
+    ``examined`` events have been tried and have been let through ``matches`` times.
     """
 
     readers: int
     filters: int
+    namespaces: int
     examined: int
     matches: int
 
     @classmethod
-    def of(cls, distribution: Distribution) -> Self | None:
+    def of(cls, distribution: NarrowingDistribution) -> Self | None:
         """Return the counts of a distribution; None if no filter is evaluated."""
         if not distribution.readers:
             return None
         return cls(
             distribution.readers,
             distribution.filters,
+            distribution.namespaces,
             distribution.examined,
             distribution.matches,
         )
@@ -84,6 +86,7 @@ class FilterCounts:
         return {
             "readers": self.readers,
             "filters": self.filters,
+            "namespaces": self.namespaces,
             "examined": Int64(self.examined),
             "matches": Int64(self.matches),
         }

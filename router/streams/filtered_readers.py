@@ -5,9 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from router.change_stream.filtered_stream import Distribution, FilteredStream
+from router.change_stream.filtered_stream import FilteredStream
 from router.change_stream.log_reader import LogReader, ReadableStream
 from router.change_stream.merged_stream import MergedStream
+from router.change_stream.narrowed_stream import Namespace, NarrowingDistribution
 from router.filters.stream_filter import StreamFilter
 
 _LEAST_DELAY: Final = 0.25
@@ -37,7 +38,7 @@ class FilteredReaders:
     """
 
     def __init__(self, stream: MergedStream, kept_bytes: int, released: Callable[[], None]) -> None:
-        self.distribution = Distribution(stream, kept_bytes)
+        self.distribution = NarrowingDistribution(stream, kept_bytes)
         self._stream = stream
         self._released = released
         self._loop = asyncio.get_running_loop()
@@ -55,6 +56,12 @@ class FilteredReaders:
     def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
         """Return what ``stream_filter`` lets through beyond the sort key ``after``."""
         return self.distribution.open(stream_filter, after)
+
+    def open_narrowed(
+        self, namespace: Namespace, stream_filter: StreamFilter, after: bytes
+    ) -> FilteredStream:
+        """Return the stream of ``namespace``, filtered, beyond the sort key ``after``."""
+        return self.distribution.open_narrowed(namespace, stream_filter, after)
 
     def close(self, stream: ReadableStream) -> None:
         """Stop distributing to ``stream`` if it is filtered and open."""
@@ -200,6 +207,7 @@ class FilteredReaders:
         if stream.release() and not stream.ready:
             # The second call tells the stream that its last block has been read.
             stream.release()
+        self.distribution.settle()
         if stream.ready:
             self._backlog_until = self._loop.time() + _GRACE
         self._released()

@@ -62,13 +62,16 @@ class SharedStream:
             self._lingering = None
         self._keep()
 
-    def leave(self) -> None:
-        """Remove a reader; after the last one the shared stream closes, at once or soon."""
+    def leave(self, *, lingering: bool = True) -> None:
+        """Remove a reader; after the last one the shared stream closes, at once or soon.
+
+        ``lingering`` is whether another reader is likely to come soon.
+        """
         self._readers -= 1
         self._keep()
         if self._readers or self._closed:
             return
-        if self._shareable and self.healthy and self._limits.share_linger > 0:
+        if lingering and self._shareable and self.healthy and self._limits.share_linger > 0:
             if self._prepared is not None:
                 self._prepared.runner.clients_left()
             self._lingering = self._loop.call_later(self._limits.share_linger, self._end)

@@ -27,8 +27,10 @@ def main() -> int:
     parser.add_argument("--on", type=Path, help="a JSON file that names running servers")
     parser.add_argument("--report", type=Path, help="write all differences to this file")
     parser.add_argument("--share-filters", default="auto", help="auto, always or never")
+    parser.add_argument("--share-scopes", default="auto", help="auto, always or never")
     args = parser.parse_args()
-    with running(args.shards, args.on, args.share_filters) as servers:
+    parameters = {"shareFilters": args.share_filters, "shareScopes": args.share_scopes}
+    with running(args.shards, args.on, parameters) as servers:
         return asyncio.run(_run(servers, args))
 
 

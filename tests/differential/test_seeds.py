@@ -10,7 +10,7 @@ from tests.differential.servers import routed
 from tests.harness.clusters import RealCluster, start_real_cluster
 
 SEEDS = {"auto": range(1, 13), "always": range(101, 109)}
-"""By the parameter shareFilters."""
+"""By the parameters shareFilters and shareScopes."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -21,10 +21,11 @@ def cluster() -> Iterator[RealCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("share_filters", SEEDS)
-def test_the_router_returns_what_mongos_returns(cluster: RealCluster, share_filters: str) -> None:
-    with routed(cluster.mongos, cluster.configdb, cluster.shards, share_filters) as servers:
-        outcomes = asyncio.run(_run(servers, SEEDS[share_filters]))
+@pytest.mark.parametrize("mode", SEEDS)
+def test_the_router_returns_what_mongos_returns(cluster: RealCluster, mode: str) -> None:
+    parameters = {"shareFilters": mode, "shareScopes": mode}
+    with routed(cluster.mongos, cluster.configdb, cluster.shards, parameters) as servers:
+        outcomes = asyncio.run(_run(servers, SEEDS[mode]))
     found = [f"seed {each.seed}: {text}" for each in outcomes for text in each.differences]
     assert not found, "\n".join(found)
     assert sum(outcome.events for outcome in outcomes) > 1000

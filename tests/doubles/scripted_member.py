@@ -64,6 +64,7 @@ class ScriptedMember:
         shows: the last cluster time of the oplog that cursors see; None is all of it.
         lets_through: returns whether the cursor with this id and pipeline sees events.
         matches: returns whether a pipeline lets an event through.
+        belongs: returns whether an event belongs to a cursor's namespace.
     """
 
     set_name: str
@@ -92,6 +93,7 @@ class ScriptedMember:
     shows: Timestamp | None = None
     lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
     matches: Callable[[Sequence[dict[str, Any]], dict[str, Any]], bool] = lambda *_: True
+    belongs: Callable[[str, dict[str, Any]], bool] = lambda *_: True
     _ids: int = 1000
     _server: asyncio.Server | None = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -365,7 +367,9 @@ class ScriptedMember:
         found = [
             event
             for event in events
-            if event["_id"]["_data"] > token and self.matches(cursor.pipeline, event)
+            if event["_id"]["_data"] > token
+            and self.belongs(cursor.namespace, event)
+            and self.matches(cursor.pipeline, event)
         ]
         for index, event in enumerate(found):
             if event["operationType"] == "invalidate":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import bson
 from bson.timestamp import Timestamp
@@ -56,7 +56,7 @@ class Script:
             elif part:
                 result.append(batch(part, self.last_pbrt, invalidated=self.invalidated))
         if token_data(self.last_pbrt) > token_data(result[-1].pbrt):
-            result.append(batch([], self.last_pbrt))
+            result.append(batch([], self.last_pbrt, invalidated=self.invalidated))
         return result
 
     def _silence(self, events: Sequence[Event], end: int, last: bytes) -> CursorBatch:
@@ -101,14 +101,27 @@ class PrivateStream(MergedStream):
         return self.log_reader.take(max_events, max_bytes, enough)
 
 
+class OneReader(Protocol):
+    """A stream and its one reader."""
+
+    def start(self) -> list[Action]: ...
+
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch: ...
+
+
 @dataclass
 class Driver:
-    """Runs a PrivateStream against scripts; ``rnd`` makes every choice.
+    """Runs a stream with one reader against scripts; ``rnd`` makes every choice.
 
     ``reopened`` returns the script of a shard that is reopened after an invalidate.
     """
 
-    stream: PrivateStream
+    stream: OneReader
     scripts: Mapping[str, Script]
     rnd: Random
     reopened: Callable[[str, bytes], Script] | None = None

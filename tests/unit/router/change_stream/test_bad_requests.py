@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.change_stream.recognition import is_change_stream
 from router.change_stream.request import StreamRequest, parse_request
-from router.streams.pool import identity
+from router.streams.sources import identity
 from shard_client.errors import CommandError
 from shard_client.wire.documents import encode
 

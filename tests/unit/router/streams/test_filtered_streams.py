@@ -173,7 +173,7 @@ async def test_the_mode_is_a_parameter_or_in_the_comment(
     more = {} if comment is None else {"comment": comment}
     await opened(registry, 1, 2, **more)
     assert cluster.open_cursors == streams * REMOTES
-    explained = registry._streams.explain_filter(tenant(1, **more))
+    explained = registry._streams.explain(tenant(1, **more))["filter"]
     assert explained["evaluatedBy"] == ("router" if streams == 1 else "shards")
 
 

@@ -1,0 +1,54 @@
+"""Where one client's stream is read from, and the settings and comments that influence it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from router.change_stream.request import StreamRequest
+from router.filters.stream_filter import StreamFilter
+from router.streams.sources import Source
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+MODES: Final = (AUTO, ALWAYS, NEVER)
+
+_IN_COMMENT: Final = re.compile(r"\b(shareFilters|shareScopes)=(auto|always|never)\b")
+
+
+@dataclass(slots=True)
+class Placement:
+    """The streams that can serve one client, and why others cannot.
+
+    ``own`` is the client's own stream, ``source`` the one that it reads. ``whole`` is the stream of
+    the same scope without a filter, from which the router can filter, or None for the ``reason``
+    given; ``filter`` the client's filter, if the router can evaluate it. ``wider`` are streams of
+    wider scopes, widest first; without any, ``narrow_reason`` says why. ``failed``: the unfiltered
+    stream failed, perhaps by an event that the filter leaves out, so the shards filter from then
+    on.
+    """
+
+    own: Source
+    source: Source
+    mode: str = NEVER
+    reason: str = ""
+    filter: StreamFilter | None = None
+    whole: Source | None = None
+    failed: bool = False
+    scope_mode: str = NEVER
+    scope_reason: str = ""
+    wider: Sequence[Source] = field(default=())
+
+
+def mode_of(request: StreamRequest, name: str, default: str) -> str:
+    """Return the mode that the stream's comment names for the parameter ``name``, or the default.
+
+    A comment is a string like "reporting; shareFilters=never" or a document with such a field.
+    """
+    comment = request.extras.get("comment")
+    if isinstance(comment, str):
+        found: dict[str, str] = dict(_IN_COMMENT.findall(comment))
+        return found.get(name, default)
+    if isinstance(comment, Mapping):
+        named = comment.get(name)
+        return named if named in MODES else default
+    return default

@@ -1,0 +1,59 @@
+"""A wider stream whose only reader reads a part of it."""
+
+from collections.abc import Mapping
+
+from bson.timestamp import Timestamp
+
+from router.change_stream.actions import Action
+from router.change_stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
+from router.change_stream.merged_stream import MergedStream
+from router.change_stream.narrowed_stream import Namespace, NarrowingDistribution
+from router.change_stream.request import StreamRequest
+from router.change_stream.starting_point import starting_point
+from router.filters.stream_filter import EVERYTHING, StreamFilter
+from shard_client.remote_cursor.cursor_reply import CursorBatch
+
+
+class PartOfStream:
+    """The stream of the request ``narrow``, as a part of that of ``request``."""
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        narrow: StreamRequest,
+        shards: Mapping[str, str],
+        *,
+        start_at: Timestamp,
+        topology_from: Timestamp,
+        stream_filter: StreamFilter = EVERYTHING,
+    ) -> None:
+        self.wide = MergedStream(
+            request, shards, start_at=start_at, topology_from=topology_from, keep_bytes=1 << 30
+        )
+        self.distribution = NarrowingDistribution(self.wide, 1 << 30)
+        point = starting_point(narrow, start_at, 1)
+        name = None if narrow.collection is None else narrow.collection.encode()
+        namespace = Namespace(narrow.database.encode(), name)
+        self.part = self.distribution.open_narrowed(namespace, stream_filter, point.after)
+        self.log_reader = LogReader(self.part, point)
+
+    def start(self) -> list[Action]:
+        return self.wide.start()
+
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
+        return self.wide.batch_arrived(remote, batch)
+
+    @property
+    def ready(self) -> bool:
+        while not self.log_reader.release():
+            if not self.wide.release():
+                return False
+        return True
+
+    def take(
+        self,
+        max_events: int | None,
+        max_bytes: int = MAX_BATCH_BYTES,
+        enough: int | None = None,
+    ) -> Batch:
+        return self.log_reader.take(max_events, max_bytes, enough)

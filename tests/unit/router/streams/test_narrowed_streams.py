@@ -1,0 +1,315 @@
+"""Streams of collections and databases that the router reads as parts of a wider stream."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+import bson
+import pytest
+from bson import Timestamp
+
+from router.change_stream.request import StreamRequest, parse_request
+from router.cursors.merged_cursor import MergedCursor
+from router.cursors.registry import CursorRegistry
+from shard_client.errors import CommandError
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE, until
+
+REMOTES = 4
+"""Three shards and the config server."""
+
+FROM_100 = {"startAtOperationTime": Timestamp(100, 1)}
+
+
+def watch(
+    collection: str | int, *stages: dict[str, Any], database: str = "db", **fields: Any
+) -> StreamRequest:
+    """Return a request for a collection, from second 100 unless the options say otherwise."""
+    options = fields.pop("options", FROM_100)
+    pipeline = [{"$changeStream": options}, *stages]
+    command = {"aggregate": collection, "pipeline": pipeline, "cursor": {}, **fields}
+    return parse_request(database, command)
+
+
+def belongs(namespace: str, event: dict[str, Any]) -> bool:
+    """Return whether a server shows an event to a cursor on a namespace."""
+    database, _, collection = namespace.partition(".")
+    if database == "admin":
+        return bool(event["operationType"] != "invalidate")
+    if database != event["ns"]["db"]:
+        return False
+    if collection == "$cmd.aggregate":
+        return event["operationType"] != "invalidate" or "coll" not in event["ns"]
+    return bool(collection == event["ns"].get("coll"))
+
+
+def tenant_is(pipeline: Any, event: dict[str, Any]) -> bool:
+    """Evaluate the tests' one kind of filter."""
+    wanted = [stage["$match"]["fullDocument.tenant"] for stage in pipeline if "$match" in stage]
+    return all(event.get("fullDocument", {}).get("tenant") == each for each in wanted)
+
+
+@pytest.fixture
+def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
+    """The scripted cluster, whose shards know namespaces and filters."""
+    for shard in cluster.shards.values():
+        shard.belongs = belongs
+        shard.matches = tenant_is
+    return cluster
+
+
+def write(
+    cluster: ScriptedCluster, second: int, collection: str, database: str = "db", **more: Any
+) -> None:
+    """Write one event; then all members advance past it."""
+    namespace = {"db": database, "coll": collection}
+    document = {"_id": second, **more}
+    shard = cluster.shards[f"s{second % 3}"]
+    shard.insert(Timestamp(second, 1), second % 100, ns=namespace, fullDocument=document)
+    cluster.noop(second + 1)
+
+
+def end(member: ScriptedMember, second: int, operation: str, **namespace: str) -> str:
+    """Write an event that ends streams, and its invalidate; return the invalidate's token."""
+    found = {"ns": namespace, "operationType": operation}
+    token = member.insert(Timestamp(second, 1), 1, **found)
+    last = member.insert(Timestamp(second, 1), 1, ns=namespace).replace("0100296E", "0100296F")
+    _, event = member.entries[-1]
+    assert event is not None
+    event |= {"_id": {"_data": last}, "operationType": "invalidate"}
+    assert token < last
+    return last
+
+
+async def opened(registry: CursorRegistry, *names: str, **fields: Any) -> list[MergedCursor]:
+    return [(await registry.open(watch(name, **fields), OWNER))[0] for name in names]
+
+
+async def kinds_to_the_end(cursor: MergedCursor) -> tuple[list[str], str]:
+    """Return the operation types up to the end of a stream, and its last token."""
+    found: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        while not (batch := await cursor.next_batch(None, PATIENCE)).closed:
+            found += [bson.decode(event)["operationType"] for event in batch.events]
+    return found, bson.decode(batch.pbrt)["_data"]
+
+
+async def test_collections_are_read_as_parts_of_their_database(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_scopes="always")
+    cursors = await opened(registry, *(f"c{n}" for n in range(20)))
+    await until(lambda: cluster.open_cursors == REMOTES)
+    (description,) = registry.describe()
+    assert description.namespace == "db.$cmd.aggregate"
+    assert description.filtered is not None
+    assert description.filtered.namespaces == 20
+    for second in range(101, 161, 2):
+        write(cluster, second, f"c{second % 20}")
+    for number, cursor in enumerate(cursors):
+        own = [second for second in range(101, 161, 2) if second % 20 == number]
+        if own:
+            assert await read_until(cursor, len(own)) == own
+
+
+async def test_the_shards_check_each_opening(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_scopes="always")
+    await opened(registry, "a")
+    cluster.shards["s1"].fail("aggregate", 166, "Namespace db.v is a view, not a collection")
+    with pytest.raises(CommandError) as failure:
+        await opened(registry, "v")
+    assert failure.value.code == 166
+    assert len(registry.describe()) == 1
+
+
+async def test_few_collections_keep_their_own_streams_and_many_move(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_scopes_from=3, share_filters_hold=0.0, share_linger=0.0)
+    cursors = await opened(registry, "a", "b")
+    await until(lambda: cluster.open_cursors == 2 * REMOTES)
+    cursors += await opened(registry, "c")
+    for second in range(101, 107):
+        write(cluster, second, "abc"[second % 3])
+    got: list[list[int]] = [[], [], []]
+
+    async def all_share() -> bool:
+        for number, cursor in enumerate(cursors):
+            got[number] += numbers(await cursor.next_batch(None, 0.01))
+        return cluster.open_cursors == REMOTES
+
+    async with asyncio.timeout(PATIENCE):
+        while not (await all_share() and all(len(each) == 2 for each in got)):
+            pass
+    assert got == [[102, 105], [103, 106], [101, 104]]
+    for cursor in cursors[1:]:
+        registry.kill([cursor.cursor_id], OWNER)
+    async with asyncio.timeout(PATIENCE):
+        while [each.namespace for each in registry.describe()] != ["db.a"]:
+            assert (await cursors[0].next_batch(None, 0.01)).events == []
+    write(cluster, 111, "a")
+    assert await read_until(cursors[0], 1) == [111]
+    await until(lambda: cluster.open_cursors == REMOTES)
+
+
+async def test_many_databases_share_the_cluster_s_stream(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_scopes_from=2, share_linger=0.0)
+    first, _ = await registry.open(watch("a", database="x"), OWNER)
+    second, _ = await registry.open(watch(1, database="y"), OWNER)
+    write(cluster, 101, "a", database="x")
+    write(cluster, 102, "b", database="y")
+    write(cluster, 103, "b", database="x")
+    write(cluster, 104, "a", database="y")
+    assert await read_until(second, 2) == [102, 104]
+    assert await read_until(first, 1) == [101]
+    async with asyncio.timeout(PATIENCE):
+        while [each.namespace for each in registry.describe()] != ["admin.$cmd.aggregate"]:
+            assert (await first.next_batch(None, 0.01)).events == []
+    end(cluster.shards["s1"], 106, "dropDatabase", db="y")
+    cluster.noop(108)
+    found, _ = await kinds_to_the_end(second)
+    assert found == ["dropDatabase", "invalidate"]
+    write(cluster, 111, "a", database="x")
+    assert await read_until(first, 1) == [111]
+
+
+async def test_a_drop_ends_the_collection_s_stream_alone(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_scopes="always")
+    a, b = await opened(registry, "a", "b")
+    write(cluster, 101, "a")
+    token = end(cluster.shards["s0"], 103, "drop", db="db", coll="a")
+    write(cluster, 104, "a")
+    write(cluster, 105, "b")
+    assert await kinds_to_the_end(a) == (["insert", "drop", "invalidate"], token)
+    assert await read_until(b, 1) == [105]
+    again, _ = await registry.open(watch("a", options={"startAfter": {"_data": token}}), OWNER)
+    assert await read_until(again, 1) == [104]
+
+
+async def test_a_filter_may_leave_out_the_invalidate_but_not_the_end(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    match = {"$match": {"fullDocument.tenant": 1}}
+    cursor, _ = await registry.open(watch("a", match), OWNER)
+    (description,) = registry.describe()
+    assert description.namespace == "db.$cmd.aggregate"
+    write(cluster, 101, "a", tenant=1)
+    write(cluster, 102, "a", tenant=2)
+    waiting = asyncio.create_task(kinds_to_the_end(cursor))
+    token = end(cluster.shards["s0"], 104, "drop", db="db", coll="a")
+    cluster.noop(106)
+    assert await waiting == (["insert"], token)
+
+
+async def test_the_end_of_the_database_s_stream_is_not_the_collection_s(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    (cursor,) = await opened(registry, "a")
+    write(cluster, 101, "a")
+    assert await read_until(cursor, 1) == [101]
+    end(cluster.shards["s0"], 103, "dropDatabase", db="db")
+    cluster.noop(105)
+    write(cluster, 107, "a")
+    got: list[int] = []
+    async with asyncio.timeout(PATIENCE):
+        while not got:
+            got += numbers(await cursor.next_batch(None, PATIENCE))
+    assert got == [107]
+
+
+async def test_an_error_by_another_collection_moves_a_stream_to_its_own(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    (cursor,) = await opened(registry, "a")
+    write(cluster, 101, "a")
+    assert await read_until(cursor, 1) == [101]
+    assert cursor.shared is not None
+    cursor.shared.runner._remote_failed(1, CommandError(10334, "BSONObj size is invalid"), None)
+    write(cluster, 103, "a")
+    got: list[int] = []
+    async with asyncio.timeout(PATIENCE):
+        while not got:
+            got += numbers(await cursor.next_batch(None, PATIENCE))
+    assert got == [103]
+    assert [each.namespace for each in registry.describe()] == ["db.a"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (watch("a", comment="shareScopes=never"), "shareScopes is never"),
+        (watch("a", collation={"locale": "en"}), "it has collation"),
+        (watch("a", hint="_id_"), "it has hint"),
+        (watch("a", options={"showExpandedEvents": True}), "it has the option showExpandedEvents"),
+        (watch("a", options={"fullDocument": "required"}), "it has the option fullDocument"),
+        (watch("a", {"$redact": "$$KEEP"}), "its filter is left to the shards: it has $redact"),
+        (watch(1, options={"allChangesForCluster": True}, database="admin"), "it reads the whole"),
+    ],
+    ids=["comment", "collation", "hint", "expanded", "required", "redact", "cluster"],
+)
+async def test_some_streams_stay_their_own(
+    cluster: ScriptedCluster, request_: StreamRequest, reason: str
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    scope = registry._streams.explain(request_)["scope"]
+    assert scope["readFrom"] == request_.namespace
+    assert scope["reason"].startswith(reason)
+
+
+async def test_explain_tells_the_stream_that_is_read(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_scopes="always", share_filters="never")
+    explained = registry._streams.explain(watch("a"))
+    assert explained == {
+        "scope": {
+            "readFrom": "db.$cmd.aggregate",
+            "shareScopes": "always",
+            "reason": "shareScopes is always",
+        }
+    }
+    match = {"$match": {"fullDocument.tenant": 1}}
+    refused = registry._streams.explain(watch("a", match))
+    assert refused["scope"]["readFrom"] == "db.a"
+    assert refused["filter"]["evaluatedBy"] == "shards"
+
+
+async def test_random_readers_get_the_events_of_their_collections(
+    cluster: ScriptedCluster,
+) -> None:
+    random = Random(11)
+    registry = cluster.registry(share_scopes="always", share_log_bytes=300_000)
+    written: dict[int, str] = {}
+    results: list[tuple[str, list[int]]] = []
+
+    async def client(number: int) -> None:
+        wanted = "abcd"[number % 4]
+        options: dict[str, Any] = FROM_100
+        got: list[int] = []
+        for _ in range(4):
+            cursor, _ = await registry.open(watch(wanted, options=options), OWNER)
+            for _ in range(random.randrange(1, 6)):
+                batch = await cursor.next_batch(random.choice((None, 1, 3)), 0.02)
+                got += numbers(batch)
+                options = {"resumeAfter": bson.decode(batch.pbrt)}
+            registry.kill([cursor.cursor_id], OWNER)
+        cursor, _ = await registry.open(watch(wanted, options=options), OWNER)
+        async with asyncio.timeout(PATIENCE):
+            while 600 not in got:
+                got += numbers(await cursor.next_batch(None, 0.05))
+        results.append((wanted, got))
+
+    clients = [asyncio.create_task(client(number)) for number in range(8)]
+    for second in range(101, 301):
+        written[second] = random.choice("abcdef")
+        write(cluster, second, written[second], filler="x" * random.choice((0, 0, 5000)))
+        if random.random() < 0.2:
+            await asyncio.sleep(0.002)
+    for number, name in enumerate("abcd"):
+        ts = Timestamp(600, number + 1)
+        namespace = {"db": "db", "coll": name}
+        cluster.shards["s0"].insert(ts, 1, ns=namespace, fullDocument={"_id": 600})
+    cluster.noop(601)
+    await asyncio.gather(*clients)
+    for wanted, got in results:
+        assert got == [second for second, name in written.items() if name == wanted] + [600]
