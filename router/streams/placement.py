@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from router.change_stream.request import StreamRequest
@@ -22,7 +22,8 @@ class Placement:
     ``own`` is the client's own stream, ``source`` the one that it reads. ``whole`` is the stream of
     the same scope without a filter, from which the router can filter, or None for the ``reason``
     given; ``filter`` the client's filter, if the router can evaluate it. ``wider`` are streams of
-    wider scopes, widest first; without any, ``narrow_reason`` says why. ``failed``: the unfiltered
+    wider scopes, widest first; without any, ``scope_reason`` says why. Before ``beyond``, the sort
+    key at which the last one ended, the client enters none. ``failed``: the unfiltered
     stream failed, perhaps by an event that the filter leaves out, so the shards filter from then
     on.
     """
@@ -36,7 +37,8 @@ class Placement:
     failed: bool = False
     scope_mode: str = NEVER
     scope_reason: str = ""
-    wider: Sequence[Source] = field(default=())
+    wider: Sequence[Source] = ()
+    beyond: bytes = b""
 
 
 def mode_of(request: StreamRequest, name: str, default: str) -> str:

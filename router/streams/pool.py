@@ -196,7 +196,9 @@ class StreamPool:
         gate = log_reader.stream.gate
         if gate is None or main.is_late(cluster_time_of(gate)):
             return None
-        if source.namespace is not None and not _may_narrow(log_reader, log_reader.reached):
+        if source.namespace is not None and not _may_narrow(
+            placement, log_reader, log_reader.reached
+        ):
             return None
         left = log_reader.stream
         if not log_reader.join(main.runner.stream, source.part_of(main)):
@@ -221,7 +223,9 @@ class StreamPool:
             return True
         if not self._is_recent(cluster_time_of(log_reader.needs)):
             return False
-        if source.namespace is not None and not _may_narrow(log_reader, log_reader.needs):
+        if source.namespace is not None and not _may_narrow(
+            placement, log_reader, log_reader.needs
+        ):
             return False
         group = self._open_streams.group(source.key)
         return group is None or group.main is None or not group.main.healthy
@@ -234,13 +238,14 @@ class StreamPool:
         from then on. It also goes on there when the wider stream has ended.
         """
         stream = log_reader.stream
+        placement = self._placements[log_reader]
         if isinstance(stream, NarrowedStream) and stream.overtaken:
+            placement.beyond = stream.gate or b""
             return True
         if not isinstance(stream, FilteredStream) or RESUMABLE_LABEL in error.labels:
             return False
         if error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
-        placement = self._placements[log_reader]
         if isinstance(stream, NarrowedStream):
             self._give_up(placement, str(error))
         else:
@@ -295,7 +300,7 @@ class StreamPool:
         source = self._preferred(placement, log_reader)
         if source.namespace is not None and log_reader is not None:
             left = isinstance(log_reader.stream, NarrowedStream)
-            if left or not _may_narrow(log_reader, log_reader.needs):
+            if left or not _may_narrow(placement, log_reader, log_reader.needs):
                 return placement.own
         always = placement.mode if source.namespace is None else placement.scope_mode
         recent = start_at is None or self._is_recent(start_at)
@@ -326,14 +331,16 @@ class StreamPool:
         await self._open_streams.close()
 
 
-def _may_narrow(log_reader: LogReader, after: bytes) -> bool:
+def _may_narrow(placement: Placement, log_reader: LogReader, after: bytes) -> bool:
     """Return whether a reader may continue on a part of a wider stream beyond a sort key.
 
     It may from the beginning of a cluster time on, or beyond a high water mark. Beyond an event it
     may not: that event, or one that a filter has left out, may be the cause of an invalidate that
-    is still to come.
+    is still to come. Nor may it before the end of the wider stream that it has left.
     """
     stream = log_reader.stream
     if isinstance(stream, NarrowedStream) and stream.ending:
+        return False
+    if after < placement.beyond:
         return False
     return len(after) == TIME_DIGITS or is_high_water_mark(after)
