@@ -66,7 +66,7 @@ class StreamSettings:
     share_filters_hold: float = 10.0
     """How long there must be less than half as many filters or scopes before auto shares no
     longer."""
-    share_scopes: str = "auto"
+    share_scopes: str = "never"
     """Whether streams of collections and databases are read as parts of a wider stream: auto,
     always or never."""
     share_scopes_from: int = 8

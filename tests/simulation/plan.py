@@ -80,7 +80,7 @@ def draw(chance: Random) -> Plan:
                            "removal", "all"))  # fmt: skip
     faults = chance.choices(_FAULTS[theme], k=chance.choice((1, 2, 3, 6))) if _FAULTS[theme] else []
     span = chance.choice((1.0, 2.0, 4.0))
-    return Plan(
+    plan = Plan(
         theme=theme,
         shards=chance.choice((2, 2, 3)),
         token_version=chance.choice((1, 2)),
@@ -96,6 +96,11 @@ def draw(chance: Random) -> Plan:
         feed=_feed(chance) if chance.random() < 0.25 else None,
         feed_slow=chance.choice((0.0, 0.1)),
     )
+    # Drawn from the plan itself, so that each seed keeps its other choices.
+    sharing = Random(f"{plan.writers} {plan.steps}")
+    plan.limits["share_scopes"] = sharing.choice(("always", "always", "never"))
+    plan.limits["share_filters"] = sharing.choice(("always", "auto"))
+    return plan
 
 
 def _steps(theme: str, chance: Random) -> list[str]:

@@ -124,7 +124,9 @@ async def test_the_shards_check_each_opening(cluster: ScriptedCluster) -> None:
 async def test_few_collections_keep_their_own_streams_and_many_move(
     cluster: ScriptedCluster,
 ) -> None:
-    registry = cluster.registry(share_scopes_from=3, share_filters_hold=0.0, share_linger=0.0)
+    registry = cluster.registry(
+        share_scopes="auto", share_scopes_from=3, share_filters_hold=0.0, share_linger=0.0
+    )
     cursors = await opened(registry, "a", "b")
     await until(lambda: cluster.open_cursors == 2 * REMOTES)
     cursors += await opened(registry, "c")
@@ -152,7 +154,7 @@ async def test_few_collections_keep_their_own_streams_and_many_move(
 
 
 async def test_many_databases_share_the_cluster_s_stream(cluster: ScriptedCluster) -> None:
-    registry = cluster.registry(share_scopes_from=2, share_linger=0.0)
+    registry = cluster.registry(share_scopes="auto", share_scopes_from=2, share_linger=0.0)
     first, _ = await registry.open(watch("a", database="x"), OWNER)
     second, _ = await registry.open(watch(1, database="y"), OWNER)
     write(cluster, 101, "a", database="x")
