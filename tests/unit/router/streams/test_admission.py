@@ -335,7 +335,7 @@ async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedC
         count += len((await cursor.next_batch(None, PATIENCE)).events)
     remote = next(
         each.cursor
-        for source in registry._streams._of
+        for source in registry._streams._open_streams._of
         for each in source.runner._remotes.values()
         if each.target == "s0" and each.cursor is not None
     )
