@@ -39,6 +39,22 @@ class Table(StrEnum):
     current = "current"
 
 
+class SignalKind(StrEnum):
+    """What a signal asks for."""
+
+    execute = "execute-snapshot"
+    stop = "stop-snapshot"
+    pause = "pause-snapshot"
+    resume = "resume-snapshot"
+
+
+class SnapshotType(StrEnum):
+    """Whether the stream waits for a snapshot."""
+
+    incremental = "incremental"
+    blocking = "blocking"
+
+
 Uri = Annotated[
     str,
     typer.Option(
@@ -108,6 +124,55 @@ def snapshot(
 ) -> None:
     """Read collections once, and end."""
     _run(out, namespaces, uri, option, table, buckets, None, conf)
+
+
+@job.command()
+def signal(
+    kind: Annotated[
+        SignalKind, typer.Argument(metavar="TYPE", help="What the job is asked to do.")
+    ],
+    out: Out,
+    collections: Annotated[
+        list[str] | None,
+        typer.Argument(help="Regular expressions of whole names, such as shop.orders."),
+    ] = None,
+    snapshot_type: Annotated[
+        SnapshotType, typer.Option("--type", help="Whether the stream waits for the snapshot.")
+    ] = SnapshotType.incremental,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            help='NAME=JSON: read only a part of a collection, such as shop.orders={"open": true}. '
+            "May be repeated.",
+        ),
+    ] = None,
+    identifier: Annotated[
+        str | None, typer.Option("--id", help="The signal's id, which is taken once.")
+    ] = None,
+) -> None:
+    """Ask a job for a snapshot, or stop, pause or resume one; print the signal's id.
+
+    The job takes the signal with its next batch.
+    """
+    from spark_sink.signals.channels import send
+    from spark_sink.signals.signal import SignalError, signal_of
+
+    data: dict[str, object] = {"type": str(snapshot_type)}
+    if collections:
+        data["data-collections"] = collections
+    if condition:
+        data["additional-conditions"] = [
+            {"data-collection": name, "filter": text}
+            for name, text in _pairs(condition, "--filter").items()
+        ]
+    document = {"type": str(kind), "data": data, **({"id": identifier} if identifier else {})}
+    with _failures():
+        try:
+            signal_of(identifier or "new", document)
+        except SignalError as error:
+            raise OptionError(str(error)) from None
+        typer.echo(send(_job_in(out).signals, document))
 
 
 @job.command()
@@ -284,6 +349,8 @@ def _source_options(texts: list[str] | None) -> dict[str, str]:
         raise OptionError(
             "--option cannot set the connection string: use --uri, or the variable MERGEROUTER_URI"
         )
+    if "signalFolder" in options:
+        raise OptionError("--option cannot set signalFolder: a job has its own, for job signal")
     return options
 
 

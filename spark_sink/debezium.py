@@ -141,7 +141,7 @@ def envelope(
             "ts_ms": seconds * 1000,
             "ts_us": seconds * 1_000_000,
             "ts_ns": seconds * 1_000_000_000,
-            "snapshot": operation == "read",
+            "snapshot": _snapshot_kind(event),
             "db": event["ns"]["db"],
             "rs": shard,
             "collection": event["ns"]["coll"],
@@ -157,6 +157,12 @@ def envelope(
         "transaction": transaction,
     }
     return {"id": _text(identifier)}, value
+
+
+def _snapshot_kind(event: dict[str, Any]) -> bool | str:
+    """Whether an event is a snapshot's document, or "incremental" for one of such a snapshot."""
+    incremental = event.get("signal", {}).get("type") == "incremental"
+    return "incremental" if incremental else event["operationType"] == "read"
 
 
 def _description(description: dict[str, Any] | None) -> dict[str, Any] | None:

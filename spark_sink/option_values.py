@@ -31,6 +31,14 @@ def database_name(text: str) -> str:
     return text
 
 
+def namespace(text: str) -> tuple[str, str]:
+    """The name of one collection with its database."""
+    database, _, collection = text.partition(".")
+    if not collection:
+        raise ValueError(f"must be a database and a collection such as ops.signals, not {text!r}")
+    return database_name(database), collection
+
+
 def collection_names(text: str) -> tuple[str, ...]:
     """Names of collections with commas between them, no patterns."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))

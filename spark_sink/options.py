@@ -25,6 +25,7 @@ from spark_sink.oversize import OVERSIZE_OPTIONS, SPLIT_STAGE, oversize_stages
 from spark_sink.patience import PATIENCE_OPTIONS, Patience, patience_options
 from spark_sink.positions import FromNow, Position
 from spark_sink.scope import Scope
+from spark_sink.signals.signal_options import SIGNAL_OPTIONS, SignalOptions, signal_options
 from spark_sink.snapshot.snapshot_options import (
     SNAPSHOT_OPTIONS,
     SnapshotOptions,
@@ -68,6 +69,7 @@ class StreamOptions:
     heartbeat_interval: seconds of cluster time between two rows of heartbeats; 0: there are none.
     snapshot: whether and how documents are read beside the events.
     patience: how long failures that may pass are tried again.
+    signals: from where a stream takes signals.
     batch_mode: what a batch read (`spark.read`) reads: "snapshot", "changes", or None.
     end: where a batch read of changes ends; None: at the present.
     """
@@ -94,6 +96,7 @@ class StreamOptions:
     heartbeat_interval: float = 0.0
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     patience: Patience = field(default_factory=Patience)
+    signals: SignalOptions = field(default_factory=SignalOptions)
     batch_mode: str | None = None
     end: Position | None = None
 
@@ -101,6 +104,11 @@ class StreamOptions:
     def rows_per_chunk(self) -> int:
         """About how many documents a task of a snapshot reads."""
         return self.snapshot.chunk_rows or max(1, self.max_events_per_trigger // 4)
+
+    @property
+    def leaves_documents_open(self) -> bool:
+        """Whether the pipeline narrows events, and nothing defines a snapshot's documents."""
+        return self.snapshot.filters is None and not all(map(_splits, self.pipeline))
 
     @property
     def splits_large_events(self) -> bool:
@@ -164,6 +172,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         heartbeat_interval=get("heartbeat.interval.ms", values.milliseconds, 0.0),
         snapshot=snapshot_options(given, get),
         patience=patience_options(given, get),
+        signals=signal_options(get),
         batch_mode=get("mode", values.batch_mode, None),
         end=_only(
             "endAtOperationTime and endAt",
@@ -211,6 +220,7 @@ _KNOWN = (
     *OVERSIZE_OPTIONS,
     "heartbeat.interval.ms",
     *PATIENCE_OPTIONS,
+    *SIGNAL_OPTIONS,
     "mode",
     "endAtOperationTime",
     "endAt",
@@ -226,6 +236,8 @@ _ALIASES = {
     "mongodb.connection.string": "uri",
     "cursor.pipeline": "pipeline",
     "snapshot.mode": "snapshotMode",
+    "incremental.snapshot.chunk.size": "snapshotChunkRows",
+    "signal.data.collection": "signalCollection",
 }
 
 
@@ -268,7 +280,12 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 
 def _refuse_snapshot(options: StreamOptions) -> None:
-    snapshot = options.snapshot
+    snapshot, policy = options.snapshot, options.snapshot.policy
+    if options.signals.are_read and policy is not None and not policy.streams:
+        raise OptionError(
+            "options 'signalCollection' and 'signalFolder' are for streams: leave them out with "
+            "snapshotMode=initial_only"
+        )
     if not (snapshot.reads_documents or options.batch_mode == "snapshot"):
         return
     if options.start != FromNow() and (snapshot.begins_queries or options.batch_mode is not None):
@@ -276,7 +293,7 @@ def _refuse_snapshot(options: StreamOptions) -> None:
             "a snapshot pins down where the stream begins: leave startAtOperationTime, resumeAfter "
             "and startAfter out"
         )
-    if snapshot.filters is None and not all(map(_splits, options.pipeline)):
+    if options.leaves_documents_open:
         raise OptionError(
             "option 'pipeline': its stages work on events, not on the documents of a snapshot. Say "
             "by option 'snapshotFilters' which documents are read, such as "

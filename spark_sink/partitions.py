@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,15 +19,16 @@ from spark_sink.event_rows import EventRows
 from spark_sink.fragments import joined
 from spark_sink.heartbeats import Heartbeat
 from spark_sink.options import StreamOptions
-from spark_sink.positions import AtTime, high_water_mark
+from spark_sink.positions import AtTime, Position, Token, high_water_mark, time_of
 from spark_sink.query_start import cluster_time_at, query_started
 from spark_sink.read_reports import ReportInbox, report
 from spark_sink.read_task import ReadTask, TaskReader
 from spark_sink.router_client import RouterClient
 from spark_sink.row_schema import typed_documents
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan, after
 from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.snapshot.reader import ChunkReader, Requested, SnapshotTask
 
 SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
@@ -42,11 +43,12 @@ class SnapshotEnd:
     """A task whose only row is the end of a snapshot.
 
     mark: the snapshot's; collections: the databases and names of those that it has read, empty for
-    all of the scope.
+    all of the scope; requested: whether a signal has asked for it.
     """
 
     mark: Timestamp
     collections: tuple[tuple[str, str], ...] = ()
+    requested: bool = False
 
 
 Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
@@ -121,6 +123,29 @@ def chunk_task(chunk: Chunk, mark: Timestamp, options: StreamOptions) -> Snapsho
     return SnapshotTask(chunk, mark, filters.get(str(chunk.collection)))
 
 
+def signal_tasks(state: SignalState, start: Position, options: StreamOptions) -> list[Task]:
+    """What the tasks of a batch read for signals. start: the batch's beginning in the stream."""
+    tasks: list[Task] = []
+    reading = state.reading
+    if reading is not None:
+        request = state.request(reading.request)
+        streamed = start.data if isinstance(start, Token) else _before(start)
+        requested = Requested(request.id, request.blocking, streamed)
+        for chunk in reading.chunks:
+            task = chunk_task(chunk, reading.at, options)
+            own, given = task.condition, request.condition(str(chunk.collection))
+            both = {"$and": [own, given]} if own and given else own or given
+            tasks.append(replace(task, condition=both, requested=requested))
+    if state.ended is not None:
+        tasks.append(SnapshotEnd(state.ended.mark, state.ended.collections, requested=True))
+    return tasks
+
+
+def _before(position: Position) -> str:
+    time = time_of(position)
+    return "" if time is None else high_water_mark(time)
+
+
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """The rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
@@ -163,4 +188,6 @@ def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:
     event["readUntil"] = max(mark, now)
     if end.collections:
         event["collections"] = [{"db": name, "coll": coll} for name, coll in end.collections]
+    if end.requested:
+        event["requested"] = True
     return RawBSONDocument(bson.encode(event))

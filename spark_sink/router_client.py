@@ -144,6 +144,17 @@ class RouterClient:
         # An empty first batch always comes with a token (docs/protocol.md#cursor-replies).
         return self._watch(position, stages, None, _TOKEN_BATCH, max_await)
 
+    def watch_inserts(
+        self, database: str, collection: str, position: Position, *, max_await: float
+    ) -> WatchedStream:
+        """The inserts into a collection, which need not belong to the scope, and invalidates.
+
+        max_await: seconds. Raises PyMongoError.
+        """
+        stages = [{"$match": {"operationType": {"$in": ["insert", "invalidate"]}}}]
+        target = self._client[database][collection]
+        return self._aggregate(target, _start(position), stages, {}, max_await)
+
     def present(self) -> Timestamp:
         """A cluster time that no finished write lies behind. Raises PyMongoError, StreamError."""
         return max(self._beginning(), self.clocks().cluster_time)
@@ -302,7 +313,17 @@ class RouterClient:
         further: dict[str, Any] = {} if shard is None else {_ONE_SHARD: {"shard": shard}}
         if batch_size:
             further["batchSize"] = batch_size
-        cursor = self._target().aggregate(
+        return self._aggregate(self._target(), change_stream, stages, further, max_await)
+
+    def _aggregate(
+        self,
+        target: Any,
+        change_stream: dict[str, Any],
+        stages: list[Any],
+        further: dict[str, Any],
+        max_await: float,
+    ) -> WatchedStream:
+        cursor = target.aggregate(
             [{"$changeStream": change_stream}, *stages],
             session=self._session,
             maxAwaitTimeMS=max(1, int(max_await * 1000)),

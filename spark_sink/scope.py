@@ -16,12 +16,14 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import StreamError
 from spark_sink.namespace_lists import NamespaceLists, lists_from
 from spark_sink.positions import Position, PositionError, from_offset, time_of, to_offset
+from spark_sink.signals.state import SignalState, state_from
 from spark_sink.snapshot.plan import SnapshotPlan, plan_from
 
 _SCOPE = "scope"
 _QUIET = "quietUntil"
 _SNAPSHOT = "snapshot"
 _HEARTBEAT = "heartbeat"
+_SIGNALS = "signals"
 
 
 @dataclass(frozen=True)
@@ -94,21 +96,34 @@ class Offsets:
         position: Position,
         quiet_until: Timestamp | None = None,
         heartbeat: Timestamp | None = None,
+        signals: SignalState | None = None,
     ) -> dict[str, Any]:
         """The position as an offset.
 
         quiet_until: a cluster time before which the batch that ends here has no event; heartbeat:
-        that of the latest heartbeat.
+        that of the latest heartbeat; signals: what has come of signals so far.
         """
         offset = {**to_offset(position), _SCOPE: self.scope.to_document()}
         for name, time in ((_QUIET, quiet_until), (_HEARTBEAT, heartbeat)):
             if time is not None:
                 offset[name] = {"t": time.time, "i": time.inc}
+        if signals is not None and signals != SignalState():
+            offset[_SIGNALS] = signals.to_document()
         return offset
 
-    def write_snapshot(self, plan: SnapshotPlan) -> dict[str, Any]:
+    def write_snapshot(
+        self, plan: SnapshotPlan, signals: SignalState | None = None
+    ) -> dict[str, Any]:
         """The end of a snapshot's batch as an offset: where the stream goes on, and the plan."""
-        return {**self.write(plan.handover), _SNAPSHOT: plan.to_document()}
+        return {**self.write(plan.handover, signals=signals), _SNAPSHOT: plan.to_document()}
+
+    def read_signals(self, offset: Mapping[str, Any]) -> SignalState:
+        """What `write` was given as `signals`. Raises StreamError."""
+        document = offset.get(_SIGNALS)
+        try:
+            return SignalState() if document is None else state_from(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StreamError(_NO_OFFSET, error) from None
 
     def read_snapshot(self, offset: Mapping[str, Any]) -> SnapshotPlan | None:
         """The plan of an offset; None if it is not of a snapshot. Raises StreamError."""
@@ -133,7 +148,7 @@ class Offsets:
         """
         plain = dict(offset)
         written = plain.pop(_SCOPE, None)
-        for name in (_QUIET, _SNAPSHOT, _HEARTBEAT):
+        for name in (_QUIET, _SNAPSHOT, _HEARTBEAT, _SIGNALS):
             plain.pop(name, None)
         try:
             position = from_offset(plain)

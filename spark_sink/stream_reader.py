@@ -7,6 +7,7 @@ Spark (docs/design.md#feed-and-spark).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from spark_sink.partitions import (
     TaskPartition,
     planner_for,
     read_task,
+    signal_tasks,
     snapshot_planner,
     snapshot_tasks,
 )
@@ -35,6 +37,8 @@ from spark_sink.positions import AtTime
 from spark_sink.read_reports import ReportInbox
 from spark_sink.router_client import RouterClient
 from spark_sink.scope import Offsets
+from spark_sink.signals.desk import SignalDesk
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.starts import SnapshotStarts
@@ -55,10 +59,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._planner: BatchPlanner | None = None
         self._snapshots: SnapshotPlanner | None = None
         self._starts: SnapshotStarts | None = None
+        self._desk: SignalDesk | None = None
         self._ends_at_present = False
 
     def __getstate__(self) -> dict[str, Any]:
-        unsent = dict.fromkeys(("_client", "_inbox", "_planner", "_snapshots", "_starts"))
+        unsent = dict.fromkeys(("_client", "_inbox", "_planner", "_snapshots", "_starts", "_desk"))
         return {**self.__dict__, **unsent}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -93,27 +98,43 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def _latest(self, start: dict[str, Any], max_events: int | None) -> dict[str, Any]:
         position = self._offsets.read(start)
         plan = self._offsets.read_snapshot(start)
+        signals = self._offsets.read_signals(start).between_batches()
         if self._starts is None:
             self._starts = SnapshotStarts(self._options.snapshot, position, plan)
         starts = self._starts
         planner = self._planning()
         if plan is not None and not plan.ended:
-            return self._next_of_snapshot(plan, max_events)
+            return self._next_of_snapshot(plan, max_events, signals)
         if starts.is_due(position):
-            return self._begin_snapshot(start, starts)
+            return self._begin_snapshot(start, starts, signals)
         if not starts.policy.streams:
             return start
+        desk = self._signal_desk()
         try:
-            batch = planner.next_batch(position, max_events)
+            if desk is not None:
+                signals = desk.receive(signals, position)
+            if desk is not None and signals.holds_stream:
+                planner.close()
+                batch = PlannedBatch(position, position)
+            else:
+                batch = planner.next_batch(position, max_events)
         except HistoryLostError:
             if not starts.policy.if_history_is_lost:
                 raise
-            return self._begin_snapshot(start, starts)
-        if batch.end == batch.start:
+            return self._begin_snapshot(start, starts, replace(signals, position=None))
+        if desk is not None:
+            signals = desk.advance(signals, batch.end, max_events)
+        if batch.end == batch.start and not signals.has_news:
             return start
         interval = self._options.heartbeat_interval
         heartbeat = latest_heartbeat(self._offsets.read_heartbeat(start), batch.end, interval)
-        return self._offsets.write(batch.end, batch.quiet_until, heartbeat)
+        return self._offsets.write(batch.end, batch.quiet_until, heartbeat, signals)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Remove the files of signals that a committed batch has taken."""
+        if self._desk is not None:
+            with told_briefly():
+                self._desk.committed(self._offsets.read_signals(end))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The newest cluster time, for the lag in Spark's metrics; None before the first batch."""
@@ -141,8 +162,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             quiet_until=self._offsets.read_quiet(end),
         )
         read_heartbeat = self._offsets.read_heartbeat
+        signals = self._offsets.read_signals(end)
         return [
             *self._planning().tasks(batch),
+            *signal_tasks(signals, batch.start, self._options),
             *heartbeats(read_heartbeat(start), read_heartbeat(end)),
         ]
 
@@ -155,13 +178,17 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Kill the driver's cursor and close its connections."""
         if self._planner is not None:
             self._planner.close()
+        if self._desk is not None:
+            self._desk.close()
         if self._inbox is not None:
             self._inbox.close()
         if self._client is not None:
             self._client.close()
-        self._planner = self._inbox = self._client = self._snapshots = None
+        self._planner = self._inbox = self._client = self._snapshots = self._desk = None
 
-    def _begin_snapshot(self, start: dict[str, Any], starts: SnapshotStarts) -> dict[str, Any]:
+    def _begin_snapshot(
+        self, start: dict[str, Any], starts: SnapshotStarts, signals: SignalState
+    ) -> dict[str, Any]:
         """The offset with which a snapshot begins; `start` until the delay before it is over."""
         if not starts.may_begin(waits=self._ends_at_present):
             return start
@@ -169,13 +196,22 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         assert self._client is not None
         client, planner = self._client, self._snapshot()
         plan = client.patiently(lambda: planner.begin(client.mark()))
-        return self._offsets.write_snapshot(plan)
+        return self._offsets.write_snapshot(plan, signals)
 
-    def _next_of_snapshot(self, plan: SnapshotPlan, max_rows: int | None) -> dict[str, Any]:
+    def _signal_desk(self) -> SignalDesk | None:
+        """Takes signals; None where the options name no place for them."""
+        if self._desk is None and self._options.signals.are_read:
+            assert self._client is not None
+            self._desk = SignalDesk(self._client, self._options)
+        return self._desk
+
+    def _next_of_snapshot(
+        self, plan: SnapshotPlan, max_rows: int | None, signals: SignalState
+    ) -> dict[str, Any]:
         assert self._client is not None
         planner = self._snapshot()
         following = self._client.patiently(lambda: planner.next_batch(plan, max_rows))
-        return self._offsets.write_snapshot(following)
+        return self._offsets.write_snapshot(following, signals)
 
     def _snapshot(self) -> SnapshotPlanner:
         if self._snapshots is None:

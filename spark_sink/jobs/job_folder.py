@@ -15,8 +15,7 @@ from typing import Any
 from pyarrow import fs
 
 from spark_sink.errors import OptionError
-
-_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+from spark_sink.folders import open_folder
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,9 @@ class JobFolder:
     """
 
     def __init__(self, address: str) -> None:
-        scheme, found, rest = address.partition("://")
-        self.address = address if found else str(Path(address).resolve())
+        self.address = address if "://" in address else str(Path(address).resolve())
         """The folder as Spark takes it."""
-        uri = f"{_SCHEMES.get(scheme, scheme)}://{rest}" if found else Path(self.address).as_uri()
-        try:
-            self._files, self._root = fs.FileSystem.from_uri(uri)
-        except (OSError, ValueError) as error:
-            raise OptionError(
-                f"the folder {address} cannot be read here: give a path, or a URI of s3, gs, hdfs "
-                "or file",
-                error,
-            ) from None
+        self._files, self._root = open_folder(address)
 
     @property
     def bronze(self) -> str:
@@ -72,9 +62,9 @@ class JobFolder:
         return f"{self.address}/current"
 
     @property
-    def quarantine(self) -> str:
-        """Where events are kept that could not be applied."""
-        return f"{self.address}/quarantine"
+    def signals(self) -> str:
+        """Where signals are read from."""
+        return f"{self.address}/signals"
 
     @property
     def checkpoint(self) -> str:
@@ -125,10 +115,13 @@ class JobFolder:
         found = []
         for each in self._numbered("offsets"):
             number = int(each.base_name)
-            lines = (self._text(f"checkpoint/offsets/{number}") or "").splitlines()
-            offset = json.loads(lines[-1]) if len(lines) > 2 and lines[-1] != "-" else {}
-            found.append(LoggedBatch(number, offset, commits.get(number)))
+            found.append(LoggedBatch(number, self.offset(number), commits.get(number)))
         return found
+
+    def offset(self, batch: int) -> dict[str, Any]:
+        """The offset at which a batch ends; empty where the checkpoint has none."""
+        lines = (self._text(f"checkpoint/offsets/{batch}") or "").splitlines()
+        return json.loads(lines[-1]) if len(lines) > 2 and lines[-1] != "-" else {}
 
     def last_committed(self) -> LoggedBatch | None:
         """The newest batch with a commit entry."""

@@ -31,11 +31,13 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
         "committedAt": None if last is None or last.committed is None else _iso(last.committed),
         "running": [batch.number for batch in batches if batch.committed is None],
         "snapshot": None,
+        "requestedSnapshots": [],
         "through": None,
         "quarantinedBatches": folder.count("quarantine"),
     }
     if last is None:
         return found
+    found["requestedSnapshots"] = _requested(last.offset.get("signals", {}))
     plan = last.offset.get("snapshot")
     if plan is not None:
         found["snapshot"] = {**plan["progress"], "ended": bool(plan.get("ended"))}
@@ -65,9 +67,30 @@ def lines_of(status: dict[str, Any]) -> list[str]:
             f"{snapshot['chunksPlanned']} chunks; {snapshot['collectionsPlanned']} of "
             f"{snapshot['collections']} collections"
         )
+    for number, each in enumerate(status["requestedSnapshots"]):
+        name = "requested" if number == 0 else ""
+        rest = "paused" if each["paused"] else f"{each['chunksPlanned']} chunks"
+        rows[name or " " * number] = (
+            f"{each['type']} snapshot {each['id']}: {rest}; {each['collectionsPlanned']} of "
+            f"{each['collections']} collections"
+        )
     if "lagSeconds" in status:
         rows["lag"] = f"{status['lagSeconds']} s"
     return [f"{name:<11} {text}" for name, text in rows.items()]
+
+
+def _requested(signals: dict[str, Any]) -> list[dict[str, Any]]:
+    """The snapshots that signals have asked for and that have not ended."""
+    nothing = {"collections": 0, "collectionsPlanned": 0, "chunksPlanned": 0}
+    return [
+        {
+            "id": request["id"],
+            "type": "blocking" if request["blocking"] else "incremental",
+            "paused": signals["paused"] and not request["blocking"],
+            **request.get("plan", {}).get("progress", nothing),
+        }
+        for request in signals.get("requests", ())
+    ]
 
 
 def _time(offset: dict[str, Any]) -> int | None:

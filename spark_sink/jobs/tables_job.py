@@ -15,11 +15,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.options import parse_options
 from spark_sink.tables.batch_files import BatchFiles
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.typed_documents import RESCUED
 
 BRONZE, CURRENT = "bronze", "current"
+NOTIFICATIONS = (
+    "id string, aggregate_type string, type string, additional_data map<string, string>, "
+    "timestamp long"
+)
+"""What a job's table of notifications has of each; the timestamp becomes a time."""
 _DATE = "date_from_unix_date(CAST(floor(unix_seconds(clusterTime) / 86400) AS INT))"
 """The day of an event in UTC, whatever the session's time zone."""
 
@@ -54,7 +60,11 @@ class TablesJob:
         trigger: the pause between batches, such as "10 seconds"; None: process what there is at
         present, and end.
         """
-        events = spark.readStream.format("mergerouter").options(**self._options).load()
+        options = {"signalFolder": self._folder.signals, **self._options}
+        policy = parse_options(self._options).snapshot.policy
+        if policy is not None and not policy.streams:  # a snapshot alone takes no signals
+            del options["signalFolder"]
+        events = spark.readStream.format("mergerouter").options(**options).load()
         if RESCUED in events.columns:  # a count in the query's progress
             events = events.observe(BRONZE, F.count(RESCUED).alias("rescued"))
         writer = events.writeStream.foreachBatch(
@@ -86,6 +96,7 @@ class _Batches:
                 self._of(BRONZE, batch.sparkSession).write(dated, number)
             if CURRENT in self._tables:
                 self._apply(rows, number)
+            self._notify(batch.sparkSession, number)
         finally:
             if both:
                 rows.unpersist()
@@ -99,12 +110,20 @@ class _Batches:
         table = CurrentTable(spark, self._folder.current, buckets=self._buckets)
         table.apply(rows, quarantine)
 
+    def _notify(self, spark: SparkSession, number: int) -> None:
+        """Write the notifications of a batch, which its offset has."""
+        found = self._folder.offset(number).get("signals", {}).get("notifications")
+        if found:
+            rows = spark.createDataFrame(found, NOTIFICATIONS)
+            written = rows.withColumn("timestamp", F.timestamp_millis("timestamp"))
+            self._of("notifications", spark).write(written, number)
+
     def _of(self, name: str, spark: SparkSession) -> BatchFiles:
         if name not in self._files:
             self._files[name] = (
                 bronze_files(spark, self._folder)
                 if name == BRONZE
-                else BatchFiles(spark, self._folder.quarantine)
+                else BatchFiles(spark, f"{self._folder.address}/{name}")
             )
         return self._files[name]
 

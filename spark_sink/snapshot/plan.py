@@ -114,7 +114,7 @@ class SnapshotPlan:
         done = self.collections - len(self.waiting) - (self.current is not None)
         document: dict[str, Any] = {
             "mark": {"t": self.mark.time, "i": self.mark.inc},
-            "chunks": [_chunk_document(chunk) for chunk in self.chunks],
+            "chunks": [chunk_document(chunk) for chunk in self.chunks],
             "progress": {
                 "collections": self.collections,
                 "collectionsPlanned": done,
@@ -126,9 +126,9 @@ class SnapshotPlan:
         if self.only is not None:
             document["only"] = [list(each) for each in self.only]
         if self.waiting:
-            document["waiting"] = [_collection_document(each) for each in self.waiting]
+            document["waiting"] = [collection_document(each) for each in self.waiting]
         if self.current is not None:
-            document["current"] = _chunk_document(self.current)
+            document["current"] = chunk_document(self.current)
             document["bounds"] = list(self.bounds)
             document["rows"] = self.rows
         return document
@@ -140,11 +140,11 @@ def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
     progress = document["progress"]
     return SnapshotPlan(
         mark=Timestamp(document["mark"]["t"], document["mark"]["i"]),
-        waiting=tuple(_collection(each) for each in document.get("waiting", ())),
-        current=None if current is None else _chunk(current),
+        waiting=tuple(collection_from(each) for each in document.get("waiting", ())),
+        current=None if current is None else chunk_from(current),
         bounds=tuple(document.get("bounds", ())),
         rows=document.get("rows", 0),
-        chunks=tuple(_chunk(each) for each in document["chunks"]),
+        chunks=tuple(chunk_from(each) for each in document["chunks"]),
         collections=progress["collections"],
         planned=progress["chunksPlanned"],
         ended=document.get("ended", False),
@@ -171,17 +171,20 @@ def _names(document: list[list[str]] | None) -> tuple[tuple[str, str], ...] | No
     return None if document is None else tuple((database, name) for database, name in document)
 
 
-def _collection_document(collection: Collection) -> list[Any]:
+def collection_document(collection: Collection) -> list[Any]:
+    """The collection as part of an offset."""
     return [collection.database, collection.name, collection.uuid, list(collection.key)]
 
 
-def _collection(document: list[Any]) -> Collection:
+def collection_from(document: list[Any]) -> Collection:
+    """The collection that `collection_document` wrote."""
     database, name, uuid, key = document
     return Collection(database, name, uuid, tuple(key))
 
 
-def _chunk_document(chunk: Chunk) -> dict[str, Any]:
-    document: dict[str, Any] = {"of": _collection_document(chunk.collection)}
+def chunk_document(chunk: Chunk) -> dict[str, Any]:
+    """The chunk as part of an offset."""
+    document: dict[str, Any] = {"of": collection_document(chunk.collection)}
     if chunk.lower is not None:
         document["from"] = json.loads(chunk.lower)
     if chunk.upper is not None:
@@ -189,10 +192,11 @@ def _chunk_document(chunk: Chunk) -> dict[str, Any]:
     return document
 
 
-def _chunk(document: Mapping[str, Any]) -> Chunk:
+def chunk_from(document: Mapping[str, Any]) -> Chunk:
+    """The chunk that `chunk_document` wrote."""
     lower, upper = document.get("from"), document.get("to")
     return Chunk(
-        _collection(document["of"]),
+        collection_from(document["of"]),
         None if lower is None else json.dumps(lower),
         None if upper is None else json.dumps(upper),
     )

@@ -7,7 +7,7 @@ A collection is cut by a random sample of its `_id`s, sorted by the server, so p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,8 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
+from spark_sink.errors import MESSAGE_LIMIT
+from spark_sink.patience import may_pass
 from spark_sink.scope import Scope
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, text_of
 
@@ -50,12 +52,14 @@ class SnapshotPlanner:
         self._chunk_rows = chunk_rows
         self._accepts = accepts
 
-    def begin(self, mark: Timestamp) -> SnapshotPlan:
+    def begin(self, mark: Timestamp, wanted: Callable[[str], bool] | None = None) -> SnapshotPlan:
         """A plan of the scope's collections, with no chunk planned yet.
 
-        mark: a cluster time that no finished write lies behind.
+        mark: a cluster time that no finished write lies behind; wanted: chooses among the scope's
+        collections by their names, such as "shop.orders"; None: all.
         """
-        found = tuple(sorted(self._collections(), key=str))
+        chosen = (each for each in self._collections() if wanted is None or wanted(str(each)))
+        found = tuple(sorted(chosen, key=str))
         names = tuple((each.database, each.name) for each in found)
         only = None if self._accepts is None else names
         return SnapshotPlan(mark, waiting=found, collections=len(found), only=only)
@@ -85,6 +89,26 @@ class SnapshotPlanner:
             plan = self.next_batch(plan, None)
             chunks += plan.chunks
         return chunks
+
+    def problem(self, collection: Collection, condition: Mapping[str, Any] | None) -> str | None:
+        """Why documents of a collection cannot be read with a filter; None if they can.
+
+        The server parses the filter and reads nothing.
+        """
+        wanted = [{"_id": {"$in": []}}, *([condition] if condition else [])]
+        documents = self._client[collection.database][collection.name]
+        try:
+            documents.find_one({"$and": wanted})
+        except OperationFailure as error:
+            if may_pass(error):
+                raise
+            reason = (error.details or {}).get("errmsg", "")
+            return f"cannot read {collection}: {reason}"[:MESSAGE_LIMIT]
+        return None
+
+    def name_now(self, collection: Collection) -> str | None:
+        """What the collection is called now; None if it is gone."""
+        return current_name(self._client, collection)
 
     def _begin_collection(self, plan: SnapshotPlan) -> SnapshotPlan:
         collection, *others = plan.waiting

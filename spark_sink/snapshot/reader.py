@@ -46,12 +46,35 @@ _MAY_PASS = frozenset(
 
 
 @dataclass(frozen=True)
+class Requested:
+    """The signal that has asked for a snapshot, as its rows' events tell it.
+
+    id: the signal's; blocking: whether the stream waits; streamed: the token that the events of
+    earlier batches do not go beyond.
+    """
+
+    id: str
+    blocking: bool
+    streamed: str
+
+    def to_document(self) -> dict[str, Any]:
+        """The field `signal` of events."""
+        kind = "blocking" if self.blocking else "incremental"
+        return {"id": self.id, "type": kind, "streamed": self.streamed}
+
+
+@dataclass(frozen=True)
 class SnapshotTask:
-    """A chunk to read. mark: the time of the snapshot; condition: a filter on the documents."""
+    """A chunk to read.
+
+    mark: the time of the snapshot; condition: a filter on the documents; requested: by which
+    signal, None for none.
+    """
 
     chunk: Chunk
     mark: Timestamp
     condition: Mapping[str, Any] | None = None
+    requested: Requested | None = None
 
 
 class ChunkReader:
@@ -114,7 +137,7 @@ class ChunkReader:
             return  # dropped: the stream tells
         condition = [task.condition] if task.condition else []
         database = self._client[collection.database]
-        make = _EventMaker(collection.database, name, collection.key, point)
+        make = _EventMaker(collection.database, name, collection.key, point, task.requested)
         documents: Any = database.cursor_command(
             "find",
             name,
@@ -169,11 +192,20 @@ class ChunkReader:
 class _EventMaker:
     """Makes events of documents: the bytes around the document are made once for a chunk."""
 
-    def __init__(self, database: str, name: str, key: tuple[str, ...], point: Timestamp) -> None:
+    def __init__(
+        self,
+        database: str,
+        name: str,
+        key: tuple[str, ...],
+        point: Timestamp,
+        requested: Requested | None = None,
+    ) -> None:
         # The fields of an event in the servers' order, each encoded as a document of its own.
         token = high_water_mark(after(point).time)
         head = {"_id": {"_data": token}, "operationType": READ, "clusterTime": point}
         head["wallTime"] = datetime.now(UTC)
+        if requested is not None:
+            head["signal"] = requested.to_document()
         self._head = bson.encode(head)[4:-1] + b"\x03fullDocument\0"
         self._ns = bson.encode({"ns": {"db": database, "coll": name}})[4:-1] + b"\x03documentKey\0"
         fields = key if "_id" in key else (*key, "_id")

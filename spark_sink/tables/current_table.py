@@ -6,19 +6,20 @@ makes the new version the current one, at once for all readers. Layout: spark_si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import bson
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_sink.errors import OptionError
 from spark_sink.positions import high_water_mark
-from spark_sink.tables.definitions import DEFINITIONS, Definition, definition_of
+from spark_sink.tables.definitions import DEFINITIONS, Definition, collections_of, definition_of
 from spark_sink.tables.fold import FOLDED, PREPARED, TABLE, Fold, Prepare
 from spark_sink.tables.versions import Version, VersionLog
 
@@ -123,7 +124,7 @@ class CurrentTable:
             names = [name for bucket in touched for name in version.files.get(bucket, ())]
             rows = self.prepared_rows(self._of(names), definitions)
             folder = self._log.new_folder()
-            fold = Fold(version.complete_from, tolerant)
+            fold = Fold(version.complete_from, version.complete_in, tolerant)
             folded = self.folded(prepared.union(rows), fold, len(touched))
             bucket = F.when(F.col("problem").isNull(), self._bucket()).otherwise(int(_ASIDE))
             folded.withColumn("bucket", bucket).write.partitionBy("bucket").parquet(
@@ -172,19 +173,18 @@ class CurrentTable:
         found = events.where(F.col("operationType").isin(*DEFINITIONS)).select("event").collect()
         definitions = sorted(definition_of(bytes(row.event)) for row in found)
         is_read = F.col("operationType") == "read"
-        row = events.agg(
-            F.max(F.when(~is_read & (F.col("operationType") != "snapshotEnd"), F.col("token"))),
-            F.min(F.when(is_read, F.col("token"))),
-        ).collect()[0]
-        through = max([version.through, row[0] or "", *(each.token for each in definitions)])
-        complete = [version.complete_from]
+        last = F.max(F.when(~is_read & (F.col("operationType") != "snapshotEnd"), F.col("token")))
+        row = events.agg(last).collect()[0]
+        # A snapshot of some collections ends at a time that the stream may not have reached yet.
+        reached = (each.token for each in definitions if not each.collections)
+        through = max([version.through, row[0] or "", *reached])
+        if not through:
+            first = events.where(is_read).orderBy("token").select("token", "event").take(1)
+            through = _streamed_before(first[0]) if first else ""
+        version = replace(version, through=through)
         for each in found:
-            event = bson.decode(bytes(each.event))
-            if event["operationType"] == "snapshotEnd":
-                until: Timestamp = event["readUntil"]
-                complete.append(high_water_mark(Timestamp(until.time, until.inc + 1)))
-        changed = replace(version, through=through or row[1] or "", complete_from=max(complete))
-        return definitions, changed
+            version = _completed(version, bson.decode(bytes(each.event)))
+        return definitions, version
 
     def _buckets_of(self, prepared: DataFrame, *, everything: bool) -> list[str]:
         if everything:
@@ -209,3 +209,22 @@ class CurrentTable:
     def _commit(self, version: Version) -> None:
         self._log.commit(version)
         self._version = version
+
+
+def _completed(version: Version, event: Mapping[str, Any]) -> Version:
+    """The version after an event, which may be the end of a snapshot."""
+    if event["operationType"] != "snapshotEnd":
+        return version
+    until: Timestamp = event["readUntil"]
+    token = high_water_mark(Timestamp(until.time, until.inc + 1))
+    collections = collections_of(event)
+    if not collections:
+        return replace(version, complete_from=max(version.complete_from, token))
+    later = {f"{database}.{name}": token for database, name in collections}
+    return replace(version, complete_in={**version.complete_in, **later})
+
+
+def _streamed_before(row: Row) -> str:
+    """The token of the last event before a row of a snapshot."""
+    signal: Mapping[str, Any] = bson.decode(bytes(row.event)).get("signal") or {}
+    return str(signal.get("streamed") or row.token)

@@ -73,7 +73,7 @@ def definition_of(event: bytes) -> Definition:
 
 
 def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The databases and collections that a snapshot has read; empty for all."""
+    """The databases and collections that a snapshot has read as a whole; empty for all."""
     found = snapshot_end.get("collections") or ()
     return tuple(sorted((each["db"], each["coll"]) for each in found))
 

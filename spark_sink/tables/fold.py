@@ -8,8 +8,8 @@ events again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import bson
@@ -251,11 +251,13 @@ class _Unusable(_State):
 class Fold:
     """Makes rows of FOLDED out of rows of PREPARED, sorted by key and token.
 
-    complete_from: the token from which the table has every document that is changed; tolerant:
-    an event that cannot be applied becomes a row with its problem instead of an error.
+    complete_from: the token from which the table has every document that is changed; complete_in:
+    later such tokens by namespace; tolerant: an event that cannot be applied becomes a row with its
+    problem instead of an error.
     """
 
     complete_from: str = ""
+    complete_in: Mapping[str, str] = field(default_factory=dict)
     tolerant: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -275,7 +277,8 @@ class Fold:
 
     def _row(self, state: _State) -> tuple[Any, ...] | None:
         try:
-            return state.row(self.complete_from)
+            later = self.complete_in.get(f"{state.database}.{state.collection}", "")
+            return state.row(max(self.complete_from, later))
         except StreamError as error:
             if not self.tolerant:
                 raise

@@ -73,12 +73,13 @@ def verify_bronze(
 
 def _first_token(rows: DataFrame) -> str | None:
     """Where the events of the rows begin: behind the first snapshot's mark, or with the first."""
-    ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token")
-    snapshots = ends.select("event").take(1)
+    ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token").select("event")
+    found = [bson.decode(bytes(row.event)) for row in ends.collect()]
+    snapshots = [event for event in found if not event.get("requested")]
     events = rows.where(~F.col("snapshot") & ~F.col("operationType").isin(*_MARKS))
     first: str | None = events.agg(F.min("token")).collect()[0][0]
     if not snapshots:
         return first
-    mark: Timestamp = bson.decode(bytes(snapshots[0].event))["clusterTime"]
+    mark: Timestamp = snapshots[0]["clusterTime"]
     behind = key_of(after(mark))
     return behind if first is None else min(first, behind)

@@ -28,7 +28,8 @@ class Version:
     number: 0 for a table that does not exist; buckets: into how many parts keys are hashed; keys:
     the fields that identify a document; files: of each bucket, relative to the table; through: the
     token of the last event that has been applied; complete_from: the token from which on the table
-    has every document that an update changes; data: the folder that this version has added.
+    has every document that an update changes; complete_in: the same for single namespaces, where a
+    later snapshot has read them; data: the folder that this version has added.
     """
 
     number: int = 0
@@ -37,6 +38,7 @@ class Version:
     files: dict[str, list[str]] = field(default_factory=dict)
     through: str = ""
     complete_from: str = ""
+    complete_in: dict[str, str] = field(default_factory=dict)
     data: str = ""
 
 

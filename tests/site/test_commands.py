@@ -19,6 +19,7 @@ _PROGRAM = re.compile(rf"    (?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({'|'.join(_PROGRA
 _ELSEWHERE = {
     ("README.md", ".venv/bin/mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",
+    ("spark.md", "mergerouter job signal"): "tests/spark/test_signal_queries.py",
     ("spark.md", "spark-submit"): "tests/spark/test_zip.py",
     ("deployment.md", "helm install"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "helm upgrade"): "tests/unit/deploy/test_kubernetes.py",

@@ -126,6 +126,12 @@ def test_a_delete_is_followed_by_a_tombstone():
     assert len(messages(event("delete"), tombstones=False)) == 1
 
 
+@pytest.mark.parametrize(("kind", "told"), [("incremental", "incremental"), ("blocking", True)])
+def test_a_row_of_an_incremental_snapshot_says_so(kind, told):
+    [(_, _, value)] = messages(event("read", fullDocument={"_id": 1004}, signal={"type": kind}))
+    assert (value["op"], value["source"]["snapshot"]) == ("r", told)
+
+
 def test_a_snapshots_row_is_a_read():
     [(_, _, value)] = messages(event("read", fullDocument={"_id": 1004}))
     assert (value["op"], value["source"]["snapshot"]) == ("r", True)

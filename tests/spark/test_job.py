@@ -222,6 +222,9 @@ def test_a_router_that_is_down_is_reported_within_seconds(tmp_path: Path) -> Non
         (["run", "shop.ord.*", "--out", "x"], "looks like a pattern"),
         (["run", "shop", "--out", "x", "--option", "fullDocumnt=x"], "did you mean"),
         (["run", "shop", "--out", "x", "--option", "uri=mongodb://a:b@c"], "use --uri"),
+        (["run", "shop", "--out", "x", "--option", "signalFolder=y"], "a job has its own"),
+        (["signal", "stop-snapshot", "--out", "nowhere"], "there is no job in"),
+        (["signal", "execute-snapshot", "--out", "nowhere"], "data-collections must name"),
         (
             ["run", "shop", "--out", "x", "--option", "snapshot.mode=some"],
             "'snapshotMode': must be",

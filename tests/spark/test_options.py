@@ -99,11 +99,24 @@ def test_debeziums_lists_choose_namespaces(given, accepted):
         ({"snapshot.mode": "sometimes"}, "must be one of no_data, initial"),
         ({"snapshotMode": "initial", "pipeline": '[{"$match": {}}]'}, "snapshotFilters"),
         ({"snapshotMode": "initial", "startAtOperationTime": "5"}, "a snapshot pins down"),
+        ({"signalCollection": "signals"}, "must be a database and a collection"),
+        ({"signalFolder": "x", "snapshotMode": "initial_only"}, "are for streams"),
     ],
 )
 def test_lists_and_modes_that_cannot_be_are_refused(given, message):
     with pytest.raises(OptionError, match=message):
         parse_options({"uri": URI, **given})
+
+
+def test_signals_come_from_a_collection_and_a_folder():
+    options = parse_options(
+        {"uri": URI, "signal.data.collection": "ops.a.b", "signalFolder": "x", "startAfter": TOKEN}
+    )
+    assert options.signals.collection == ("ops", "a.b")
+    assert options.signals.folder == "x"
+    named = parse_options({"uri": URI, "incremental.snapshot.chunk.size": "1024"})
+    assert named.rows_per_chunk == 1024
+    assert not named.signals.are_read
 
 
 def test_a_snapshot_takes_skipped_operations():

@@ -1,0 +1,1 @@
+"""Signals to a running query: snapshots on demand, with Debezium's documents."""

@@ -1,0 +1,239 @@
+"""Where the snapshots that signals have asked for stand, as a part of Spark's offset.
+
+A query that is killed goes on from its offset: with the same requests, the same chunks, and the ids
+of the signals that have been taken, none of which is taken twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from spark_sink.positions import Position, from_offset, to_offset
+from spark_sink.signals.signal import Condition, matches_any
+from spark_sink.snapshot.plan import (
+    Chunk,
+    Collection,
+    SnapshotPlan,
+    chunk_document,
+    chunk_from,
+    collection_document,
+    collection_from,
+    plan_from,
+)
+
+# Ids of taken signals that are remembered, beside those whose files still lie there.
+_REMEMBERED = 1000
+
+
+@dataclass(frozen=True)
+class Request:
+    """A snapshot that a signal has asked for.
+
+    collections, excluded: regular expressions of names; plan: what remains, without the chunks of
+    the batch, None before it has begun; whole: the collections that it reads without a condition.
+    """
+
+    id: str
+    blocking: bool
+    collections: tuple[str, ...]
+    conditions: tuple[Condition, ...] = ()
+    excluded: tuple[str, ...] = ()
+    plan: SnapshotPlan | None = None
+    whole: tuple[Collection, ...] = ()
+
+    def wants(self, namespace: str) -> bool:
+        """Whether the snapshot reads this collection."""
+        chosen = matches_any(self.collections, namespace)
+        return chosen and not matches_any(self.excluded, namespace)
+
+    def condition(self, namespace: str) -> dict[str, Any] | None:
+        """The filter on the documents of a collection; None: all are read."""
+        for each in self.conditions:
+            if each.matches(namespace):
+                return each.document
+        return None
+
+    def without(self, patterns: tuple[str, ...]) -> Request:
+        """The request without the collections that match one of these patterns."""
+        plan = self.plan
+        if plan is not None:
+            waiting = [each for each in plan.waiting if not matches_any(patterns, str(each))]
+            plan = replace(plan, waiting=tuple(waiting))
+            if plan.current is not None and matches_any(patterns, str(plan.current.collection)):
+                plan = replace(plan, current=None, bounds=(), rows=0)
+        whole = tuple(each for each in self.whole if not matches_any(patterns, str(each)))
+        return replace(self, excluded=(*self.excluded, *patterns), plan=plan, whole=whole)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The chunks of one batch. request: its id; at: the cluster time at which they are read."""
+
+    request: str
+    at: Timestamp
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A snapshot that ends with a batch. mark: all of it was read at this time or later;
+    collections: databases and names of those that were read as a whole."""
+
+    mark: Timestamp
+    collections: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class SignalState:
+    """The signals taken so far, and what is to be done for them.
+
+    handled: ids, the oldest first; requests: in their order; paused: whether incremental snapshots
+    rest; position: where the collection of signals is read on, None at the stream's position.
+    reading, ended, notifications: of the batch that ends here.
+    """
+
+    handled: tuple[str, ...] = ()
+    requests: tuple[Request, ...] = ()
+    paused: bool = False
+    position: Position | None = None
+    reading: Reading | None = None
+    ended: Ended | None = None
+    notifications: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def running(self) -> Request | None:
+        """The snapshot whose chunks are read next."""
+        for request in self.requests:
+            if request.blocking:
+                return request
+        return None if self.paused or not self.requests else self.requests[0]
+
+    @property
+    def holds_stream(self) -> bool:
+        """Whether the stream waits for a blocking snapshot."""
+        return any(request.blocking for request in self.requests)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the batch that ends here has a part in this; each change is notified."""
+        return bool(self.reading or self.ended or self.notifications)
+
+    def request(self, identifier: str) -> Request:
+        """The request with this id. Raises KeyError."""
+        for request in self.requests:
+            if request.id == identifier:
+                return request
+        raise KeyError(identifier)
+
+    def between_batches(self) -> SignalState:
+        """The same without a batch's part."""
+        return replace(self, reading=None, ended=None, notifications=())
+
+    def notified(self, notification: Mapping[str, Any]) -> SignalState:
+        """The state with a further notification."""
+        return replace(self, notifications=(*self.notifications, notification))
+
+    def remembering(self, identifier: str, present: Container[str]) -> SignalState:
+        """The state with a further id. present: ids that must stay, since they may come again."""
+        handled = [*self.handled, identifier]
+        surplus = len(handled) - _REMEMBERED
+        kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
+        return replace(self, handled=tuple(kept))
+
+    def with_request(self, request: Request) -> SignalState:
+        """The state with a changed request, or with a further one."""
+        if all(each.id != request.id for each in self.requests):
+            return replace(self, requests=(*self.requests, request))
+        changed = (request if each.id == request.id else each for each in self.requests)
+        return replace(self, requests=tuple(changed))
+
+    def without_request(self, identifier: str) -> SignalState:
+        """The state without a request."""
+        kept = (each for each in self.requests if each.id != identifier)
+        return replace(self, requests=tuple(kept))
+
+    def to_document(self) -> dict[str, Any]:
+        """The state as part of an offset."""
+        document: dict[str, Any] = {
+            "handled": list(self.handled),
+            "requests": [_request_document(each) for each in self.requests],
+            "paused": self.paused,
+        }
+        if self.position is not None:
+            document["position"] = to_offset(self.position)
+        if self.reading is not None:
+            document["reading"] = {
+                "request": self.reading.request,
+                "at": _time_document(self.reading.at),
+                "chunks": [chunk_document(each) for each in self.reading.chunks],
+            }
+        if self.ended is not None:
+            collections = [list(each) for each in self.ended.collections]
+            document["ended"] = {"mark": _time_document(self.ended.mark), "whole": collections}
+        if self.notifications:
+            document["notifications"] = [dict(each) for each in self.notifications]
+        return document
+
+
+def state_from(document: Mapping[str, Any]) -> SignalState:
+    """The state that `to_document` wrote. Raises KeyError, TypeError or ValueError otherwise."""
+    reading, ended = document.get("reading"), document.get("ended")
+    position = document.get("position")
+    return SignalState(
+        handled=tuple(document["handled"]),
+        requests=tuple(map(_request, document["requests"])),
+        paused=document["paused"],
+        position=None if position is None else from_offset(position),
+        reading=None if reading is None else _reading(reading),
+        ended=None if ended is None else _ended(ended),
+        notifications=tuple(document.get("notifications", ())),
+    )
+
+
+def _request_document(request: Request) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "id": request.id,
+        "blocking": request.blocking,
+        "collections": list(request.collections),
+        "conditions": [[each.collections, each.filter] for each in request.conditions],
+        "excluded": list(request.excluded),
+        "whole": [collection_document(each) for each in request.whole],
+    }
+    if request.plan is not None:
+        document["plan"] = request.plan.to_document()
+    return document
+
+
+def _request(document: Mapping[str, Any]) -> Request:
+    plan = document.get("plan")
+    return Request(
+        document["id"],
+        document["blocking"],
+        tuple(document["collections"]),
+        tuple(Condition(*each) for each in document["conditions"]),
+        tuple(document["excluded"]),
+        None if plan is None else plan_from(plan),
+        tuple(map(collection_from, document["whole"])),
+    )
+
+
+def _reading(document: Mapping[str, Any]) -> Reading:
+    chunks = tuple(map(chunk_from, document["chunks"]))
+    return Reading(document["request"], _time(document["at"]), chunks)
+
+
+def _ended(document: Mapping[str, Any]) -> Ended:
+    whole = tuple((database, name) for database, name in document["whole"])
+    return Ended(_time(document["mark"]), whole)
+
+
+def _time_document(time: Timestamp) -> dict[str, int]:
+    return {"t": time.time, "i": time.inc}
+
+
+def _time(document: Mapping[str, Any]) -> Timestamp:
+    return Timestamp(document["t"], document["i"])

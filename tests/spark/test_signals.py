@@ -1,0 +1,389 @@
+"""Signals: what they may hold, where they come from, and what becomes of them, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.errors import StreamError
+from spark_sink.options import parse_options
+from spark_sink.positions import AtTime, Token
+from spark_sink.router_client import RouterClient
+from spark_sink.scope import Offsets, Scope
+from spark_sink.signals.ad_hoc import AdHocSnapshots, Received
+from spark_sink.signals.channels import SignalCollection, SignalFolder, send
+from spark_sink.signals.signal import SignalError, signal_of
+from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.plan import Collection, SnapshotPlan, text_of
+from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.tables.definitions import Definition, definition_of, place_of
+from tests.spark.conftest import Shop
+
+MARK = Timestamp(100, 1)
+
+
+def signal(kind: str = "execute-snapshot", **data: Any) -> dict[str, Any]:
+    return {"type": kind, "data": {name.replace("_", "-"): value for name, value in data.items()}}
+
+
+def test_a_signal_has_debeziums_form() -> None:
+    found = signal_of(
+        "1",
+        signal(
+            type="BLOCKING",
+            data_collections=['"shop"."orders"', "crm[.].*"],
+            additional_conditions=[
+                {"data-collection": "shop.orders", "filter": '{"n": {"$numberLong": "5"}}'},
+                {"data-collection": "crm[.]a.*", "filter": {"open": True}},
+            ],
+        ),
+    )
+    assert (found.blocking, found.collections) == (True, ("shop.orders", "crm[.].*"))
+    assert [each.document for each in found.conditions] == [{"n": 5}, {"open": True}]
+    assert found.conditions[1].matches("crm.accounts")
+    assert not found.conditions[1].matches("crm.b")
+    incremental = signal_of("2", signal(data_collections=["shop.orders"]))
+    assert not incremental.blocking
+    text = json.dumps({"data-collections": ["a.b"]})
+    assert signal_of("3", {"type": "execute-snapshot", "data": text}).collections == ("a.b",)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "type must be one of"),
+        ({"type": "execute-snapshot"}, "data-collections must name"),
+        (signal(data_collections=[]), "data-collections must name"),
+        (signal(data_collections="shop.orders"), "must be an array"),
+        (signal(data_collections=["a.b"] * 1001), "at most 1000"),
+        (signal(data_collections=["shop.(orders"]), "no regular expression"),
+        (signal(data_collections=[5]), "named by texts"),
+        (signal(data_collections=["a.b"], type="full"), "incremental or blocking"),
+        (signal(data_collections=["a.b"], additional_condition="x"), "unknown field"),
+        (signal("stop-snapshot", type="blocking"), "only incremental"),
+        ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
+        *(
+            (
+                signal(
+                    data_collections=["a.b"],
+                    additional_conditions=[{"data-collection": "a.b", "filter": condition}],
+                ),
+                message,
+            )
+            for condition, message in [
+                ("color='blue'", "filter is no JSON"),
+                ([1], "must be a filter"),
+                ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
+                ({"$expr": {"$function": {}}}, "runs code"),
+                ({"x": "y" * 20_001}, "at most 20000"),
+            ]
+        ),
+        (
+            signal(data_collections=["a.b"], additional_conditions=[{"filter": {}}]),
+            "has the fields",
+        ),
+    ],
+)
+def test_what_is_no_signal_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(SignalError, match=message):
+        signal_of("1", document)
+
+
+class Collections(SnapshotPlanner):
+    """A planner of collections a.x and a.y with four chunks each, and b.z, of 10 rows a chunk."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Scope(), 10)  # type: ignore[arg-type]
+        self.renamed = {"x": "x2"}
+
+    def _collections(self) -> Iterator[Collection]:
+        yield from (Collection("a", "x"), Collection("a", "y"), Collection("b", "z"))
+
+    def _bounds(self, collection: Collection) -> tuple[tuple[str, ...], int]:
+        return tuple(map(text_of, (10, 20, 30))), 10
+
+    def problem(self, collection: Collection, condition: Any) -> str | None:
+        return "no such operator" if condition and "$no" in condition else None
+
+    def name_now(self, collection: Collection) -> str | None:
+        return self.renamed.get(collection.name, collection.name)
+
+
+class Query:
+    """The batches of a query of which only the signals count; each state goes through an offset."""
+
+    def __init__(self) -> None:
+        self.snapshots = AdHocSnapshots(Collections(), clock=lambda: 5.0)
+        self.state = SignalState()
+        self.told: list[tuple[str, str]] = []
+        self.time = 100
+
+    def batch(self, **signals: Any) -> list[str]:
+        """The chunks of a batch before which these signals come."""
+        received = [Received(name, document) for name, document in signals.items()]
+        state = self.snapshots.take(self.state.between_batches(), received)
+        self.time += 1
+        state = self.snapshots.advance(state, Timestamp(self.time, 1), 20)
+        self.told += [(each["id"], each["type"]) for each in state.notifications]
+        offsets = Offsets(Scope())
+        written = json.loads(json.dumps(offsets.write(AtTime(MARK), signals=state)))
+        self.state = offsets.read_signals(written)
+        assert self.state.to_document() == state.to_document()
+        assert offsets.read(written) == AtTime(MARK)
+        chunks = () if state.reading is None else state.reading.chunks
+        return [str(chunk.collection) for chunk in chunks]
+
+    def rest(self) -> list[str]:
+        """The chunks of the batches until nothing is left to do."""
+        found: list[str] = []
+        while self.state.running is not None:
+            found += self.batch()
+        return found
+
+
+def test_an_incremental_snapshot_goes_through_its_collections() -> None:
+    query = Query()
+    assert query.batch() == []
+    assert query.batch(s=signal(data_collections=["a[.].*"])) == ["a.x", "a.x"]
+    assert not query.state.holds_stream
+    assert query.state.reading is not None
+    assert query.state.reading.at == Timestamp(102, 1)
+    chunks = [query.batch() for _ in range(3)]
+    assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
+    assert query.state.ended is None
+    assert query.batch() == []
+    assert query.state.ended is not None
+    # Rows of a renamed collection may have either name.
+    assert query.state.ended.collections == (("a", "x"), ("a", "x2"), ("a", "y"))
+    assert query.state.ended.mark == Timestamp(102, 1)
+    assert query.batch() == []
+    assert not query.state.has_news
+    kinds = [kind for _, kind in query.told]
+    assert kinds == [
+        "STARTED", "IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "IN_PROGRESS",
+        "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED",
+    ]  # fmt: skip
+
+
+def test_a_signal_is_taken_once_whatever_becomes_of_it() -> None:
+    query = Query()
+    once = signal(data_collections=["b.z"])
+    query.batch(s=once)
+    assert query.batch(s=once, t=once) == ["b.z", "b.z"]
+    assert query.rest() == ["b.z"] * 4
+    assert query.batch(s=once, t=once) == []
+    query.batch(bad=signal(data_collections=[]), worse="the file is no JSON")
+    assert query.told[-2:] == [("bad", "REFUSED"), ("worse", "REFUSED")]
+    told = len(query.told)
+    query.batch(bad=signal(data_collections=[]))
+    assert len(query.told) == told
+
+
+def test_ids_are_remembered_as_long_as_they_may_come_again() -> None:
+    state = SignalState()
+    for number in range(1500):
+        state = state.remembering(str(number), {"7", "1499"})
+    assert len(state.handled) == 1001
+    assert {"7", "500", "1499"} <= set(state.handled)
+
+
+def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
+    query = Query()
+    condition = {"data-collection": "a.x", "filter": {"n": 1}}
+    query.batch(s=signal(data_collections=["a.*"], additional_conditions=[condition]))
+    assert query.state.request("s").condition("a.x") == {"n": 1}
+    assert query.state.request("s").condition("a.y") is None
+    while query.state.ended is None:
+        query.batch()
+    assert query.state.ended.collections == (("a", "y"),)
+    query.batch(t=signal(data_collections=["a.x"], additional_conditions=[condition]))
+    query.rest()
+    assert query.state.ended is None
+    assert query.told[-1] == ("t", "COMPLETED")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"data_collections": ["c.*"]}, "no collection of the query's scope"),
+        (
+            {
+                "data_collections": ["a.x"],
+                "additional_conditions": [{"data-collection": "a.y", "filter": {}}],
+            },
+            "no collection to read",
+        ),
+        (
+            {
+                "data_collections": ["a.x"],
+                "additional_conditions": [{"data-collection": "a.x", "filter": {"$no": 1}}],
+            },
+            "no such operator",
+        ),
+    ],
+)
+def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason: str) -> None:
+    query = Query()
+    assert query.batch(s=signal(**data), t=signal(data_collections=["b.z"])) == ["b.z"] * 2
+    [aborted] = [each for each in query.state.notifications if each["type"] == "ABORTED"]
+    assert reason in aborted["additional_data"]["reason"]
+    assert [each.id for each in query.state.requests] == ["t"]
+
+
+def test_a_query_whose_pipeline_narrows_events_takes_no_snapshots() -> None:
+    snapshots = AdHocSnapshots(Collections(), "no snapshotFilters")
+    state = snapshots.take(SignalState(), [Received("s", signal(data_collections=["a.x"]))])
+    assert state.requests == ()
+    assert state.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
+
+
+def test_a_snapshot_is_stopped_in_part_or_as_a_whole() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["a.*", "b.*"]), t=signal(data_collections=["b.z"]))
+    left = query.batch(u=signal("stop-snapshot", type="incremental", data_collections=["a[.]x"]))
+    assert left == ["a.y", "a.y"]
+    assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
+    assert query.state.requests == ()
+    assert query.state.ended is None
+    query.batch(w=signal("stop-snapshot"))
+    assert query.told[-1] == ("w", "REFUSED")
+
+
+def test_a_paused_snapshot_rests_until_it_is_resumed() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["b.z"]))
+    assert query.batch(t=signal("pause-snapshot", type="incremental")) == []
+    assert query.batch() == []
+    assert not query.state.has_news
+    # A blocking one is not paused.
+    assert query.batch(u=signal(type="blocking", data_collections=["a.x"])) == ["a.x", "a.x"]
+    assert query.rest() == ["a.x", "a.x"]
+    assert query.batch(v=signal("resume-snapshot")) == ["b.z", "b.z"]
+    kinds = [kind for name, kind in query.told if name == "s"]
+    assert kinds == ["STARTED", "IN_PROGRESS", "PAUSED", "RESUMED", "IN_PROGRESS",
+                     "TABLE_SCAN_COMPLETED"]  # fmt: skip
+
+
+def test_a_blocking_snapshot_comes_first_and_holds_the_stream() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["b.z"]))
+    assert query.batch(t=signal(data_collections=["a.x"], type="blocking")) == ["a.x", "a.x"]
+    assert query.state.holds_stream
+    assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
+    assert not query.state.holds_stream
+    assert query.batch() == ["b.z", "b.z"]
+
+
+def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:
+    found = folder.receive(set(handled))
+    return [(each.id, isinstance(each.document, dict)) for each in found]
+
+
+def test_signals_in_a_folder(tmp_path: Path) -> None:
+    times, place = [0.0, 1e12], tmp_path / "signals"
+    folder = SignalFolder(str(place), clock=lambda: times[0], now=lambda: times[1])
+
+    def look(*handled: str) -> list[tuple[str, bool]]:
+        times[0] += 1
+        return received(folder, *handled)
+
+    assert look() == []  # there is no folder yet
+    sent = send(str(place), signal(data_collections=["a.b"]))
+    assert look() == [(sent, True)]
+    assert received(folder) == []  # too early
+    assert look(sent) == []
+    (place / "b.json").write_text('{"id": "other", "type": "stop-snapshot"}')
+    (place / "a.json").write_text("{}")
+    (place / "c.json").write_text("[]")
+    (place / "notes.txt").write_text("{}")
+    (place / "_d.json").write_text("{}")
+    (place / "e.json").write_text("x" * 70_000)
+    assert look(sent) == [("a", True), ("other", True), ("c", False), ("e", False)]
+    folder.remove({sent, "other"})
+    assert sorted(each.name for each in place.glob("*.json")) == [
+        "_d.json", "a.json", "c.json", "e.json",
+    ]  # fmt: skip
+    for number in range(1000):
+        (place / f"{number}.json").write_text("{}")
+    with pytest.raises(StreamError, match="more than 1000 files"):
+        look()
+
+
+def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
+    times = [1.0, 1000.0]
+    folder = SignalFolder(str(tmp_path), clock=lambda: times[0], now=lambda: times[1])
+    (tmp_path / "a.json").write_text('{"type": "stop')
+    os.utime(tmp_path / "a.json", (995.0, 995.0))
+    assert received(folder) == []
+    times[:] = [2.0, 1006.0]
+    assert received(folder) == [("a", False)]
+
+
+@pytest.mark.xdist_group("spark")
+def test_signals_in_a_collection(shop: Shop) -> None:
+    signals = shop.client[shop.database].signals
+    router = RouterClient(parse_options({"uri": shop.uri, "database": shop.database}))
+    opened = []
+
+    def watch(position: Any) -> Any:
+        opened.append(position)
+        return router.watch_inserts(shop.database, "signals", position, max_await=0.001)
+
+    def channel() -> SignalCollection:
+        return SignalCollection(watch, lambda: router.clocks().cluster_time)
+
+    try:
+        signals.insert_one({"_id": "before", "type": "stop-snapshot"})
+        begin = AtTime(Timestamp(shop.now().time, shop.now().inc + 1))
+        first = signals.insert_one({"type": "stop-snapshot"}).inserted_id
+        signals.update_one({"_id": first}, {"$set": {"x": 1}})
+        signals.insert_one({"_id": {"n": 1}, "type": "stop-snapshot"})
+        collection = channel()
+        found, reached = collection.receive(begin)
+        assert [each.id for each in found] == [str(first), '{"n": 1}']
+        assert isinstance(reached, Token)
+        # A batch that has written the position goes on from it, and so does one that has not.
+        assert collection.receive(reached)[0] == []
+        assert collection.receive(reached)[0] == []
+        assert len(opened) == 1
+        # After a restart, from the offset.
+        signals.insert_one({"_id": "later"})
+        again, _ = channel().receive(reached)
+        assert [each.id for each in again] == ["later"]
+        # A collection that is dropped and filled anew.
+        signals.drop()
+        signals.insert_one({"_id": "anew"})
+        assert [each.id for each in channel().receive(reached)[0]] == ["later", "anew"]
+    finally:
+        router.close()
+
+
+def test_the_end_of_a_snapshot_is_that_of_its_collections() -> None:
+    event = {
+        "_id": {"_data": "82"},
+        "operationType": "snapshotEnd",
+        "clusterTime": MARK,
+        "collections": [{"db": "a", "coll": "x"}],
+    }
+    end = definition_of(bson.encode(event))
+    older, newer = "82" + "0" * 16, "82FFFFFFFF" + "0" * 8
+    assert place_of(older, "a", "x", [end]) is None
+    assert place_of(newer, "a", "x", [end]) == ("a", "x")
+    assert place_of(older, "a", "y", [end]) == ("a", "y")
+    assert place_of(older, "b", "x", [end]) == ("b", "x")
+    everything = Definition(end.token, "snapshotEnd")
+    assert sorted([end, everything]) == [everything, end]
+    assert place_of(older, "a", "y", [everything]) is None
+
+
+def test_a_plan_of_some_collections_is_of_those() -> None:
+    plan: SnapshotPlan = Collections().begin(MARK, lambda name: name == "a.y")
+    assert [str(each) for each in plan.waiting] == ["a.y"]
+    assert plan.collections == 1
