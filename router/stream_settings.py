@@ -92,8 +92,8 @@ class StreamSettings:
     active_for: float = 0.004
     """A stream is active while its events arrive at shorter intervals than this."""
     round_interval: float = 0.05
-    """Interval of the rounds in which a dense stream reads its members
-    (docs/design.md#dense-streams)."""
+    """Interval of the rounds in which a dense stream reads its members; shorter if more notes per
+    second are allowed, one round for each (docs/design.md#dense-streams)."""
     round_burst: float = 20.0
     """Small batches that a stream may receive at once before it is read in rounds."""
     await_unknown: float = 0.01

@@ -20,14 +20,16 @@ class Rounds:
     A token bucket holds ``round_burst`` tokens and gets one per round. Each batch that shows the
     end of a member's oplog takes one, or two if it has several events. The stream is dense while
     the bucket is empty: then its members are read once a round instead of once for each event.
-    Times are in seconds on one monotonic clock; rounds start at the multiples of ``round_interval``
-    on it, as notes do (``NoteBudget``).
+    Times are in seconds on one monotonic clock; rounds start at the multiples of the interval on
+    it, when notes become available too (``NoteBudget``). The interval is ``round_interval``, or
+    shorter if ``nudges_per_second`` allows a note for each of more rounds.
     """
 
     __slots__ = ("_at", "_burst", "_interval", "_tokens")
 
     def __init__(self, limits: StreamSettings, now: float) -> None:
-        self._interval = limits.round_interval
+        most = limits.nudges_per_second if limits.nudges else 0.0
+        self._interval = 1 / max(most, 1 / limits.round_interval)
         self._burst = limits.round_burst
         self._tokens = limits.round_burst
         self._at = now

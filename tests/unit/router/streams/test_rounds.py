@@ -50,11 +50,24 @@ def test_a_pause_makes_the_next_burst_free():
 
 @given(st.floats(0, 1e7), st.floats(0.001, 10.0))
 def test_rounds_start_one_interval_apart_and_not_in_the_past(now: float, interval: float):
-    rounds = Rounds(StreamSettings(round_interval=interval), now)
+    rounds = Rounds(StreamSettings(round_interval=interval, nudge=False), now)
     start = rounds.next_start(now)
     assert start >= now
     assert start <= now + interval * 1.001 + 1e-6
     assert rounds.number(start) == rounds.number(now) + 1
+
+
+@pytest.mark.parametrize(
+    ("notes", "interval"), [(0.0, 0.05), (5.0, 0.05), (20.0, 0.05), (100.0, 0.01)]
+)
+def test_more_notes_make_rounds_shorter(notes: float, interval: float):
+    rounds = Rounds(StreamSettings(nudges_per_second=notes), 0.0)
+    assert rounds.interval == pytest.approx(interval)
+
+
+def test_without_notes_the_rate_of_notes_does_not_matter():
+    rounds = Rounds(StreamSettings(nudge=False, nudges_per_second=1000.0), 0.0)
+    assert rounds.interval == pytest.approx(0.05)
 
 
 def test_streams_start_their_rounds_at_the_same_times():
