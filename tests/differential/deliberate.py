@@ -91,15 +91,19 @@ def _is_invalid_on_a_time_series(mongos: Reading, router: Reading) -> bool:
 
 
 def _changes_ids_and_delivers_nothing(plan: Plan, mongos: Reading, router: Reading) -> bool:
-    """Return whether mongos's stream fails at a changed ``_id`` that later stages may leave out."""
-    filters = any({"$match", "$redact"} & set(stage) for stage in plan.command["pipeline"][2:])
-    failures = mongos.failures[-1:]
-    return (
-        filters
-        and not mongos.events
-        and not router.events
-        and any(_CHANGED in each.message for each in failures)
+    """Return whether a stage changes ``_id``, other stages filter, and neither stream delivers.
+
+    Which event the streams fail at, if at any, depends on whether the filter moves ahead.
+    """
+    stages = plan.command["pipeline"][1:]
+    filters = any({"$match", "$redact"} & set(stage) for stage in stages)
+    changes = any(_CHANGED in failure.message for failure in mongos.failures[-1:]) or any(
+        stage.get(name, {}).get("_id", 1) != 1
+        for stage in stages
+        for name in ("$project", "$set", "$addFields")
+        if isinstance(stage.get(name, {}), dict)
     )
+    return changes and filters and not mongos.events and not router.events
 
 
 def _fails_beside_its_token(
