@@ -19,7 +19,7 @@ from tests.harness.clusters import RealCluster, ServerBinaries
 
 SHARDS = 4
 SIZE = 600
-EVENTS = 600_000
+EVENTS = 500_000
 PER_BATCH = 50_000
 DOCUMENTS = 200_000
 SNAPSHOT_SHARDS = 2
@@ -69,6 +69,7 @@ def run(options: Options) -> Outcome:
             case |= {"read_from": read_from, "per_batch": per_batch}
             runs = [read(cluster, case) for _ in range(options.runs)]
             reading.append({**case, **medians(runs)})
+            _say(options, READING, reading[-1])
         for documents, ordering, cores in (
             ("raw", "perDocument", 2),
             ("raw", "perDocument", 1),
@@ -82,6 +83,7 @@ def run(options: Options) -> Outcome:
             partitions = 1 if ordering == "total" else SHARDS
             case = {"documents": documents, "partitions": partitions, "cores": cores}
             parquet.append({**case, **medians(runs)})
+            _say(options, PARQUET, parquet[-1])
     snapshots = [snapshot(options)] if options.real_binaries is not None else []
     return Outcome(
         [
@@ -179,6 +181,10 @@ def snapshot(options: Options) -> Table:
         note="MongoDB's own servers, two shards. Spark's reading includes its planning and its "
         "start of a job; pymongo reads through mongos into dicts.",
     )
+
+
+def _say(options: Options, columns: tuple[Column, ...], row: dict[str, Any]) -> None:
+    options.say("; ".join(f"{column.heading} {column.text(row)}" for column in columns))
 
 
 def _written(pid: int) -> int:

@@ -1,6 +1,7 @@
 """Read a backlog into Parquet files by a Spark query; print events a second and CPU."""
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -98,8 +99,9 @@ def used(router: int) -> dict[str, float]:
     for jvm in children(os.getpid()):
         found["jvm"] += own_cpu_seconds(jvm)
         for worker in children(jvm):
-            line = Path(f"/proc/{worker}/cmdline").read_bytes()
-            found["planner" if _PLANNER in line else "tasks"] += cpu_seconds(worker)
+            with contextlib.suppress(OSError):  # it has just ended
+                line = Path(f"/proc/{worker}/cmdline").read_bytes()
+                found["planner" if _PLANNER in line else "tasks"] += cpu_seconds(worker)
     return found
 
 
