@@ -10,10 +10,11 @@ from operator import lt
 
 from bson.raw_bson import RawBSONDocument
 
-from spark_sink.positions import is_invalidate
+from spark_sink.positions import AFTER_VERSION, PLAIN_EVENT, is_invalidate
 
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
+_ID, _DATA = b"\x03_id\0", b"\x02_data\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,23 @@ class Run:
 
 def run_of(documents: Sequence[RawBSONDocument]) -> Run:
     """The run of these events."""
-    return Run(list(map(sort_key, documents)), [bytes(each.raw) for each in documents])
+    events = [bytes(each.raw) for each in documents]
+    return Run(_keys_of_one_size(events) or list(map(sort_key, documents)), events)
+
+
+def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:
+    """The keys of events whose tokens have one size and no further field; None for others."""
+    head = events[0][4:24] if events else b""
+    if head[:5] != _ID or head[9:16] != _DATA:
+        return None
+    size = _SIZE(head, 16)[0] - 1
+    found = [event[24 : 24 + size] for event in events if event[4:24] == head]
+    if size < 1 or len(found) < len(events):
+        return None
+    text = b"".join(found).decode().upper()
+    if len(text) != size * len(found):  # no hex strings
+        return None
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def without_repeats(run: Run, last_key: str) -> Run:
@@ -58,13 +75,16 @@ def without_repeats(run: Run, last_key: str) -> Run:
 
 def first_invalidate(run: Run) -> int | None:
     """The index of the first invalidate; None where there is none."""
-    return next((index for index, key in enumerate(run.keys) if is_invalidate(key)), None)
+    # Comparing a slice is cheaper than a call, which few keys need.
+    plain = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT))
+    odd = (index for index, key in enumerate(run.keys) if key[plain] != PLAIN_EVENT)
+    return next((index for index in odd if is_invalidate(run.keys[index])), None)
 
 
 def sort_key(event: RawBSONDocument) -> str:
     """What the event is ordered by: its token's hex string (docs/protocol.md#resume-tokens)."""
     raw = event.raw
-    if raw[4:9] == b"\x03_id\0" and raw[13:20] == b"\x02_data\0":  # as every server writes it
+    if raw[4:9] == _ID and raw[13:20] == _DATA:  # as every server writes it
         length = _SIZE(raw, 20)[0]
         return bytes(raw[24 : 23 + length]).decode().upper()
     return str(event["_id"]["_data"]).upper()

@@ -26,8 +26,8 @@ _TOKEN = re.compile(
     r"(?:29|2B.{2}|2C.{4}|2D.{6}|2E.{8}|2F.{10})(6E|6F)"
 )
 # The same, of an event outside of transactions that is no invalidate, from the token type on.
-_AFTER_VERSION = 22
-_PLAIN_EVENT = "2C0100296E"
+AFTER_VERSION = 22
+PLAIN_EVENT = "2C0100296E"
 _HIGH_WATER_MARK = "29"
 _FROM_INVALIDATE = "6F"
 _OPERATION_DESCRIPTION = b"operationDescription\0".hex().upper()
@@ -90,7 +90,7 @@ Position = Token | AtTime | FromNow
 
 def is_invalidate(data: str) -> bool:
     """Whether a token's hex string is that of an invalidate (docs/protocol.md#resume-tokens)."""
-    if data.startswith(_PLAIN_EVENT, _AFTER_VERSION):
+    if data.startswith(PLAIN_EVENT, AFTER_VERSION):
         return False
     match = _TOKEN.match(data)
     return match is not None and match[4] == _FROM_INVALIDATE
@@ -102,8 +102,8 @@ def is_of_document(data: str) -> bool:
     All others are those of collections and databases, which several shards may report under one
     token.
     """
-    if data.startswith(_PLAIN_EVENT, _AFTER_VERSION):
-        identifier = data[_AFTER_VERSION + len(_PLAIN_EVENT) :]
+    if data.startswith(PLAIN_EVENT, AFTER_VERSION):
+        identifier = data[AFTER_VERSION + len(PLAIN_EVENT) :]
     else:
         match = _TOKEN.match(data)
         identifier = data[match.end() :] if match else ""

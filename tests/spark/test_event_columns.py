@@ -21,6 +21,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from spark_sink.event_layouts import FEWEST, JoinedEvents, layouts_of
 from spark_sink.event_rows import EventRows
+from spark_sink.event_runs import run_of, sort_key
 from spark_sink.event_slices import fields_of
 from spark_sink.typed_documents import TypedDocuments
 from tests.doubles.event_history import event_token
@@ -141,3 +142,14 @@ def test_rows_are_the_same_without_numpy():
     done = subprocess.run(command, input=event, capture_output=True, check=True)
     [batch] = EventRows().arrow_batches([RawBSONDocument(event)] * 50)
     assert done.stdout.decode().strip() == str(batch.to_pylist())
+
+
+def test_keys_of_a_run_are_those_of_its_events():
+    plain = [{"_id": {"_data": event_token(1, n).lower()}, "n": "x" * (n % 2)} for n in range(9)]
+    longer = {"_id": {"_data": event_token(2, 1, "46")}}
+    with_bits = {"_id": {"_data": event_token(2, 2), "_typeBits": b"\x01"}}
+    for found in (plain, [*plain, longer], [*plain, with_bits], [longer, *plain], []):
+        events = [RawBSONDocument(bson.encode(each)) for each in found]
+        run = run_of(events)
+        assert run.keys == [sort_key(each) for each in events]
+        assert run.events == [each.raw for each in events]
