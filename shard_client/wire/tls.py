@@ -16,6 +16,10 @@ _VERSIONS = {"TLS1_2": ssl.TLSVersion.TLSv1_2, "TLS1_3": ssl.TLSVersion.TLSv1_3}
 PROTOCOLS = ("TLS1_0", "TLS1_1", *_VERSIONS)
 """The names of protocol versions in ``disabledProtocols``; the first two are never used."""
 
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:DHE+CHACHA20"
+"""The ciphers that clients of TLS 1.2 may choose (RFC 9325, section 4.2); those of TLS 1.3 are all
+of this kind. Python's own defaults depend on its build: Debian's allows CBC with SHA-1."""
+
 _NAMES = {NameOID.EMAIL_ADDRESS: "emailAddress"}
 """Short names of attributes that RFC 4514 does not define and MongoDB's servers show."""
 
@@ -192,6 +196,7 @@ def _load(files: TlsFiles) -> _Loaded:
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_SERVER, files)
+    context.set_ciphers(_CIPHERS)
     _present(context, files.certificate, files.password)
     context.options |= ssl.OP_NO_RENEGOTIATION
     return context
