@@ -138,7 +138,9 @@ class CursorRegistry:
         plan = await explain_stream(request, verbosity, self._cluster, self._limits)
         lookup = LookupPlan.of(request)
         read = request if lookup is None else lookup.remote
-        plan["mergerouter"] = self._streams.explain(read)
+        choices = self._streams.explain(read)
+        if choices:
+            plan["mergerouter"] = choices
         return plan
 
     def checkout(self, cursor_id: int, owner: Owner) -> AbstractContextManager[MergedCursor]:

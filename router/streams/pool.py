@@ -253,13 +253,19 @@ class StreamPool:
         return True
 
     def explain(self, request: StreamRequest) -> dict[str, Any]:
-        """Return which stream would serve ``request`` now, where its filter runs, and why."""
+        """Return which stream would serve ``request`` now, where its filter runs, and why.
+
+        Empty for a stream without stages where ``shareScopes`` is never.
+        """
         placement = self._placed(request)
         now = self._loop.time()
-        explained = {"scope": self._scopes.explain(placement, now)}
+        explained: dict[str, Any] = {}
         if request.stages:
             explained["filter"] = self._filters.explain(placement, now)
-            if explained["scope"]["readFrom"] != request.namespace:
+        scope = self._scopes.explain(placement, now)
+        if scope is not None:
+            explained["scope"] = scope
+            if request.stages and scope["readFrom"] != request.namespace:
                 explained["filter"] |= {"evaluatedBy": "router", "reason": "a wider stream is read"}
         return explained
 

@@ -73,8 +73,13 @@ class ScopePlanner:
                 return source
         return None
 
-    def explain(self, placement: Placement, now: float) -> dict[str, Any]:
-        """Return which stream is read, and why, for explain."""
+    def explain(self, placement: Placement, now: float) -> dict[str, Any] | None:
+        """Return which stream is read, and why, for explain.
+
+        None where scopes are not shared, by the parameter and by the stream's comment.
+        """
+        if placement.scope_mode == self._limits.share_scopes == NEVER:
+            return None
         source = self.source(placement, now) or placement.own
         reason = placement.scope_reason
         if placement.wider:
