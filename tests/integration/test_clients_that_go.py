@@ -173,7 +173,8 @@ def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
         pymongo.MongoClient(router.uri) as client,
         client[database].watch(max_await_time_ms=100) as stream,
     ):
-        direct[database].c.insert_one({"_id": -1})
+        # Little is read ahead for a client before it has taken events.
+        direct[database].c.insert_one({"_id": -1, "filler": "x" * BUDGET})
         assert stream.next()["documentKey"]["_id"] == -1
         seen: list[int] = []
         cluster.hang_member("shard1")
