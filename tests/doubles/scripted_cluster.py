@@ -1,5 +1,7 @@
 """A cluster of scripted members, and cursor registries on it."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,7 +105,27 @@ async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -
     return found
 
 
+async def read_until_shared(
+    cluster: ScriptedCluster, cursors: Sequence[MergedCursor], count: int
+) -> list[list[int]]:
+    """Read until each cursor has ``count`` events, and one stream's remotes serve them all."""
+    found: list[list[int]] = [[] for _ in cursors]
+    async with asyncio.timeout(PATIENCE):
+        while cluster.open_cursors != REMOTES or any(len(each) != count for each in found):
+            for each, cursor in zip(found, cursors, strict=True):
+                each += numbers(await cursor.next_batch(None, 0.01))
+    return found
+
+
+def is_tenant(pipeline: Sequence[dict[str, Any]], event: dict[str, Any]) -> bool:
+    """Evaluate filters on ``fullDocument.tenant``, as a member's ``matches``."""
+    wanted = [stage["$match"]["fullDocument.tenant"] for stage in pipeline if "$match" in stage]
+    return all(event.get("fullDocument", {}).get("tenant") == each for each in wanted)
+
+
 OWNER = Owner()
+REMOTES = 4
+"""The number of remotes of a stream: three shards and the config server."""
 
 
 async def start_cluster() -> ScriptedCluster:

@@ -1,7 +1,6 @@
 """Filters that the router evaluates: streams that differ only in their filter share remotes."""
 
 import asyncio
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -13,12 +12,17 @@ from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until
+from tests.doubles.scripted_cluster import (
+    OWNER,
+    REMOTES,
+    ScriptedCluster,
+    is_tenant,
+    numbers,
+    read_until,
+    read_until_shared,
+)
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.cursors.test_registry import invalidate
-
-REMOTES = 4
-"""Three shards and the config server."""
 
 
 def tenant(number: int, start: dict[str, Any] | None = None, **fields: Any) -> StreamRequest:
@@ -37,17 +41,11 @@ def write(cluster: ScriptedCluster, second: int, of: int, size: int = 0) -> None
     cluster.noop(second + 1)
 
 
-def of_tenant(pipeline: Sequence[dict[str, Any]], event: dict[str, Any]) -> bool:
-    """Evaluate the filter of ``tenant`` on a shard."""
-    wanted = [stage["$match"]["fullDocument.tenant"] for stage in pipeline if "$match" in stage]
-    return all(event.get("fullDocument", {}).get("tenant") == each for each in wanted)
-
-
 @pytest.fixture
 def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
     """The scripted cluster, whose shards evaluate the tenants' filters."""
     for shard in cluster.shards.values():
-        shard.matches = of_tenant
+        shard.matches = is_tenant
     return cluster
 
 
@@ -134,16 +132,7 @@ async def test_few_filters_stay_on_the_shards_and_many_move_over(
     cursors += await opened(registry, 2)
     for second in range(101, 107):
         write(cluster, second, of=second % 3)
-    got: list[list[int]] = [[], [], []]
-
-    async def all_share() -> bool:
-        for number, cursor in enumerate(cursors):
-            got[number] += numbers(await cursor.next_batch(None, 0.01))
-        return cluster.open_cursors == REMOTES
-
-    async with asyncio.timeout(PATIENCE):
-        while not (await all_share() and all(len(each) == 2 for each in got)):
-            pass
+    got = await read_until_shared(cluster, cursors, 2)
     assert got == [[102, 105], [103, 106], [101, 104]]
     # With a single one left, its filter goes back to the shards.
     for cursor in cursors[1:]:

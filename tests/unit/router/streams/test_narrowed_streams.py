@@ -12,12 +12,17 @@ from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until
+from tests.doubles.scripted_cluster import (
+    OWNER,
+    REMOTES,
+    ScriptedCluster,
+    is_tenant,
+    numbers,
+    read_until,
+    read_until_shared,
+)
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
-
-REMOTES = 4
-"""Three shards and the config server."""
 
 FROM_100 = {"startAtOperationTime": Timestamp(100, 1)}
 
@@ -44,18 +49,12 @@ def belongs(namespace: str, event: dict[str, Any]) -> bool:
     return bool(collection == event["ns"].get("coll"))
 
 
-def tenant_is(pipeline: Any, event: dict[str, Any]) -> bool:
-    """Evaluate the tests' one kind of filter."""
-    wanted = [stage["$match"]["fullDocument.tenant"] for stage in pipeline if "$match" in stage]
-    return all(event.get("fullDocument", {}).get("tenant") == each for each in wanted)
-
-
 @pytest.fixture
 def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
     """The scripted cluster, whose shards know namespaces and filters."""
     for shard in cluster.shards.values():
         shard.belongs = belongs
-        shard.matches = tenant_is
+        shard.matches = is_tenant
     return cluster
 
 
@@ -132,16 +131,7 @@ async def test_few_collections_keep_their_own_streams_and_many_move(
     cursors += await opened(registry, "c")
     for second in range(101, 107):
         write(cluster, second, "abc"[second % 3])
-    got: list[list[int]] = [[], [], []]
-
-    async def all_share() -> bool:
-        for number, cursor in enumerate(cursors):
-            got[number] += numbers(await cursor.next_batch(None, 0.01))
-        return cluster.open_cursors == REMOTES
-
-    async with asyncio.timeout(PATIENCE):
-        while not (await all_share() and all(len(each) == 2 for each in got)):
-            pass
+    got = await read_until_shared(cluster, cursors, 2)
     assert got == [[102, 105], [103, 106], [101, 104]]
     for cursor in cursors[1:]:
         registry.kill([cursor.cursor_id], OWNER)
