@@ -158,8 +158,12 @@ class Supervisor:
                 await self._drain()
                 for keeper in keepers:
                     keeper.cancel()
-        except* WorkerFailedError as failures:
-            raise failures.exceptions[0] from None
+        except BaseExceptionGroup as group:
+            # Python 3.11.2 wraps what an except* clause raises in a group.
+            failed, others = group.split(WorkerFailedError)
+            if failed is None or others is not None:
+                raise
+            raise failed.exceptions[0] from None
 
     async def _keep(self, number: int) -> None:
         """Run worker ``number`` and restart it whenever it ends."""

@@ -24,6 +24,7 @@ ALLOWED = frozenset(
         "BSD License",
         "BSD-2-Clause",
         "BSD-3-Clause",
+        "CC0-1.0",
         "ISC",
         "ISC License (ISCL)",
         "MIT",
@@ -33,6 +34,7 @@ ALLOWED = frozenset(
         "PSF-2.0",
         "Python Software Foundation License",
         "The Unlicense (Unlicense)",
+        "Zlib",
     }
 )
 """Licences that let users do what mergerouter's own, Apache-2.0, lets them do."""
