@@ -6,7 +6,8 @@ filters, and an event meets only the filters that it may match (docs/sharing.md)
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from router.change_stream.merged_stream import MergedStream
@@ -117,6 +118,46 @@ class FilteredStream:
         return self.log.memory >= self._distribution.full
 
 
+class StreamsByFilter:
+    """Filtered streams by the identities of their filters, which are found through an index.
+
+    Streams without a filter have the identity b"" and are not in the index.
+    """
+
+    def __init__(self) -> None:
+        self.index: FilterIndex[bytes] = FilterIndex()
+        self._streams: dict[bytes, list[FilteredStream]] = {}
+
+    def __getitem__(self, identity: bytes) -> Sequence[FilteredStream]:
+        """The streams whose filter has an identity."""
+        return self._streams.get(identity, ())
+
+    def __iter__(self) -> Iterator[FilteredStream]:
+        """All streams."""
+        return chain.from_iterable(self._streams.values())
+
+    def __bool__(self) -> bool:
+        """Whether there are streams."""
+        return bool(self._streams)
+
+    def add(self, stream: FilteredStream) -> None:
+        """Add a stream."""
+        identity = stream.filter.identity
+        if identity not in self._streams:
+            self._streams[identity] = []
+            if identity:
+                self.index.add(identity, stream.filter)
+        self._streams[identity].append(stream)
+
+    def remove(self, stream: FilteredStream) -> None:
+        """Remove a stream."""
+        identity = stream.filter.identity
+        self._streams[identity].remove(stream)
+        if not self._streams[identity]:
+            del self._streams[identity]
+            self.index.remove(identity)
+
+
 class Distribution:
     """Distributes the released events of ``stream`` to filtered streams.
 
@@ -128,8 +169,7 @@ class Distribution:
     def __init__(self, stream: MergedStream, kept_bytes: int) -> None:
         self.stream = stream
         self._kept_bytes = kept_bytes
-        self._index: FilterIndex[bytes] = FilterIndex()
-        self._streams: dict[bytes, list[FilteredStream]] = {}
+        self._streams = StreamsByFilter()
         self._count = 0
         self._last: bytes | None = None
         self._mark: tuple[bytes, bytes] | None = None
@@ -154,7 +194,7 @@ class Distribution:
     @property
     def filters(self) -> int:
         """The number of different filters."""
-        return len(self._index)
+        return len(self._streams.index)
 
     def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
         """Return a filtered stream with all matching events beyond the sort key ``after``.
@@ -175,21 +215,13 @@ class Distribution:
             except MALFORMED as error:
                 self._break(error)
                 break
-        identity = stream_filter.identity
-        if identity not in self._streams:
-            self._streams[identity] = []
-            self._index.add(identity, stream_filter)
-        self._streams[identity].append(filtered)
+        self._streams.add(filtered)
         self._opened()
         return filtered
 
     def close(self, filtered: FilteredStream) -> None:
         """Stop filling a filtered stream; its reader has left."""
-        identity = filtered.filter.identity
-        self._streams[identity].remove(filtered)
-        if not self._streams[identity]:
-            del self._streams[identity]
-            self._index.remove(identity)
+        self._streams.remove(filtered)
         self._closed(filtered)
 
     def _opened(self) -> None:
@@ -270,7 +302,7 @@ class Distribution:
             return
         try:
             if self._streams:
-                self._route(block.events, self._index, self._streams)
+                self._route(block.events, self._streams)
             self._narrow(block.events)
         except MALFORMED as error:
             self._break(error)
@@ -278,14 +310,9 @@ class Distribution:
     def _narrow(self, events: list[bytes]) -> None:
         """Append events to the narrowed streams; there are none here."""
 
-    def _route(
-        self,
-        events: Iterable[bytes],
-        index: FilterIndex[bytes],
-        streams: Mapping[bytes, Sequence[FilteredStream]],
-    ) -> None:
+    def _route(self, events: Iterable[bytes], streams: StreamsByFilter) -> None:
         """Append events to the ``streams`` whose filters let them through."""
-        for identity, passed in index.route(events):
+        for identity, passed in streams.index.route(events):
             self.matches += len(passed)
             readers = streams[identity]
             if readers[0].filter.projections:

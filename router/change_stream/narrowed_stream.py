@@ -11,11 +11,15 @@ from typing import Any, Final, NamedTuple
 
 import bson
 
-from router.change_stream.filtered_stream import MALFORMED, Distribution, FilteredStream
+from router.change_stream.filtered_stream import (
+    MALFORMED,
+    Distribution,
+    FilteredStream,
+    StreamsByFilter,
+)
 from router.change_stream.merged_stream import MergedStream
 from router.change_stream.resume_token import event_key, of_invalidate, token_of
 from router.filters.fields import Element
-from router.filters.index import FilterIndex
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
 from router.filters.values import STRING
@@ -68,8 +72,7 @@ class Scope:
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
-        self.index: FilterIndex[bytes] = FilterIndex()
-        self.streams: dict[bytes, list[NarrowedStream]] = {}
+        self.streams = StreamsByFilter()
         self.end: tuple[bytes, bytes] | None = None
         self.ended = False
         self._ended_by = namespace.ended_by
@@ -78,21 +81,8 @@ class Scope:
 
     def add(self, stream: "NarrowedStream") -> None:
         """Add a stream."""
-        identity = stream.filter.identity
-        if identity not in self.streams:
-            self.streams[identity] = []
-            if identity:
-                self.index.add(identity, stream.filter)
-        self.streams[identity].append(stream)
+        self.streams.add(stream)
         stream.scope = self
-
-    def remove(self, stream: "NarrowedStream") -> None:
-        """Remove a stream."""
-        identity = stream.filter.identity
-        self.streams[identity].remove(stream)
-        if not self.streams[identity]:
-            del self.streams[identity]
-            self.index.remove(identity)
 
     def take(self, event: bytes, operation: bytes) -> None:
         """Add an event, which ``delivered`` returns; the events come in the stream's order."""
@@ -233,7 +223,6 @@ class NarrowingDistribution(Distribution):
         scopes = self._scopes.get(namespace, [])
         running = next((each for each in scopes if each.end is None), None)
         if scope.end is None and running is not None:
-            scope.remove(narrowed)
             running.add(narrowed)
         elif not scope.ended:
             if namespace not in self._scopes:
@@ -247,7 +236,7 @@ class NarrowingDistribution(Distribution):
             super().close(filtered)
             return
         scope = filtered.scope
-        scope.remove(filtered)
+        scope.streams.remove(filtered)
         if not scope.streams:
             self._forget(scope)
         self._closed(filtered)
@@ -300,17 +289,17 @@ class NarrowingDistribution(Distribution):
             scope.pass_to(gate)
         events = scope.delivered()
         if events:
-            for narrowed in scope.streams.get(b"", ()):
+            for narrowed in scope.streams[b""]:
                 self.matches += len(events)
                 self._append(narrowed, list(events))
-            if len(scope.index):
-                self._route(events, scope.index, scope.streams)
+            if len(scope.streams.index):
+                self._route(events, scope.streams)
         if scope.end is None:
             return
         self._ending[scope] = None
         if scope.ended:
             self._forget(scope)
-            for narrowed in [each for streams in scope.streams.values() for each in streams]:
+            for narrowed in list(scope.streams):
                 # A filter may leave out the invalidate, but not the end.
                 if narrowed.on_events is not None:
                     narrowed.on_events()
