@@ -32,6 +32,7 @@ from router.streams.description import StreamDescription
 from router.streams.explanation import explain_stream
 from router.streams.member_load import MemberLoads
 from router.streams.nudge_sender import NudgeSender
+from router.streams.open_streams import OpenStreams
 from router.streams.pool import StreamPool
 from router.streams.runner import StreamRunner
 from shard_client.error_codes import ErrorCode
@@ -83,9 +84,10 @@ class CursorRegistry:
         self.memory = Memory(self._limits.total_buffer_bytes, self._limits.user_buffer)
         """The memory that the events of all streams take."""
         self.admission = Admission(self._limits, self.memory)
-        self._streams = StreamPool(
+        open_streams = OpenStreams(
             cluster, self._nudge_sender, self._limits, self.admission, self.memory
         )
+        self._streams = StreamPool(cluster, open_streams, self._limits)
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             settings = LookupSettings(

@@ -15,11 +15,9 @@ from router.change_stream.remotes import ShardSpan
 from router.change_stream.request import AtTime, StreamRequest
 from router.change_stream.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from router.change_stream.starting_point import StartingPoint, starting_point
-from router.memory import Memory
 from router.stream_settings import StreamSettings
-from router.streams.admission import NOBODY, Admission, Payer
+from router.streams.admission import NOBODY, Payer
 from router.streams.filter_planner import FilterPlanner
-from router.streams.nudge_sender import NudgeSender
 from router.streams.open_streams import OpenStreams
 from router.streams.placement import ALWAYS, Placement
 from router.streams.scope_planner import ScopePlanner
@@ -42,22 +40,15 @@ def _scope_of(request: StreamRequest) -> spans.Attributes:
 class StreamPool:
     """All shared streams of a process; identical streams share remotes.
 
-    Must be created in a running loop; ``await close()`` once all readers are closed. A stream's
-    events count in ``memory``, in the part of the user that has opened it.
+    Must be created in a running loop; ``await close()``, which closes ``open_streams`` too, once
+    all readers are closed.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        nudge_sender: NudgeSender,
-        limits: StreamSettings,
-        admission: Admission,
-        memory: Memory,
-    ) -> None:
+    def __init__(self, cluster: Cluster, open_streams: OpenStreams, limits: StreamSettings) -> None:
         self._cluster = cluster
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._open_streams = OpenStreams(cluster, nudge_sender, limits, admission, memory)
+        self._open_streams = open_streams
         self._placements: dict[LogReader, Placement] = {}
         self._filters = FilterPlanner(limits)
         self._scopes = ScopePlanner(limits)
