@@ -103,7 +103,6 @@ class RemoteCursor:
         # The last getMore: its parameters and its bytes.
         self._wanted: tuple[OpenCursor, int, int] | None = None
         self._get_more = b""
-        self._requested = 0
         self._pbrt: bytes | None = None
         self._failing_since: float | None = None
         self._last_error: CommandError | None = None
@@ -302,7 +301,7 @@ class RemoteCursor:
                     await self._park(self._link.connect_to(self._cursor.address))
                 self._ask_for_more(self._cursor)
             reply = await self._link.receive()
-            requested = self._requested
+            requested = 0 if self._wanted is None else self._wanted[1]
             asked = len(reply) >= self._large_reply and not self._paused and not self._stopping
             asked = asked and leaves_open(reply)
             if asked:
@@ -321,7 +320,6 @@ class RemoteCursor:
         if wanted != self._wanted:
             self._wanted = wanted
             self._get_more = cursor.get_more(self._batch_size.current, self._await_ms)
-        self._requested = wanted[1]
         self._sent.get_mores += 1
         self._link.send(self._get_more, takes=self._await_ms / 1000)
 
