@@ -107,13 +107,12 @@ def divide(
         early: list[Mapping[str, Any]] = []
         late: list[Mapping[str, Any]] = []
         for condition in _conjuncts(stage["$match"]):
-            if not _depends_on_paths_alone(condition):
-                late.append(condition)
-            elif _is_untouched(condition):
+            if _is_untouched(condition):
                 early.append(condition)
-            else:
+                continue
+            if _depends_on_paths_alone(condition):
                 early.append({"$or": [_IS_UPDATE, condition]})
-                late.append(condition)
+            late.append(condition)
         for part, conditions in ((pushed, early), (rest, late)):
             if conditions:
                 part.append({"$match": _conjunction(conditions)})
