@@ -59,7 +59,8 @@ class SnapshotPlanner:
         collections by their names, such as "shop.orders"; None: all.
         """
         chosen = (each for each in self._collections() if wanted is None or wanted(str(each)))
-        found = tuple(sorted(chosen, key=str))
+        keyed = (replace(each, key=self._key(each.database, each.name)) for each in chosen)
+        found = tuple(sorted(keyed, key=str))
         names = tuple((each.database, each.name) for each in found)
         only = None if self._accepts is None else names
         return SnapshotPlan(mark, waiting=found, collections=len(found), only=only)
@@ -132,6 +133,7 @@ class SnapshotPlanner:
         return tuple(_cuts(sample, parts)), -(-count // parts)
 
     def _collections(self) -> Iterator[Collection]:
+        """The collections that the planner may read, without their shard keys."""
         scope = self._scope
         if scope.database is None:
             names = self._client.list_database_names()
@@ -149,9 +151,10 @@ class SnapshotPlanner:
                 if self._accepts is not None and not self._accepts(database, name):
                     continue
                 uuid = found.get("info", {}).get("uuid", b"")
-                yield Collection(database, name, bytes(uuid).hex(), self._key(database, name))
+                yield Collection(database, name, bytes(uuid).hex())
 
     def _key(self, database: str, name: str) -> tuple[str, ...]:
+        """The fields of a collection's shard key, which cost a request."""
         try:
             entry = self._client.config.collections.find_one({"_id": f"{database}.{name}"})
         except OperationFailure as error:

@@ -102,9 +102,14 @@ class Collections(SnapshotPlanner):
     def __init__(self) -> None:
         super().__init__(None, Scope(), 10)  # type: ignore[arg-type]
         self.renamed = {"x": "x2"}
+        self.keys_asked: list[str] = []
 
     def _collections(self) -> Iterator[Collection]:
         yield from (Collection("a", "x"), Collection("a", "y"), Collection("b", "z"))
+
+    def _key(self, database: str, name: str) -> tuple[str, ...]:
+        self.keys_asked.append(f"{database}.{name}")
+        return ("n",)
 
     def _bounds(self, collection: Collection) -> tuple[tuple[str, ...], int]:
         return tuple(map(text_of, (10, 20, 30))), 10
@@ -384,6 +389,9 @@ def test_the_end_of_a_snapshot_is_that_of_its_collections() -> None:
 
 
 def test_a_plan_of_some_collections_is_of_those() -> None:
-    plan: SnapshotPlan = Collections().begin(MARK, lambda name: name == "a.y")
+    collections = Collections()
+    plan: SnapshotPlan = collections.begin(MARK, lambda name: name == "a.y")
     assert [str(each) for each in plan.waiting] == ["a.y"]
     assert plan.collections == 1
+    assert plan.waiting[0].key == ("n",)
+    assert collections.keys_asked == ["a.y"]  # each shard key costs a request
