@@ -52,31 +52,29 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
 def lines_of(status: dict[str, Any]) -> list[str]:
     """The status as lines of text."""
     snapshot = status["snapshot"]
-    rows = {
-        "folder": status["folder"],
-        "follows": ", ".join(status["namespaces"]) or "the whole cluster",
-        "tables": ", ".join(status["tables"]),
-        "last batch": _or_none(status["batch"]),
-        "committed": _or_none(status["committedAt"]),
-        "running": ", ".join(map(str, status["running"])) or "no batch",
-        "up to": _or_none(status["through"]),
-        "quarantine": f"{status['quarantinedBatches']} batches had events that do not fit",
-    }
+    rows = [
+        ("folder", status["folder"]),
+        ("follows", ", ".join(status["namespaces"]) or "the whole cluster"),
+        ("tables", ", ".join(status["tables"])),
+        ("last batch", _or_none(status["batch"])),
+        ("committed", _or_none(status["committedAt"])),
+        ("running", ", ".join(map(str, status["running"])) or "no batch"),
+        ("up to", _or_none(status["through"])),
+        ("quarantine", f"{status['quarantinedBatches']} batches had events that do not fit"),
+    ]
     if snapshot is not None and not snapshot["ended"]:
-        rows["snapshot"] = (
-            f"{snapshot['chunksPlanned']} chunks; {snapshot['collectionsPlanned']} of "
-            f"{snapshot['collections']} collections"
-        )
+        rows.append(("snapshot", f"{snapshot['chunksPlanned']} chunks; {_collections(snapshot)}"))
     for number, each in enumerate(status["requestedSnapshots"]):
-        name = "requested" if number == 0 else ""
-        rest = "paused" if each["paused"] else f"{each['chunksPlanned']} chunks"
-        rows[name or " " * number] = (
-            f"{each['type']} snapshot {each['id']}: {rest}; {each['collectionsPlanned']} of "
-            f"{each['collections']} collections"
-        )
+        stage = "paused" if each["paused"] else f"{each['chunksPlanned']} chunks"
+        text = f"{each['type']} snapshot {each['id']}: {stage}; {_collections(each)}"
+        rows.append(("" if number else "requested", text))
     if "lagSeconds" in status:
-        rows["lag"] = f"{status['lagSeconds']} s"
-    return [f"{name:<11} {text}" for name, text in rows.items()]
+        rows.append(("lag", f"{status['lagSeconds']} s"))
+    return [f"{name:<11} {text}" for name, text in rows]
+
+
+def _collections(progress: dict[str, Any]) -> str:
+    return f"{progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
 def _requested(signals: dict[str, Any]) -> list[dict[str, Any]]:

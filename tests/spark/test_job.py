@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, bronze_files, namespace_options
 from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.batch_files import BatchFiles
@@ -250,6 +251,24 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
         json.dumps({"namespaces": ["shop.orders"], "options": {}, "tables": ["bronze", "current"]})
     )
     return JobFolder(str(folder))
+
+
+def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
+    requests = [{"id": f"r{n}", "blocking": n == 0} for n in range(20)]
+    requests[1]["plan"] = {
+        "progress": {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 7}
+    }
+    fake_job(tmp_path, signals={"paused": False, "requests": requests})
+    commits = tmp_path / "checkpoint" / "commits"
+    commits.mkdir()
+    (commits / "0").touch()
+    lines = lines_of(status_of(str(tmp_path)))
+    nothing = "0 chunks; 0 of 0 collections"
+    assert lines[-20:] == [
+        f"requested   blocking snapshot r0: {nothing}",
+        "            incremental snapshot r1: 7 chunks; 1 of 3 collections",
+        *(f"            incremental snapshot r{n}: {nothing}" for n in range(2, 20)),
+    ]
 
 
 def test_a_job_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
