@@ -129,7 +129,7 @@ def to_offset(position: Position) -> dict[str, Any]:
             plain: dict[str, Any] = json.loads(json_util.dumps(document))
             return plain
         case AtTime(time):
-            return {"startAtOperationTime": {"$timestamp": {"t": time.time, "i": time.inc}}}
+            return {"startAtOperationTime": {"$timestamp": time_document(time)}}
         case FromNow():
             return {"start": "now"}
 
@@ -144,6 +144,16 @@ def from_offset(offset: Mapping[str, Any]) -> Position:
             raise PositionError(f"not a cluster time: {json_util.dumps(offset)}")
         return AtTime(time)
     return Token(_revive(offset))
+
+
+def time_document(time: Timestamp) -> dict[str, int]:
+    """A cluster time as part of an offset."""
+    return {"t": time.time, "i": time.inc}
+
+
+def time_from(document: Mapping[str, int]) -> Timestamp:
+    """The cluster time that `time_document` wrote."""
+    return Timestamp(document["t"], document["i"])
 
 
 def time_of(position: Position) -> Timestamp | None:

@@ -15,7 +15,15 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
 from spark_sink.namespace_lists import NamespaceLists, lists_from
-from spark_sink.positions import Position, PositionError, from_offset, time_of, to_offset
+from spark_sink.positions import (
+    Position,
+    PositionError,
+    from_offset,
+    time_document,
+    time_from,
+    time_of,
+    to_offset,
+)
 from spark_sink.signals.state import SignalState, state_from
 from spark_sink.snapshot.plan import SnapshotPlan, plan_from
 
@@ -106,7 +114,7 @@ class Offsets:
         offset = {**to_offset(position), _SCOPE: self.scope.to_document()}
         for name, time in ((_QUIET, quiet_until), (_HEARTBEAT, heartbeat)):
             if time is not None:
-                offset[name] = {"t": time.time, "i": time.inc}
+                offset[name] = time_document(time)
         if signals is not None and signals != SignalState():
             offset[_SIGNALS] = signals.to_document()
         return offset
@@ -160,7 +168,7 @@ class Offsets:
 
 
 def _time(document: Mapping[str, int] | None) -> Timestamp | None:
-    return None if document is None else Timestamp(document["t"], document["i"])
+    return None if document is None else time_from(document)
 
 
 def _scope(document: Mapping[str, Any]) -> Scope:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.positions import Position, from_offset, to_offset
+from spark_sink.positions import Position, from_offset, time_document, time_from, to_offset
 from spark_sink.signals.signal import Condition, matches_any
 from spark_sink.snapshot.plan import (
     Chunk,
@@ -92,7 +92,7 @@ class SignalState:
     """The signals taken so far, and what is to be done for them.
 
     handled: ids, the oldest first; requests: in their order; paused: whether incremental snapshots
-    rest; position: where the collection of signals is read on, None at the stream's position.
+    are paused; position: where the collection of signals is read on, None at the stream's position.
     reading, ended, notifications: of the batch that ends here.
     """
 
@@ -168,12 +168,12 @@ class SignalState:
         if self.reading is not None:
             document["reading"] = {
                 "request": self.reading.request,
-                "at": _time_document(self.reading.at),
+                "at": time_document(self.reading.at),
                 "chunks": [chunk_document(each) for each in self.reading.chunks],
             }
         if self.ended is not None:
             collections = [list(each) for each in self.ended.collections]
-            document["ended"] = {"mark": _time_document(self.ended.mark), "whole": collections}
+            document["ended"] = {"mark": time_document(self.ended.mark), "whole": collections}
         if self.notifications:
             document["notifications"] = [dict(each) for each in self.notifications]
         return document
@@ -223,17 +223,9 @@ def _request(document: Mapping[str, Any]) -> Request:
 
 def _reading(document: Mapping[str, Any]) -> Reading:
     chunks = tuple(map(chunk_from, document["chunks"]))
-    return Reading(document["request"], _time(document["at"]), chunks)
+    return Reading(document["request"], time_from(document["at"]), chunks)
 
 
 def _ended(document: Mapping[str, Any]) -> Ended:
     whole = tuple((database, name) for database, name in document["whole"])
-    return Ended(_time(document["mark"]), whole)
-
-
-def _time_document(time: Timestamp) -> dict[str, int]:
-    return {"t": time.time, "i": time.inc}
-
-
-def _time(document: Mapping[str, Any]) -> Timestamp:
-    return Timestamp(document["t"], document["i"])
+    return Ended(time_from(document["mark"]), whole)

@@ -17,7 +17,7 @@ from typing import Any
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from spark_sink.positions import AtTime
+from spark_sink.positions import AtTime, time_document, time_from
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class SnapshotPlan:
         """The plan as part of an offset."""
         done = self.collections - len(self.waiting) - (self.current is not None)
         document: dict[str, Any] = {
-            "mark": {"t": self.mark.time, "i": self.mark.inc},
+            "mark": time_document(self.mark),
             "chunks": [chunk_document(chunk) for chunk in self.chunks],
             "progress": {
                 "collections": self.collections,
@@ -139,7 +139,7 @@ def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
     current = document.get("current")
     progress = document["progress"]
     return SnapshotPlan(
-        mark=Timestamp(document["mark"]["t"], document["mark"]["i"]),
+        mark=time_from(document["mark"]),
         waiting=tuple(collection_from(each) for each in document.get("waiting", ())),
         current=None if current is None else chunk_from(current),
         bounds=tuple(document.get("bounds", ())),
