@@ -68,7 +68,7 @@ class StreamOptions:
     canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
     heartbeat_interval: seconds of cluster time between two rows of heartbeats; 0: there are none.
     snapshot: whether and how documents are read beside the events.
-    patience: how long failures that may pass are tried again.
+    patience: how long a request is tried again while it fails in a way that may pass.
     signals: from where a stream takes signals.
     batch_mode: what a batch read (`spark.read`) reads: "snapshot", "changes", or None.
     end: where a batch read of changes ends; None: at the present.
@@ -280,8 +280,8 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 
 def _refuse_snapshot(options: StreamOptions) -> None:
-    snapshot, policy = options.snapshot, options.snapshot.policy
-    if options.signals.are_read and policy is not None and not policy.streams:
+    snapshot = options.snapshot
+    if options.signals.are_read and not snapshot.may_stream:
         raise OptionError(
             "options 'signalCollection' and 'signalFolder' are for streams: leave them out with "
             "snapshotMode=initial_only"

@@ -25,7 +25,7 @@ NOTIFICATIONS = (
     "id string, aggregate_type string, type string, additional_data map<string, string>, "
     "timestamp long"
 )
-"""What a job's table of notifications has of each; the timestamp becomes a time."""
+"""The columns of a job's table of notifications, before `timestamp` is made a timestamp."""
 _DATE = "date_from_unix_date(CAST(floor(unix_seconds(clusterTime) / 86400) AS INT))"
 """The day of an event in UTC, whatever the session's time zone."""
 
@@ -60,10 +60,9 @@ class TablesJob:
         trigger: the pause between batches, such as "10 seconds"; None: process what there is at
         present, and end.
         """
-        options = {"signalFolder": self._folder.signals, **self._options}
-        policy = parse_options(self._options).snapshot.policy
-        if policy is not None and not policy.streams:  # a snapshot alone takes no signals
-            del options["signalFolder"]
+        options = self._options
+        if parse_options(options).snapshot.may_stream:  # a snapshot alone takes no signals
+            options = {"signalFolder": self._folder.signals, **options}
         events = spark.readStream.format("mergerouter").options(**options).load()
         if RESCUED in events.columns:  # a count in the query's progress
             events = events.observe(BRONZE, F.count(RESCUED).alias("rescued"))

@@ -74,12 +74,17 @@ class SnapshotOptions:
         """Whether a query without a checkpoint may begin with a snapshot."""
         return self.policy is None or self.policy.at_first
 
+    @property
+    def may_stream(self) -> bool:
+        """Whether a query may read events."""
+        return self.policy is None or self.policy.streams
+
     def policy_for(self, start: QueryStart) -> SnapshotPolicy:
         """The policy for one start of the query. Raises OptionError if a custom mode fails."""
         return chosen_policy(self.custom, start) if self.policy is None else self.policy
 
     def require_custom_mode(self) -> None:
-        """Raise OptionError if a custom mode is to be used that is not there."""
+        """Raise OptionError if the mode is custom and its function cannot be imported."""
         if self.policy is None:
             custom_mode(self.custom)
 
