@@ -20,7 +20,9 @@ Stages = tuple[Mapping[str, Any], ...]
 
 
 def oversize_stages(get: GetOption, pipeline: Stages) -> tuple[Stages, Stages]:
-    """The stages that leave large documents out, and the user's pipeline with a stage that splits.
+    """The stages that skip events with large documents, and the pipeline, which may split events.
+
+    There are the former in the mode `skip`; the mode `split` appends a stage to the pipeline.
 
     Raises OptionError.
     """
@@ -38,7 +40,7 @@ def oversize_stages(get: GetOption, pipeline: Stages) -> tuple[Stages, Stages]:
 
 
 def _only_up_to(size: int) -> Mapping[str, Any]:
-    """Lets events pass whose documents, as far as they have any, have no more bytes than that."""
+    """A stage that drops events with a document of more than `size` bytes."""
     small = [
         {"$lte": [{"$bsonSize": f"${name}"}, size]}  # null where there is no document
         for name in ("fullDocument", "fullDocumentBeforeChange")

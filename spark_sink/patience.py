@@ -35,7 +35,7 @@ _MOST_DOUBLINGS = 30
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a query bears failures; times are in seconds.
+    """How long a query tries again while requests fail; times are in seconds.
 
     first_pause, longest_pause: each pause is twice as long as the one before, and shortened at
     random by up to a half; attempts: failures in a row that end a round, None for as many as there

@@ -103,7 +103,7 @@ class SignalFolder:
                 try:
                     self._files.delete_file(path)
                 except OSError:
-                    return  # a folder that is not ours to change: their ids are remembered
+                    return  # the folder cannot be changed here: the ids stay remembered
                 del self._present[path]
 
     def _listed(self) -> list[fs.FileInfo]:

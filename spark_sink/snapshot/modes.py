@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import OptionError
 
 BASED = "snapshot.mode.configuration.based"
-"""What the names of the options of the mode configuration_based begin with."""
+"""The prefix of the options of the mode configuration_based."""
 
 CUSTOM_NAME = "snapshot.mode.custom.name"
 
@@ -47,7 +47,7 @@ POLICIES: Mapping[str, SnapshotPolicy] = {
     "always": SnapshotPolicy(at_first=True, at_every_start=True),
     "when_needed": SnapshotPolicy(at_first=True, if_history_is_lost=True),
 }
-"""The modes that say everything by their name."""
+"""The modes that need no further options."""
 
 CONFIGURATION_BASED, CUSTOM = "configuration_based", "custom"
 MODES = (*POLICIES, CONFIGURATION_BASED, CUSTOM)
