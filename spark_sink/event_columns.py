@@ -12,12 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark_sink.event_layouts import FEWEST, JoinedEvents, Layout, layouts_of
+from spark_sink.event_layouts import JoinedEvents, Layout, layouts_of
 from spark_sink.event_slices import DATE, INT32, INT64, TIMESTAMP
 from spark_sink.event_values import OPERATIONS, READ, fragment_place, namespace_of
-
-FEWEST_IN_COLUMNS = FEWEST
-"""Batches of fewer events are made row by row."""
 
 ToColumns = Callable[[Layout], dict[str, Any]]
 """Makes the columns of documents, by name: each a list of values or an Arrow array."""
@@ -35,15 +32,16 @@ class EventColumns:
 
     def batches(
         self, keys: Sequence[str], events: Sequence[bytes], shard: str | None
-    ) -> tuple[list[pa.RecordBatch], list[list[int]]]:
-        """Return a batch for each layout of the events, and the indexes of its events.
+    ) -> tuple[list[pa.RecordBatch], list[list[int]], list[int]]:
+        """Return a batch for each layout of the events, and the indexes of each batch's events.
 
-        Events of rare layouts are in no batch. keys: the events' tokens.
+        Also return the indexes of the events that are in no batch, since their layouts are rare.
+        keys: the events' tokens.
         """
         joined = JoinedEvents(events)
-        layouts, _ = layouts_of(joined)
+        layouts, left = layouts_of(joined)
         batches = [self._batch(joined, each, keys, events, shard) for each in layouts]
-        return batches, [each.rows.tolist() for each in layouts]
+        return batches, [each.rows.tolist() for each in layouts], left.tolist()
 
     def _batch(
         self,

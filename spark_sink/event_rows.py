@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from spark_sink.event_layouts import Layout
 
 try:
-    from spark_sink.event_columns import FEWEST_IN_COLUMNS, EventColumns, in_order
+    from spark_sink.event_columns import EventColumns, in_order
+    from spark_sink.event_layouts import FEWEST
 except ImportError:  # numpy is not installed
     _HAS_NUMPY = False
 else:
@@ -101,12 +102,10 @@ class EventRows:
             yield self._batch(keys, events, shard)
 
     def _batch(self, keys: list[str], events: list[bytes], shard: str | None) -> pa.RecordBatch:
-        if self._columns is None or len(keys) < FEWEST_IN_COLUMNS:
+        if self._columns is None or len(keys) < FEWEST:
             return self._row_by_row(keys, events, shard)
-        batches, indexes = self._columns.batches(keys, events, shard)
-        if sum(map(len, indexes)) < len(keys):
-            done = {index for each in indexes for index in each}
-            left = [index for index in range(len(keys)) if index not in done]
+        batches, indexes, left = self._columns.batches(keys, events, shard)
+        if left:
             rest = [events[index] for index in left]
             batches.append(self._row_by_row([keys[index] for index in left], rest, shard))
             indexes.append(left)
