@@ -240,7 +240,7 @@ class BatchPlanner:
                     return
             elif scout.position is not None and scout.position.data > key_of(stop):
                 return
-            if now - max(asked_at, scout.recovered_at) > STALLED_AFTER:
+            if scout.has_stalled(asked_at, now):
                 raise StreamError(_STALLED)
 
     def _next(self, scout: EventStream) -> RawBSONDocument | None:
@@ -248,7 +248,7 @@ class BatchPlanner:
         event = scout.next()
         asked_at = self._clock()
         while event is None and self._within_event:
-            if self._clock() - max(asked_at, scout.recovered_at) > STALLED_AFTER:
+            if scout.has_stalled(asked_at, self._clock()):
                 raise StreamError(_STALLED)
             event = scout.next()
         if event is not None:

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TypeVar
 
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
@@ -21,6 +22,8 @@ from spark_sink.event_runs import Run, first_invalidate, run_of, sort_key, witho
 from spark_sink.patience import DEFAULT_PATIENCE, Patience, Retries, gave_up, may_pass
 from spark_sink.positions import Position, Token, is_invalidate, key_of
 from spark_sink.router_client import WatchedStream
+
+_Result = TypeVar("_Result")
 
 # Seconds without any progress after which reading a range that must exist gives up.
 STALLED_AFTER = 120.0
@@ -59,8 +62,7 @@ class EventStream:
         self._reached: Token | None = start if isinstance(start, Token) else None
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
         self._failing = False
-        self.recovered_at = -math.inf
-        """When, by the clock, the last failure was over."""
+        self._recovered_at = -math.inf
 
     @property
     def position(self) -> Token | None:
@@ -82,18 +84,7 @@ class EventStream:
         Raises StreamError when the stream cannot go on.
         """
         while True:
-            stream = self._stream
-            if stream is None:
-                self._attempt(self._reopen)
-                continue
-            went_well, event = self._attempt(stream.try_next)
-            if not went_well:
-                continue
-            if event is None and not stream.alive:
-                self.close()
-                self._back_off(StreamError("the server closes the stream again and again"))
-                continue
-            self._went_well()
+            event = self._answer(_next_of)
             if event is None:
                 return None
             key = sort_key(event)
@@ -110,18 +101,7 @@ class EventStream:
         Raises StreamError when the stream cannot go on.
         """
         while True:
-            events: list[RawBSONDocument] = []
-            stream = self._stream
-            if stream is None:
-                self._attempt(self._reopen)
-                continue
-            if not self._attempt(partial(stream.try_reply, events))[0]:
-                continue
-            if not events and not stream.alive:
-                self.close()
-                self._back_off(StreamError("the server closes the stream again and again"))
-                continue
-            self._went_well()
+            events = self._answer(_reply_of) or []
             run = run_of(events)
             ended = first_invalidate(run)
             if ended is not None:  # what follows it comes on another cursor
@@ -134,6 +114,14 @@ class EventStream:
             if run.keys or not events:
                 return run
 
+    def has_stalled(self, since: float, now: float) -> bool:
+        """Whether the stream has not moved for too long. since: when it last moved, by the clock.
+
+        The time begins anew when requests that failed go well again: `patience` bounds how long
+        they may fail.
+        """
+        return now - max(since, self._recovered_at) > STALLED_AFTER
+
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can go on from where it was."""
         self._reached = self.position
@@ -144,9 +132,24 @@ class EventStream:
     def _reopen(self) -> None:
         self._stream = self._watch(self._reached or self._start)
 
-    def _attempt(
-        self, call: Callable[[], RawBSONDocument | None]
-    ) -> tuple[bool, RawBSONDocument | None]:
+    def _answer(self, ask: Callable[[WatchedStream], _Result | None]) -> _Result | None:
+        """What a request to the open cursor returns; None when the server had no event."""
+        while True:
+            stream = self._stream
+            if stream is None:
+                self._attempt(self._reopen)
+                continue
+            went_well, result = self._attempt(partial(ask, stream))
+            if not went_well:
+                continue
+            if result is None and not stream.alive:
+                self.close()
+                self._back_off(StreamError("the server closes the stream again and again"))
+                continue
+            self._went_well()
+            return result
+
+    def _attempt(self, call: Callable[[], _Result | None]) -> tuple[bool, _Result | None]:
         """Whether the call went well, and its result; sleeps after a failure that may pass."""
         try:
             return True, call()
@@ -161,7 +164,7 @@ class EventStream:
         if self._failing:
             self._failing = False
             self._retries.reset()
-            self.recovered_at = self._clock()
+            self._recovered_at = self._clock()
 
     def _back_off(self, error: Exception) -> None:
         self._failing = True
@@ -193,7 +196,7 @@ def read_runs(
             return
         if position != seen:
             seen, moved_at = position, clock()
-        elif clock() - max(moved_at, stream.recovered_at) > STALLED_AFTER:
+        elif stream.has_stalled(moved_at, clock()):
             raise StreamError(
                 f"the stream has not moved for {STALLED_AFTER:.0f} s and is still before the end "
                 "of its range: see which shard cannot be reached, and restart the query"
@@ -206,6 +209,16 @@ def read_range(
     """The same events as `read_runs`, one by one."""
     for run in read_runs(stream, end, clock=clock):
         yield from run.documents()
+
+
+def _next_of(stream: WatchedStream) -> RawBSONDocument | None:
+    return stream.try_next()
+
+
+def _reply_of(stream: WatchedStream) -> list[RawBSONDocument] | None:
+    events: list[RawBSONDocument] = []
+    stream.try_reply(events)
+    return events or None
 
 
 def _close(stream: WatchedStream) -> None:
