@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 from bson import json_util
-from bson.code import Code
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
@@ -26,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sink.errors import OptionError
 from spark_sink.event_slices import decoded_documents
 from spark_sink.event_values import OPERATIONS
+from spark_sink.extended_json import CodeDecoder, Wrapped
 from spark_sink.heartbeats import HEARTBEAT
 
 MESSAGES = "topic string, key string, value string"
@@ -38,36 +38,19 @@ HEARTBEAT_PREFIX = "__debezium-heartbeat"
 """What the name of the heartbeats' topic begins with, unless another prefix is given."""
 
 
-class _Opaque:
-    """A value of a type that Python's encoder of JSON takes for the number or text it derives from.
-
-    A long must become `$numberLong` and code `$code`, so the encoder must ask what to write.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 class _LongDecoder(TypeDecoder):
+    """Decodes longs as `Wrapped`: they are `$numberLong`, and `Int64` is a subclass of `int`."""
+
     bson_type = Int64
 
-    def transform_bson(self, value: Any) -> _Opaque:
-        return _Opaque(value)
-
-
-class _CodeDecoder(TypeDecoder):
-    bson_type = Code
-
-    def transform_bson(self, value: Any) -> _Opaque:
-        return _Opaque(value)
+    def transform_bson(self, value: Any) -> Wrapped:
+        return Wrapped(value)
 
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS,
     unicode_decode_error_handler="replace",
-    type_registry=TypeRegistry([_LongDecoder(), _CodeDecoder()]),
+    type_registry=TypeRegistry([_LongDecoder(), CodeDecoder()]),
 )
 _STRICT = json_util.JSONOptions(
     json_mode=json_util.JSONMode.LEGACY,
@@ -147,7 +130,7 @@ def envelope(
             "collection": event["ns"]["coll"],
             "ord": cluster_time.inc,
             "lsid": _text(lsid),
-            "txnNumber": _number(event.get("txnNumber")),
+            "txnNumber": _unwrapped(event.get("txnNumber")),
             "wallTime": None if wall is None else int(wall),
         },
         "op": OPERATIONS[operation],
@@ -169,7 +152,7 @@ def _description(description: dict[str, Any] | None) -> dict[str, Any] | None:
     if description is None:
         return None
     truncated = [
-        {"field": each["field"], "size": _number(each["newSize"])}
+        {"field": each["field"], "size": _unwrapped(each["newSize"])}
         for each in description.get("truncatedArrays") or ()
     ]
     return {
@@ -186,15 +169,14 @@ def _text(value: Any) -> str | None:
 
 def _strict(value: Any) -> Any:
     """What the encoder does not know: MongoDB's own types."""
-    plain = value.value if isinstance(value, _Opaque) else value
-    return json_util.default(plain, _STRICT)
+    return json_util.default(_unwrapped(value), _STRICT)
 
 
 _ENCODER = json.JSONEncoder(default=_strict)
 
 
-def _number(value: Any) -> Any:
-    return value.value if isinstance(value, _Opaque) else value
+def _unwrapped(value: Any) -> Any:
+    return value.value if isinstance(value, Wrapped) else value
 
 
 @dataclass
@@ -286,7 +268,7 @@ class _Transaction:
 
 
 def _transaction_name(event: dict[str, Any]) -> str:
-    return f"{bytes(event['lsid']['id']).hex()}:{_number(event['txnNumber'])}"
+    return f"{bytes(event['lsid']['id']).hex()}:{_unwrapped(event['txnNumber'])}"
 
 
 def _batch(messages: list[tuple[str, str, str | None]]) -> pa.RecordBatch:

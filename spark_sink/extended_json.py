@@ -23,25 +23,33 @@ ToJson = Callable[[Slice | None], str | None]
 """Turns a field into text; a missing field into None."""
 
 
-class _CodeValue:
-    """JavaScript code, which must not pass for the string that `Code` is a subclass of."""
+class Wrapped:
+    """A value whose class derives from a number or a string, as which an encoder would write it.
 
-    def __init__(self, code: Code) -> None:
-        self.code = code
+    Encoders do not know this class, so they call their `default` function with it.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-class _CodeDecoder(TypeDecoder):
+class CodeDecoder(TypeDecoder):
+    """Decodes JavaScript code as `Wrapped`: `Code` is a subclass of `str`."""
+
     bson_type = Code
 
-    def transform_bson(self, value: Any) -> _CodeValue:
-        return _CodeValue(value)
+    def transform_bson(self, value: Any) -> Wrapped:
+        """Return the code, wrapped."""
+        return Wrapped(value)
 
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     tz_aware=True,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
-    type_registry=TypeRegistry([_CodeDecoder()]),
+    type_registry=TypeRegistry([CodeDecoder()]),
 )
 # Earlier dates are numbers in extended JSON.
 _FIRST_READABLE_YEAR = 1970
@@ -100,8 +108,8 @@ def _relaxed(value: Any) -> Any:
     if isinstance(value, datetime) and value.year >= _FIRST_READABLE_YEAR:
         text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
         return {"$date": text.removesuffix("+00:00") + "Z"}
-    if isinstance(value, _CodeValue):
-        value = value.code
+    if isinstance(value, Wrapped):
+        value = value.value
     return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
 
 
@@ -138,4 +146,4 @@ def _with_code(value: Any) -> Any:
         return {key: _with_code(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_code(item) for item in value]
-    return value.code if isinstance(value, _CodeValue) else value
+    return value.value if isinstance(value, Wrapped) else value
