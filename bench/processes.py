@@ -21,25 +21,28 @@ def cpu_seconds(pid: int) -> float:
     The figure is the kernel's count for the whole process, in ticks of 10 ms. It includes threads
     and children that have ended.
     """
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    own = sum(map(int, _statistics(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
     return own + sum(map(cpu_seconds, children(pid)))
 
 
 def own_cpu_seconds(pid: int) -> float:
     """Return the CPU seconds, user and system, that a process alone has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, _statistics(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def children(pid: int) -> list[int]:
     """Return the ids of a process's running children."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has just ended
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
+            if int(_statistics(entry.name)[1]) == pid:
+                found.append(int(entry.name))
     return found
+
+
+def _statistics(pid: int | str) -> list[str]:
+    """Return the fields of a process's ``stat`` file after its id and its name."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def listening(program: str, port: int | str) -> int:
