@@ -97,10 +97,9 @@ class TaskReader:
         """The events that this task passes on."""
         if not self._task.before:
             return run
-        others = {index for index, key in enumerate(run.keys) if self._is_anothers(key)}
-        if not others:
+        own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]
+        if len(own) == len(run):
             return run
-        own = [index for index in range(len(run)) if index not in others]
         return Run([run.keys[index] for index in own], [run.events[index] for index in own])
 
     def _is_anothers(self, key: str) -> bool:
