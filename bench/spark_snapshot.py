@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from spark_sink import local_session
 
 ROUNDS = 3
-"""Each way of reading is measured so often, in turns, after one reading by Spark that is not."""
+"""How often each way of reading is measured, in turns; a first reading by Spark is not counted."""
 
 
 def main() -> None:

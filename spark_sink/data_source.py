@@ -3,8 +3,8 @@
 Spark's driver asks for the end of each micro-batch (`latestOffset`), writes it to the checkpoint,
 and has tasks read what lies between two offsets (docs/design.md#feed-and-spark).
 
-What reads and writes is imported where it is needed: a start that only reports a router that is
-away has no use for it.
+Readers and writers are imported where they are needed: a start that only reports that the router
+is away does not need them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Places = NDArray[np.int64]
 # Fewer events of a layout, or a smaller share of the events, are not worth the steps over arrays.
 FEWEST = 24
 _SMALLEST_SHARE = 64
-# How often events are divided by a field before the others are left.
+# After so many divisions of events by their fields, the events not yet in a layout are left.
 _MOST_DIVISIONS = 128
 # Different values of a field that are told apart; with more, each event's value is read by itself.
 _MOST_VALUES = 32
@@ -124,8 +124,8 @@ class Layout:
 def layouts_of(joined: JoinedEvents) -> tuple[list[Layout], Places]:
     """Return the layouts of the events, and the indexes of the events that are left.
 
-    Left are those of rare layouts, those with fields of rare types, and those that are no valid
-    BSON.
+    The latter are events of rare layouts, events with fields of rare types, and those that are no
+    valid BSON.
     """
     found: list[Layout] = []
     left: list[Places] = []

@@ -21,7 +21,7 @@ from spark_sink.event_slices import DOCUMENT, NULL, fields_of
 from spark_sink.event_values import OPERATIONS, READ, fragment_place, namespace_of
 from spark_sink.extended_json import ToJson, canonical_json, relaxed_documents, relaxed_json
 from spark_sink.row_schema import DOCUMENT_COLUMNS, row_schema
-from spark_sink.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments
+from spark_sink.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
 
 if TYPE_CHECKING:
     from spark_sink.event_layouts import Layout
@@ -128,11 +128,11 @@ class EventRows:
         kind = None if operation is None else operation.text()
         cluster_time = None if time is None else time.second_and_tick()
         wall_time = None if wall is None else wall.milliseconds()
-        rescued: tuple[str | None, ...] = ()
+        rescue: tuple[str | None, ...] = ()
         if self._typed is not None:
             structs, misfits = self._typed.columns(get, self._to_json)
             document_key, description = map(self._to_json, map(get, _UNTYPED))
-            documents, rescued = [document_key, *structs, description], (misfits,)
+            documents, rescue = [document_key, *structs, description], (misfits,)
         elif self._raw:
             documents = [None if each is None else each.value for each in map(get, _DOCUMENTS)]
         else:
@@ -153,7 +153,7 @@ class EventRows:
             None if number is None else number.whole_number(),
             None if to is None else namespace_of(to)[0],
             None if fragment is None else fragment_place(fragment),
-            *rescued,
+            *rescue,
         )
 
     def _document_columns(self, layout: Layout) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class EventRows:
 
     def _typed_columns(self, typed: TypedDocuments, layout: Layout) -> dict[str, Any]:
         columns: dict[str, Any] = {}
-        rescued: dict[int, list[str]] = {}
+        not_fitting: dict[int, list[tuple[str, str | None]]] = {}
         for name in TYPED_COLUMNS:
             field = layout.fields.get(name.encode())
             if field is None:
@@ -192,10 +192,10 @@ class EventRows:
                 misfits = [] if field.kind == NULL else list(range(len(layout.rows)))
             slices = layout.slices(name.encode()) if misfits else []
             for index in misfits:
-                rescued.setdefault(index, []).append(f'"{name}":{self._to_json(slices[index])}')
-        if rescued:
-            texts = {index: f"{{{','.join(parts)}}}" for index, parts in rescued.items()}
-            columns[RESCUED] = [texts.get(index) for index in range(len(layout.rows))]
+                not_fitting.setdefault(index, []).append((name, self._to_json(slices[index])))
+        if not_fitting:
+            rows = range(len(layout.rows))
+            columns[RESCUED] = [rescued(not_fitting.get(index, ())) for index in rows]
         return columns
 
 

@@ -105,7 +105,7 @@ def planner_for(
 
 
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
-    """A planner of snapshots of what the options let a snapshot read."""
+    """A planner of snapshots of the collections that the options let a snapshot read."""
     accepts = options.snapshot.accepts if options.snapshot.collections else None
     return SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk, accepts)
 
@@ -124,13 +124,12 @@ def chunk_task(chunk: Chunk, mark: Timestamp, options: StreamOptions) -> Snapsho
 
 
 def signal_tasks(state: SignalState, start: Position, options: StreamOptions) -> list[Task]:
-    """What the tasks of a batch read for signals. start: the batch's beginning in the stream."""
+    """The tasks that signals add to a batch. start: the batch's beginning in the stream."""
     tasks: list[Task] = []
     reading = state.reading
     if reading is not None:
         request = state.request(reading.request)
-        streamed = start.data if isinstance(start, Token) else _before(start)
-        requested = Requested(request.id, request.blocking, streamed)
+        requested = Requested(request.id, request.blocking, _token_at(start))
         for chunk in reading.chunks:
             task = chunk_task(chunk, reading.at, options)
             own, given = task.condition, request.condition(str(chunk.collection))
@@ -141,7 +140,10 @@ def signal_tasks(state: SignalState, start: Position, options: StreamOptions) ->
     return tasks
 
 
-def _before(position: Position) -> str:
+def _token_at(position: Position) -> str:
+    """A token that sorts below the events after a position; empty for "now"."""
+    if isinstance(position, Token):
+        return position.data
     time = time_of(position)
     return "" if time is None else high_water_mark(time)
 

@@ -25,7 +25,8 @@ _TOKEN = re.compile(
     r"82([0-9A-F]{8})([0-9A-F]{8})2B[0-9A-F]{2}(29|2C0100)"
     r"(?:29|2B.{2}|2C.{4}|2D.{6}|2E.{8}|2F.{10})(6E|6F)"
 )
-# The same, of an event outside of transactions that is no invalidate, from the token type on.
+# The last three of these, as most tokens have them: of an event outside of transactions that is no
+# invalidate. AFTER_VERSION is where they begin.
 AFTER_VERSION = 22
 PLAIN_EVENT = "2C0100296E"
 _HIGH_WATER_MARK = "29"

@@ -217,9 +217,10 @@ class RouterClient:
         return seeds[0][0], seeds[0][1] or 27017
 
     def patiently(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call to the router, tried again as the options say while it fails.
+        """The result of a call to the router, which is tried again as long as the options say.
 
-        Raises StreamError once that is over, and whatever the call raises else.
+        Raises StreamError when the call still fails after that, and at once any error that a
+        further attempt cannot mend.
         """
         retries = Retries(self._options.patience)
         while True:

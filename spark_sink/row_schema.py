@@ -1,4 +1,4 @@
-"""The schema of the source's rows, apart from what makes the rows.
+"""The schema of the source's rows, apart from the code that makes the rows.
 
 A start first checks its options and connects to the router, in a process of its own. It imports
 this module and neither pyarrow nor the planners, so that a router that is away is reported sooner.
@@ -29,7 +29,7 @@ _FRAGMENT = StructType([StructField("fragment", LongType()), StructField("of", L
 def row_schema(
     *, raw_documents: bool = False, document_type: StructType | None = None
 ) -> StructType:
-    """What every row has.
+    """The columns of every row.
 
     raw_documents: the columns of documents hold BSON instead of JSON; document_type: of the structs
     in TYPED_COLUMNS, beside which rows have the column RESCUED.
@@ -67,7 +67,7 @@ def row_schema(
 
 
 def typed_documents(options: StreamOptions) -> TypedDocuments | None:
-    """What makes structs of documents; None where the options ask for none.
+    """The maker of structs of documents; None where the options ask for no structs.
 
     Raises OptionError for a schema that cannot be used.
     """

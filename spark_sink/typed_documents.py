@@ -115,8 +115,8 @@ class TypedDocuments:
             struct, fits = self.read(field)
             structs.append(struct)
             if not fits:
-                misfits.append(f'"{name}":{to_json(field)}')
-        return structs, f"{{{','.join(misfits)}}}" if misfits else None
+                misfits.append((name, to_json(field)))
+        return structs, rescued(misfits)
 
     def _misfit(self) -> Any:
         """Note that the document does not fit, and return what the struct has instead: a null."""
@@ -256,6 +256,11 @@ class TypedDocuments:
         fits = type(value) is DatetimeMS and _FIRST <= int(value) <= _LAST
         days, rest = divmod(int(value), _DAY) if fits else (0, 1)
         return self._misfit() if rest else days
+
+
+def rescued(misfits: Sequence[tuple[str, str | None]]) -> str | None:
+    """The value of RESCUED. misfits: the columns that do not fit, each with its field as JSON."""
+    return "{" + ",".join(f'"{name}":{text}' for name, text in misfits) + "}" if misfits else None
 
 
 _NOT_NULL = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
