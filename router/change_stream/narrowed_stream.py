@@ -3,7 +3,7 @@
 A collection's stream has the events of its database's stream that name the collection, and a
 database's stream has those of the cluster's. Only the end differs: a collection's stream ends after
 a drop or a rename, a database's after dropDatabase, with an ``invalidate`` that the wider stream
-does not have (docs/sharing.md#streams-that-ride-on-a-wider-one).
+does not have (docs/sharing.md#streams-read-as-parts-of-a-wider-one).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
