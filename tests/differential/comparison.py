@@ -9,18 +9,16 @@ import bson
 from bson import Timestamp
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import Failure, Reading, decoded
+from tests.differential.reading import TOKEN_NOT_FOUND, Failure, Reading, decoded
 
 _SHOWN = 1200
 _NOTHING = bson.encode({})
 _CAUSED_BY = " :: caused by :: "
 _OF_SHARD = "Error on remote shard"
-_OF_MERGE = "cannot resume stream; the resume token was not found."
 
 
 def differ_by_shard(plan: Plan, mongos: Reading, router: Reading) -> bool:
-    """Return whether both readings end with an error that a shard's error may have preceded, and
-    not with the same one.
+    """Return whether both readings fail, in different ways that depend on which shard comes first.
 
     After lookups the router runs the stages itself, so its error names no shard. A merge that does
     not find its resume token may fail before a shard does, or after it.
@@ -29,8 +27,8 @@ def differ_by_shard(plan: Plan, mongos: Reading, router: Reading) -> bool:
     if theirs == ours or not theirs or not ours:
         return False
     looked_up = plan.stage.get("fullDocument") == "updateLookup"
-    return theirs[0].message.startswith((_OF_SHARD, _OF_MERGE)) and (
-        looked_up or ours[0].message.startswith((_OF_SHARD, _OF_MERGE))
+    return theirs[0].message.startswith((_OF_SHARD, TOKEN_NOT_FOUND)) and (
+        looked_up or ours[0].message.startswith((_OF_SHARD, TOKEN_NOT_FOUND))
     )
 
 
@@ -93,7 +91,7 @@ def _failures(
     if differ_by_shard(plan, mongos, router):
         known = {each.code for each in of_shards}
         last = [each.failures[-1] for each in (mongos, router)]
-        if all(each.code in known or each.message.startswith(_OF_MERGE) for each in last):
+        if all(each.code in known or each.message.startswith(TOKEN_NOT_FOUND) for each in last):
             return
     # Where stages run is mongos's and the router's own choice: a lookup, and what follows it, runs
     # on the router; mongos runs some other stages itself.

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import Failure, Reading
+from tests.differential.reading import TOKEN_NOT_FOUND, Failure, Reading
 
-_NOT_FOUND = "cannot resume stream; the resume token was not found."
 _OPTIMIZED = 7182803
 _TOO_LARGE = 10334
 _ON_A_VIEW = 166
@@ -50,7 +49,7 @@ def _resumes_after_what_it_leaves_out(plan: Plan, mongos: Reading, router: Readi
 
 
 def _missed(reading: Reading) -> bool:
-    return any(failure.message.startswith(_NOT_FOUND) for failure in reading.failures)
+    return any(failure.message.startswith(TOKEN_NOT_FOUND) for failure in reading.failures)
 
 
 def _splits_from_a_version_1_token(plan: Plan, mongos: Reading) -> bool:
@@ -67,10 +66,9 @@ def _splits_from_a_version_1_token(plan: Plan, mongos: Reading) -> bool:
 
 def _fails_at_the_event_it_resumes_after(plan: Plan, mongos: Reading) -> bool:
     """Return whether mongos's shards ran stages that change ``_id`` on the token's own event."""
-    resumes = {"startAfter", "resumeAfter"} & set(plan.stage)
     failures = mongos.failures[-1:]
     return (
-        bool(resumes) and not mongos.events and any(_CHANGED in each.message for each in failures)
+        _resumes(plan) and not mongos.events and any(_CHANGED in each.message for each in failures)
     )
 
 
@@ -96,14 +94,13 @@ def _changes_ids_and_delivers_nothing(plan: Plan, mongos: Reading, router: Readi
     Which event the streams fail at, if at any, depends on whether the filter moves ahead.
     """
     stages = plan.command["pipeline"][1:]
-    filters = any({"$match", "$redact"} & set(stage) for stage in stages)
     changes = any(_CHANGED in failure.message for failure in mongos.failures[-1:]) or any(
         stage.get(name, {}).get("_id", 1) != 1
         for stage in stages
         for name in ("$project", "$set", "$addFields")
         if isinstance(stage.get(name, {}), dict)
     )
-    return changes and filters and not mongos.events and not router.events
+    return changes and _filters(plan) and not mongos.events and not router.events
 
 
 def _fails_beside_its_token(
@@ -114,10 +111,9 @@ def _fails_beside_its_token(
 
     mongos's shards drop the events before the token before they look for images and run stages.
     """
-    resumes = {"startAfter", "resumeAfter"} & set(plan.stage)
     codes = {failure.code for failure in router.failures}
     return (
-        bool(resumes)
+        _resumes(plan)
         and bool(codes)
         and not mongos.failures
         and not router.events
@@ -127,12 +123,22 @@ def _fails_beside_its_token(
 
 def _filters_a_large_event_itself(plan: Plan, mongos: Reading, router: Reading) -> bool:
     """Return whether mongos's shards fail to send an event that mongos itself would filter."""
-    filters = any({"$match", "$redact"} & set(stage) for stage in plan.command["pipeline"][1:])
     codes = [failure.code for failure in mongos.failures]
     shared = len(mongos.events)
     return (
-        filters
+        _filters(plan)
         and codes == [_TOO_LARGE]
         and not router.failures
         and router.events[:shared] == mongos.events
     )
+
+
+def _resumes(plan: Plan) -> bool:
+    """Return whether the stream starts after a token."""
+    return not {"startAfter", "resumeAfter"}.isdisjoint(plan.stage)
+
+
+def _filters(plan: Plan) -> bool:
+    """Return whether a stage leaves out events."""
+    stages = plan.command["pipeline"][1:]
+    return any({"$match", "$redact"} & set(stage) for stage in stages)

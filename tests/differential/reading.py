@@ -22,6 +22,8 @@ _VARIES = re.compile(
 """Parts of messages that may differ: cursor ids, addresses, and details of the shard whose event
 came first. Shards add a sort key to events for mongos, which changes the size in messages.
 """
+TOKEN_NOT_FOUND = "cannot resume stream; the resume token was not found."
+"""The beginning of the message of a merge that does not find its resume token."""
 
 
 class DeadlineError(Exception):
