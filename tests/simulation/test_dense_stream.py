@@ -1,15 +1,12 @@
 """A stream with many events costs each member a bounded number of getMores, and none is late."""
 
 import asyncio
-from collections import Counter
-from unittest import mock
 
 import pytest
 
 from embedded.clients import Client
-from embedded.cursors import CursorTable
 from tests.simulation.driver import DriverCursor
-from tests.simulation.world import World, visit
+from tests.simulation.world import World, counted_get_mores, visit
 
 RATE = 200
 """Events a second; every member has some in each round."""
@@ -39,13 +36,6 @@ async def _read(world: World, cursor: DriverCursor, arrived: dict[int, float]) -
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
-    asked: Counter[int] = Counter()
-    next_batch = CursorTable.next_batch
-
-    def count(table: CursorTable, *args: float) -> object:
-        asked[id(table)] += 1
-        return next_batch(table, *args)  # type: ignore[arg-type]
-
     async def body(world: World) -> None:
         if sharded:
             await _spread(world)
@@ -65,7 +55,7 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
         assert max(get_mores.values()) <= MOST_GET_MORES * took
         cursor.vanish()
 
-    with mock.patch.object(CursorTable, "next_batch", count):
+    with counted_get_mores() as asked:
         assert visit(body, noop_interval=10.0) == []
 
 

@@ -2,15 +2,13 @@
 
 import asyncio
 from contextlib import suppress
-from unittest import mock
 
 import pytest
 
 from embedded.clients import Client
-from embedded.cursors import CursorTable
 from shard_client.errors import NetworkError
 from tests.simulation.driver import DriverCursor
-from tests.simulation.world import World, visit
+from tests.simulation.world import World, counted_get_mores, visit
 
 HOUR = 3600.0
 MOST_LATE = 0.005
@@ -58,14 +56,6 @@ class Reader:
 
 @pytest.mark.timeout(60)
 def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
-    asked = 0
-    next_batch = CursorTable.next_batch
-
-    def count(table: CursorTable, *args: float) -> object:
-        nonlocal asked
-        asked += 1
-        return next_batch(table, *args)  # type: ignore[arg-type]
-
     async def body(world: World) -> None:
         reader = Reader(world)
         await reader.start()
@@ -74,14 +64,14 @@ def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
             busy.append(await reader.latency_of(number))
             await asyncio.sleep(0.02)
         del busy[:4]  # the first documents open connections
-        before = asked
+        asked.clear()
         await asyncio.sleep(HOUR)
-        meanwhile = asked - before
+        meanwhile = asked.total()
         late = await reader.latency_of(100)
         await reader.stop()
         assert late <= MOST_LATE
         assert late <= max(busy), "a quiet stream is as quick as a busy one"
         assert meanwhile <= MOST_GET_MORES * HOUR
 
-    with mock.patch.object(CursorTable, "next_batch", count):
+    with counted_get_mores() as asked:
         assert visit(body, noop_interval=10.0) == []

@@ -1,13 +1,16 @@
 """A small cluster and a router in virtual time, for tests with their own clients."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any
+from unittest import mock
 
 from embedded.cluster import EmbeddedCluster
+from embedded.cursors import CursorTable
 from tests.simulation.loop import SimulatedLoop, run
 from tests.simulation.network import Network, Weather
 from tests.simulation.processes import RouterProcess, in_process
@@ -71,3 +74,17 @@ def visit(
         stack.enter_context(repeatable(seed, lambda: _WALL + loop.time()))
         run(loop, play())
     return trace.problems
+
+
+@contextmanager
+def counted_get_mores() -> Iterator[Counter[int]]:
+    """Count, during the block, the batches that cursors are asked for, by the id of the table."""
+    asked: Counter[int] = Counter()
+    next_batch = CursorTable.next_batch
+
+    def count(table: CursorTable, *args: float) -> object:
+        asked[id(table)] += 1
+        return next_batch(table, *args)  # type: ignore[arg-type]
+
+    with mock.patch.object(CursorTable, "next_batch", count):
+        yield asked
