@@ -1,4 +1,4 @@
-"""A wider stream whose only reader reads a part of it."""
+"""A narrowed stream and the wider stream that it is a part of."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 
 class PartOfStream:
-    """The stream of the request ``narrow``, as a part of that of ``request``."""
+    """Reads the stream of ``narrow`` as a part of the wider stream of ``request``."""
 
     def __init__(
         self,
@@ -50,10 +50,5 @@ class PartOfStream:
                 return False
         return True
 
-    def take(
-        self,
-        max_events: int | None,
-        max_bytes: int = MAX_BATCH_BYTES,
-        enough: int | None = None,
-    ) -> Batch:
-        return self.log_reader.take(max_events, max_bytes, enough)
+    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch:
+        return self.log_reader.take(max_events, max_bytes)

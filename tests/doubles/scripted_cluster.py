@@ -1,7 +1,7 @@
 """A cluster of scripted members, and cursor registries on it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +103,22 @@ async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -
         assert batch.events, f"only {found}"
         found += numbers(batch)
     return found
+
+
+async def read_through_move(cursor: MergedCursor, count: int) -> list[int]:
+    """Read until ``count`` events have arrived; a cursor that changes streams has empty batches."""
+    found: list[int] = []
+    async with asyncio.timeout(PATIENCE):
+        while len(found) < count:
+            found += numbers(await cursor.next_batch(None, PATIENCE))
+    return found
+
+
+async def read_nothing_until(cursor: MergedCursor, condition: Callable[[], bool]) -> None:
+    """Read empty batches until ``condition()`` is true; fail if an event arrives."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            assert (await cursor.next_batch(None, 0.01)).events == []
 
 
 async def read_until_shared(

@@ -1,5 +1,6 @@
 """Filters by example: matching and other events, declined filters, projections."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import bson
@@ -9,7 +10,7 @@ from bson.decimal128 import Decimal128
 
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
-from router.filters.stream_filter import compile_filter
+from router.filters.stream_filter import StreamFilter, compile_filter
 from tests.recordings.workload import STREAMS
 
 Document = dict[str, Any]
@@ -181,14 +182,19 @@ def test_the_index_routes_events_by_required_values() -> None:
     assert dict(index.route(events)) == {999: [events[1]], -1: [events[0], events[2], events[3]]}
 
 
+def index_of(filters: Sequence[StreamFilter]) -> FilterIndex[int]:
+    index: FilterIndex[int] = FilterIndex()
+    for owner, each in enumerate(filters):
+        index.add(owner, each)
+    return index
+
+
 def test_remembered_values_find_the_same_filters() -> None:
     """An index that has seen events of the same form routes as one that has seen none."""
     operands = [7, "seven", None, ObjectId("7" * 24), True, {"a": 1}]
     filters = [compile_filter([{"$match": {"fullDocument.t": each}}]) for each in operands]
     filters.append(compile_filter([{"$match": {"fullDocument.t": {"$in": [8, "seven"]}}}]))
-    index: FilterIndex[int] = FilterIndex()
-    for owner, each in enumerate(filters):
-        index.add(owner, each)
+    index = index_of(filters)
     values = [7, Int64(7), 7.0, Decimal128("7.00"), 8, 9, "seven", "", "s\0", None, ObjectId()]
     values += [ObjectId("7" * 24), True, {"a": 1}, {"a": 2}, [7, "seven"], [8, 8], [], float("nan")]
     events = [bson.encode(full(a=1, t=value)) for value in values] + [bson.encode(full(a=1))]
@@ -198,10 +204,7 @@ def test_remembered_values_find_the_same_filters() -> None:
 
     for _ in range(5):
         for event in events:
-            fresh: FilterIndex[int] = FilterIndex()
-            for owner, each in enumerate(filters):
-                fresh.add(owner, each)
-            assert routed(index, event) == routed(fresh, event)
+            assert routed(index, event) == routed(index_of(filters), event)
     index.remove(0)
     assert routed(index, events[0]) == set()
 

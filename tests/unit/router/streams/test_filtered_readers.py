@@ -1,6 +1,7 @@
 """Filtered readers during a backlog: replies are few and full."""
 
 import asyncio
+from collections.abc import Mapping
 
 from bson import Timestamp
 
@@ -18,10 +19,12 @@ from tests.unit.router.tokens import data_of, event
 
 START = Timestamp(10, 1)
 EVENTS, EVERY = 6000, 100
+ALL = {"$gte": 0}
+"""A condition on the tenant that every event meets."""
 
 
 class Backlog:
-    """One shard's stream with several blocks of events, of which each reader gets every 100th."""
+    """One shard's stream with several blocks of events; each tenant has every 100th event."""
 
     def __init__(self, size: int = 0, kept_bytes: int = 0) -> None:
         command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -31,7 +34,7 @@ class Backlog:
         self.point = starting_point(request, START, 1)
         self.size = size
 
-    def reader(self, tenant: int) -> LogReader:
+    def reader(self, tenant: int | Mapping[str, int]) -> LogReader:
         wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
         return LogReader(self.readers.open(wanted, first_key(START)), self.point)
 
@@ -84,8 +87,7 @@ async def test_a_reader_with_many_events_is_woken_before_the_end() -> None:
 async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
     backlog = Backlog()
     # The first one gets all events, the second one every 100th.
-    every = compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 0}}}])
-    full = LogReader(backlog.readers.open(every, first_key(START)), backlog.point)
+    full = backlog.reader(ALL)
     few = backlog.reader(1)
     backlog.arrive()
     waiting = asyncio.get_running_loop().create_future()
@@ -101,8 +103,7 @@ async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
 
 async def test_a_woken_reader_reads_before_the_next_block() -> None:
     backlog = Backlog(size=1000)
-    every = compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 0}}}])
-    reader = LogReader(backlog.readers.open(every, first_key(START)), backlog.point)
+    reader = backlog.reader(ALL)
     backlog.arrive()
     got = 0
     while got < EVENTS:
@@ -115,8 +116,7 @@ async def test_a_woken_reader_reads_before_the_next_block() -> None:
 
 async def test_a_reader_may_use_what_others_leave() -> None:
     backlog = Backlog(size=1000, kept_bytes=16 * 1024 * 1024)
-    every = compile_filter([{"$match": {"fullDocument.tenant": {"$gte": 0}}}])
-    reader = LogReader(backlog.readers.open(every, first_key(START)), backlog.point)
+    reader = backlog.reader(ALL)
     others = [backlog.reader(EVERY + number) for number in range(200)]
     backlog.arrive()
     while backlog.stream.ready:

@@ -18,6 +18,8 @@ from tests.doubles.scripted_cluster import (
     ScriptedCluster,
     is_tenant,
     numbers,
+    read_nothing_until,
+    read_through_move,
     read_until,
     read_until_shared,
 )
@@ -137,9 +139,11 @@ async def test_few_filters_stay_on_the_shards_and_many_move_over(
     # With a single one left, its filter goes back to the shards.
     for cursor in cursors[1:]:
         registry.kill([cursor.cursor_id], OWNER)
-    async with asyncio.timeout(PATIENCE):
-        while registry.describe() == [] or registry.describe()[0].filtered is not None:
-            assert (await cursors[0].next_batch(None, 0.01)).events == []
+
+    def on_shards() -> bool:
+        return registry.describe() != [] and registry.describe()[0].filtered is None
+
+    await read_nothing_until(cursors[0], on_shards)
     write(cluster, 111, of=0)
     assert await read_until(cursors[0], 1) == [111]
     await until(lambda: cluster.open_cursors == REMOTES)
@@ -192,10 +196,7 @@ async def test_an_error_by_another_event_moves_a_filter_to_the_shards(
     too_large = CommandError(10334, "BSONObj size is invalid")
     cursor.shared.runner._remote_failed(1, too_large, None)
     write(cluster, 103, of=1)
-    async with asyncio.timeout(PATIENCE):
-        while not (batch := await cursor.next_batch(None, PATIENCE)).events:
-            pass
-    assert 103 in numbers(batch)
+    assert await read_through_move(cursor, 1) == [103]
     assert registry.describe()[0].filtered is None
 
 

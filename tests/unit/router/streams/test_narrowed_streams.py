@@ -18,6 +18,8 @@ from tests.doubles.scripted_cluster import (
     ScriptedCluster,
     is_tenant,
     numbers,
+    read_nothing_until,
+    read_through_move,
     read_until,
     read_until_shared,
 )
@@ -85,6 +87,11 @@ async def opened(registry: CursorRegistry, *names: str, **fields: Any) -> list[M
     return [(await registry.open(watch(name, **fields), OWNER))[0] for name in names]
 
 
+def namespaces(registry: CursorRegistry) -> list[str]:
+    """Return the namespaces of the open streams."""
+    return [each.namespace for each in registry.describe()]
+
+
 async def kinds_to_the_end(cursor: MergedCursor) -> tuple[list[str], str]:
     """Return the operation types up to the end of a stream, and its last token."""
     found: list[str] = []
@@ -135,9 +142,7 @@ async def test_few_collections_keep_their_own_streams_and_many_move(
     assert got == [[102, 105], [103, 106], [101, 104]]
     for cursor in cursors[1:]:
         registry.kill([cursor.cursor_id], OWNER)
-    async with asyncio.timeout(PATIENCE):
-        while [each.namespace for each in registry.describe()] != ["db.a"]:
-            assert (await cursors[0].next_batch(None, 0.01)).events == []
+    await read_nothing_until(cursors[0], lambda: namespaces(registry) == ["db.a"])
     write(cluster, 111, "a")
     assert await read_until(cursors[0], 1) == [111]
     await until(lambda: cluster.open_cursors == REMOTES)
@@ -153,9 +158,7 @@ async def test_many_databases_share_the_cluster_s_stream(cluster: ScriptedCluste
     write(cluster, 104, "a", database="y")
     assert await read_until(second, 2) == [102, 104]
     assert await read_until(first, 1) == [101]
-    async with asyncio.timeout(PATIENCE):
-        while [each.namespace for each in registry.describe()] != ["admin.$cmd.aggregate"]:
-            assert (await first.next_batch(None, 0.01)).events == []
+    await read_nothing_until(first, lambda: namespaces(registry) == ["admin.$cmd.aggregate"])
     end(cluster.shards["s1"], 106, "dropDatabase", db="y")
     cluster.noop(108)
     found, _ = await kinds_to_the_end(second)
@@ -203,11 +206,7 @@ async def test_the_end_of_the_database_s_stream_is_not_the_collection_s(
     end(cluster.shards["s0"], 103, "dropDatabase", db="db")
     cluster.noop(105)
     write(cluster, 107, "a")
-    got: list[int] = []
-    async with asyncio.timeout(PATIENCE):
-        while not got:
-            got += numbers(await cursor.next_batch(None, PATIENCE))
-    assert got == [107]
+    assert await read_through_move(cursor, 1) == [107]
     targets = [command["aggregate"] for command in cluster.shards["s1"].opened]
     assert targets in (["a", 1, "a"], ["a", 1, "a", 1]), "it enters no stream that ends at once"
 
@@ -222,12 +221,8 @@ async def test_an_error_by_another_collection_moves_a_stream_to_its_own(
     assert cursor.shared is not None
     cursor.shared.runner._remote_failed(1, CommandError(10334, "BSONObj size is invalid"), None)
     write(cluster, 103, "a")
-    got: list[int] = []
-    async with asyncio.timeout(PATIENCE):
-        while not got:
-            got += numbers(await cursor.next_batch(None, PATIENCE))
-    assert got == [103]
-    assert [each.namespace for each in registry.describe()] == ["db.a"]
+    assert await read_through_move(cursor, 1) == [103]
+    assert namespaces(registry) == ["db.a"]
 
 
 @pytest.mark.parametrize(
