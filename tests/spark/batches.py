@@ -1,4 +1,4 @@
-"""Runs a stream reader as Spark does, without Spark between."""
+"""Runs a stream reader as Spark does, without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Row = dict[str, Any]
 class Batches:
     """The micro-batches of one query.
 
-    offset: where the latest ended, as in a checkpoint; ends: the events of snapshots' ends.
+    Attributes:
+        reader: the query's reader.
+        offset: the end of the latest batch, as a checkpoint holds it.
+        rows: the rows of all batches.
+        ends: the events of the rows ``snapshotEnd``, from both readings of each batch.
     """
 
     def __init__(self, reader: MergerouterStreamReader, offset: Row | None = None) -> None:
@@ -30,7 +34,7 @@ class Batches:
         self.ends: list[bytes] = []
 
     def next(self) -> list[Row]:
-        """Plan a batch, read it twice, as after a crash, and return its rows."""
+        """Plan a batch and return its rows; read it twice, as Spark does after a crash."""
         start = self.offset
         end = self.reader.latestOffset(start, ReadAllAvailable())
         self.offset = json.loads(json.dumps(end))
@@ -40,7 +44,7 @@ class Batches:
         return first
 
     def until(self, done: Callable[[], bool], what: str) -> None:
-        """Run batches until it is so."""
+        """Run batches until ``done()`` is true; ``what`` names the condition in the failure."""
 
         def check() -> bool:
             self.next()
@@ -49,7 +53,7 @@ class Batches:
         wait_for(check, what)
 
     def kinds(self) -> list[str]:
-        """The operation types of all rows."""
+        """Return the operation types of all rows."""
         return [row["operationType"] for row in self.rows]
 
     def _read(self, start: Row, end: Row) -> list[Row]:
@@ -66,7 +70,7 @@ class Batches:
 
 @contextmanager
 def batches(options: dict[str, Any], offset: Row | None = None) -> Iterator[Batches]:
-    """Run a query with these options, from an offset on."""
+    """Run a query with these options, from ``offset`` or from its initial offset."""
     given = parse_options({name: str(value) for name, value in options.items()})
     reader = MergerouterStreamReader(given, 0.0)
     try:
@@ -76,7 +80,7 @@ def batches(options: dict[str, Any], offset: Row | None = None) -> Iterator[Batc
 
 
 def _comparable(row: Row) -> Row:
-    """The row without what depends on the time of reading."""
+    """Return the row without the fields that depend on the time of reading."""
     if row["snapshot"] or row["operationType"] == "snapshotEnd":
         return {**row, "event": None, "wallTime": None}
     return row

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 import pyarrow.parquet as pq
@@ -63,6 +64,12 @@ class Query:
         """Return the batch ids in "offsets" or "commits" of the checkpoint."""
         files = (self.folder / "checkpoint" / log).glob("[0-9]*")
         return sorted(int(file.name) for file in files)
+
+    def last_offset(self) -> dict[str, Any]:
+        """Return the source's offset of the latest planned batch."""
+        file = self.folder / "checkpoint" / "offsets" / str(self.batches("offsets")[-1])
+        found: dict[str, Any] = json.loads(file.read_text().splitlines()[-1])
+        return found
 
     def rows(self) -> list[tuple[str, int]]:
         """Return (token, document id) of all documents' rows that readers of the table see."""

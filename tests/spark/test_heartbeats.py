@@ -1,4 +1,4 @@
-"""Rows of heartbeats, and events of large documents, which are left out: options of Debezium's."""
+"""Debezium's options for heartbeats and for events of large documents."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_events_of_large_documents_are_left_out(shop: Shop) -> None:
 
 
 def changes(options: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the operation types and `_id`s of the events up to the insert of document 3."""
+    """Return the operation types and ``_id``s of the events up to the insert of document 3."""
 
     def found() -> list[tuple[str, int]]:
         rows = [row for row in query.rows if row["op"] is not None]

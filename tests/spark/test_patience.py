@@ -1,4 +1,4 @@
-"""How failures are tried again: Debezium's options for it."""
+"""Retries after failures, and Debezium's options for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def patience(**options: str) -> Patience:
 
 
 def pauses(given: Patience, failures: int) -> list[float]:
-    """The pauses after so many failures in a row; fewer where the patience ends."""
+    """Return the pauses after ``failures`` failures in a row, or up to the end of the patience."""
     slept: list[float] = []
     retries = Retries(given, clock=lambda: sum(slept), sleep=slept.append)
     for _ in range(failures):

@@ -1,4 +1,4 @@
-"""The start of a query: what it imports first, when it was, and the cluster time it begins at."""
+"""The start of a query: its imports, its time, and the cluster time at which the query begins."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Query:
         self.reader = MergerouterStreamReader(self.options, 0.0)
 
     def batch(self, killed: bool = False) -> dict[str, Any]:
-        """Run a batch, after a first attempt that is killed if `killed`; return its offset."""
+        """Run a batch and return its offset; with ``killed``, kill a first attempt."""
         end = json.loads(json.dumps(self.reader.latestOffset(self.offset, ReadMaxRows(40))))
         if killed:
             self._read(end)
@@ -113,7 +113,7 @@ def test_a_table_is_equal_to_its_collections_however_often_a_query_is_killed(
     try:
         while query.operations.count("snapshotEnd") < 1:
             query.batch(killed=chance.random() < 0.3)
-        # What no event mends: a document that has been lost, and one too many.
+        # Differences that no event corrects: a lost document and an extra one.
         lost, ghost = ("items", '{"$numberInt": "30"}'), {"_id": 5000}
         kept = [row for row in query.rows if (row["collection"], row["key"]) != lost]
         assert len(kept) == len(query.rows) - 1

@@ -1,4 +1,4 @@
-"""Snapshots that signals ask for, beside a stream that goes on, in a running Spark."""
+"""Snapshots that signals request while the stream continues, in a running Spark."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_signal_makes_a_table_equal_to_its_collection_again(
 
     follow()
     target = str(tmp_path / "table")
-    # Rows are lost and too many in both collections; the signal is for one of them.
+    # Both collections lack rows and have extra ones; the signal is for one of them.
     wrong = {("orders", 1001), ("orders", 1007), ("items", 3)}
 
     def lose(rows: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_signal_makes_a_table_equal_to_its_collection_again(
         ('{"$numberInt": "3"}', "missing"), ('{"$numberInt": "999"}', "extra"),
     }  # fmt: skip
 
-    # The same once more, while the stream waits; the id that was taken asks for nothing.
+    # Once more, while the stream waits. The signal with the id that was taken has no effect.
     database.signals.delete_one({"_id": "repair"})
     database.signals.insert_one({"_id": "repair", **execute(f"{shop.database}.nothing")})
     database.signals.insert_one(execute(".*[.]items", type="blocking"))
@@ -124,11 +124,6 @@ def test_a_snapshot_on_demand_survives_kills(
     query = Query(shop, tmp_path)
     options = ("maxEventsPerTrigger=250", f"signalFolder={signals}")
 
-    def last_offset() -> dict[str, Any]:
-        text = (tmp_path / "checkpoint" / "offsets" / str(query.batches("offsets")[-1])).read_text()
-        found: dict[str, Any] = json.loads(text.splitlines()[-1])
-        return found
-
     try:
         query.start(*options)
         query.wait_for(lambda: len(query.batches("commits")) >= 1)
@@ -137,7 +132,7 @@ def test_a_snapshot_on_demand_survives_kills(
         (tmp_path / "armed").touch()  # the next batch is written in part only
         query.wait_for((tmp_path / "held").exists)
         query.kill()
-        assert last_offset()["signals"]["reading"]["chunks"]
+        assert query.last_offset()["signals"]["reading"]["chunks"]
         (tmp_path / "armed").unlink()
         assert len(query.rows()) < 3000
         change_at_random(shop, 3, 150)
@@ -145,7 +140,7 @@ def test_a_snapshot_on_demand_survives_kills(
         before = len(query.rows())
         query.wait_for(lambda: len(query.rows()) > before)
         change_at_random(shop, 4, 150)  # while the rest of the snapshot is read
-        query.wait_for(lambda: last_offset()["signals"]["requests"] == [])
+        query.wait_for(lambda: query.last_offset()["signals"]["requests"] == [])
         shop.orders.insert_one({"_id": 100_000, "customer": 1})
         query.wait_for(lambda: 100_000 in [number for _, number in query.rows()])
         query.wait_for(lambda: not list(signals.glob("*.json")))
@@ -157,11 +152,9 @@ def test_a_snapshot_on_demand_survives_kills(
     assert len(reads) == len(set(reads))
     events = rows.where("operationType not in ('read', 'snapshotEnd')").select("token").collect()
     assert len(events) == len({row.token for row in events})
-    target = str(tmp_path / "now")
+    target = str(tmp_path / "now" / "table")
     apply_changes(rows, target, buckets=2)
-    documents = CurrentTable.existing(spark, target).read().select("document").collect()
-    found = {each["_id"]: each for row in documents for each in [bson.decode(bytes(row.document))]}
-    assert found == {each["_id"]: each for each in shop.orders.find()}
+    assert table_of(spark, tmp_path / "now") == collections_of(shop)
     assert verify(spark, target, uri=shop.uri, database=shop.database).collect() == []
 
 

@@ -1,4 +1,4 @@
-"""Signals: what they may hold, where they come from, and what becomes of them, without Spark."""
+"""Signals: their fields, their channels and the snapshots that they cause, without Spark."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Collections(SnapshotPlanner):
 
 
 class Query:
-    """The batches of a query of which only the signals count; each state goes through an offset."""
+    """The signals of a query by batch; each state is written to an offset and read back."""
 
     def __init__(self) -> None:
         self.snapshots = AdHocSnapshots(Collections(), clock=lambda: 5.0)
@@ -131,7 +131,7 @@ class Query:
         self.time = 100
 
     def batch(self, **signals: Any) -> list[str]:
-        """The chunks of a batch before which these signals come."""
+        """Run a batch that takes these signals first; return the collections of its chunks."""
         received = [Received(name, document) for name, document in signals.items()]
         state = self.snapshots.take(self.state.between_batches(), received)
         self.time += 1
@@ -146,7 +146,7 @@ class Query:
         return [str(chunk.collection) for chunk in chunks]
 
     def rest(self) -> list[str]:
-        """The chunks of the batches until nothing is left to do."""
+        """Run batches until no snapshot is left; return the collections of their chunks."""
         found: list[str] = []
         while self.state.running is not None:
             found += self.batch()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import bson
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_sink import apply_changes, verify
-from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import Shop
-from tests.spark.test_current_tables import change_at_random
+from tests.spark.test_current_tables import change_at_random, collections_of, table_of
 from tests.spark.test_exactly_once import Query
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
@@ -26,18 +23,13 @@ def test_a_killed_snapshot_goes_on_and_the_stream_after_it(
     query = Query(shop, tmp_path)
     options = ("snapshotMode=initial", "maxEventsPerTrigger=250")
 
-    def snapshot_of_last_offset() -> dict[str, object] | None:
-        text = (tmp_path / "checkpoint" / "offsets" / str(query.batches("offsets")[-1])).read_text()
-        found: dict[str, object] | None = json.loads(text.splitlines()[-1]).get("snapshot")
-        return found
-
     try:
         query.start(*options)
         query.wait_for(lambda: len(query.batches("commits")) >= 2)
         (tmp_path / "armed").touch()  # the next batch of chunks is written in part only
         query.wait_for((tmp_path / "held").exists)
         query.kill()
-        assert "current" in (snapshot_of_last_offset() or {})
+        assert "current" in (query.last_offset().get("snapshot") or {})
         (tmp_path / "armed").unlink()
         before = len(query.rows())
         assert 0 < before < 3000
@@ -46,7 +38,7 @@ def test_a_killed_snapshot_goes_on_and_the_stream_after_it(
         query.start(*options)
         query.wait_for(lambda: len(query.rows()) > before)
         change_at_random(shop, 4, 200)  # while the rest of the snapshot is read
-        query.wait_for(lambda: snapshot_of_last_offset() is None)
+        query.wait_for(lambda: query.last_offset().get("snapshot") is None)
         shop.orders.insert_one({"_id": 100_000, "customer": 1})
         query.wait_for(lambda: 100_000 in [number for _, number in query.rows()])
     finally:
@@ -57,9 +49,7 @@ def test_a_killed_snapshot_goes_on_and_the_stream_after_it(
     assert len(reads) == len(set(reads))
     events = [row.token for row in rows.where("op <> 'r'").select("token").collect()]
     assert len(events) == len(set(events))
-    target = str(tmp_path / "now")
+    target = str(tmp_path / "now" / "table")
     apply_changes(rows, target, buckets=2)
-    documents = CurrentTable.existing(spark, target).read().select("document").collect()
-    found = {each["_id"]: each for row in documents for each in [bson.decode(bytes(row.document))]}
-    assert found == {each["_id"]: each for each in shop.orders.find()}
+    assert table_of(spark, tmp_path / "now") == collections_of(shop)
     assert verify(spark, target, uri=shop.uri, database=shop.database).collect() == []
