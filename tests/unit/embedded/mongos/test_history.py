@@ -174,22 +174,35 @@ async def events_of(cluster: EmbeddedCluster, shard: str, start: Timestamp) -> l
 
 
 def replayed(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Apply events in token order to an empty collection."""
-    documents: dict[int, dict[str, Any]] = {}
+    """Apply events in token order to an empty collection.
+
+    Documents are found by their whole document keys: if a transaction moves a document to another
+    shard, the events of both shards have one cluster time, and the insert may come before an
+    earlier update and the delete.
+    """
+    documents: dict[tuple[str, int], dict[str, Any]] = {}
     for event in sorted(events, key=lambda event: event["_id"]["_data"]):
-        key = event["documentKey"]["_id"]
+        key = event["documentKey"]["region"], event["documentKey"]["_id"]
         match event["operationType"]:
-            case "insert" | "replace":
+            case "insert":
                 documents[key] = dict(event["fullDocument"])
+            case "replace":
+                del documents[key]
+                document = dict(event["fullDocument"])
+                documents[document["region"], document["_id"]] = document
             case "update":
-                documents[key] |= event["updateDescription"]["updatedFields"]
+                document = documents.pop(key)
+                document |= event["updateDescription"]["updatedFields"]
                 for field in event["updateDescription"]["removedFields"]:
-                    del documents[key][field]
+                    del document[field]
+                documents[document["region"], document["_id"]] = document
             case "delete":
                 del documents[key]
             case other:
                 raise AssertionError(other)
-    return documents
+    found = {number: document for (_, number), document in documents.items()}
+    assert len(found) == len(documents)
+    return found
 
 
 async def check(histories: list[list[tuple[Any, ...]]]) -> None:
