@@ -133,7 +133,10 @@ def run_faults(
                     break
                 time.sleep(0.05)
 
-    faults = Faults(cluster, router, checkpoint, parameters)
+    def answers() -> dict[str, int]:
+        return {each.name: each.replies for each in (*routed, opener)}
+
+    faults = Faults(cluster, router, checkpoint, answers, parameters)
     running: list[threading.Thread] = []
 
     def begin(work: Callable[[], None]) -> None:

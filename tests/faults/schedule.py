@@ -3,7 +3,7 @@
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from tests.harness.routers import RouterProcess, start_router
 
 SETS = ("shard0", "shard1", "config")
 _MOVE_SECONDS = 60.0
+_ANSWER_SECONDS = 120.0
 
 
 @dataclass(slots=True)
@@ -27,16 +28,20 @@ class Faults:
         cluster: a cluster with three members in each set and two mongos.
         router: the router to kill and restart at its port.
         checkpoint: waits until all watchers have received all writes so far.
+        answers: returns the number of answers that each driver on the router has had, by name.
         parameters: the router's start parameters.
     """
 
     cluster: RealCluster
     router: RouterProcess
     checkpoint: Callable[[], None]
+    answers: Callable[[], Mapping[str, int]]
     parameters: dict[str, object] = field(default_factory=dict)
     log: list[tuple[float, float, str]] = field(default_factory=list)
     """The start and end (monotonic clock) and the description of each fault."""
     _before: list[RouterProcess] = field(default_factory=list)
+    _answers: Mapping[str, int] = field(default_factory=dict)
+    """The answers up to the last restart of the router."""
     _extra: str = ""
 
     @property
@@ -161,6 +166,12 @@ class Faults:
             self._extra = ""
 
     def _restart_router(self, how: signal.Signals, seconds: float) -> None:
+        """End the router and start it at its port again.
+
+        Drivers resume a stream once. If a router ends before it has answered a driver that lost the
+        router before it, the driver raises the error. So each must have had an answer first.
+        """
+        self._wait_answered()
         port = self.router.port
         self.router.process.send_signal(how)
         self.router.process.wait()
@@ -172,6 +183,15 @@ class Faults:
             port=port,
             set_parameter=self.parameters,
         )
+        self._answers = dict(self.answers())
+
+    def _wait_answered(self) -> None:
+        """Wait until each driver has had an answer since the last restart of the router."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while waiting := self._answers.items() & self.answers().items():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no answer in {_ANSWER_SECONDS:.0f} s: {sorted(waiting)}")
+            time.sleep(0.05)
 
     def _move(self, region: str, shard: str) -> None:
         client: Client

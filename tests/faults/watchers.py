@@ -91,6 +91,8 @@ class Watcher:
     segments: list[Segment] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     events: int = 0
+    replies: int = 0
+    """The number of reads that the driver has answered, with or without an event."""
     last_id: Any = None
     opened: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -129,6 +131,7 @@ class Watcher:
         left = self.patience or 10**9
         while left and stream.alive and not self.stopping.is_set():
             event = stream.try_next()
+            self.replies += 1
             # The token advances without events too, and the next stream resumes from it.
             token = stream.resume_token
             left -= 1
@@ -152,6 +155,8 @@ class Opener:
     """Each stream, its events, and when it was open (monotonic clock)."""
     failures: list[Failure] = field(default_factory=list)
     slowest: float = 0.0
+    replies: int = 0
+    """The number of reads that the driver has answered, with or without an event."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -174,6 +179,7 @@ class Opener:
                         until = opened + chance.uniform(0, 2)
                         while time.monotonic() < until and not self.stopping.is_set():
                             event = stream.try_next()
+                            self.replies += 1
                             if event is not None:
                                 segment.events.append(event)
                             segment.end = stream.resume_token["_data"]
