@@ -40,6 +40,26 @@ _OPERATORS: Final = frozenset(
 )
 """Match operators that depend only on the value at their path."""
 
+_EXPRESSIONS: Final = frozenset(
+    {
+        "$and",
+        "$cmp",
+        "$eq",
+        "$gt",
+        "$gte",
+        "$ifNull",
+        "$in",
+        "$isArray",
+        "$lt",
+        "$lte",
+        "$ne",
+        "$not",
+        "$or",
+        "$type",
+    }
+)
+"""Operators of ``$expr`` that depend only on their operands."""
+
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
@@ -152,6 +172,9 @@ def _depends_on_paths_alone(condition: Mapping[str, Any]) -> bool:
         if name in _LOGICAL:
             if not _are_documents(value) or not all(map(_depends_on_paths_alone, value)):
                 return False
+        elif name == "$expr":
+            if not _reads_paths_alone(value):
+                return False
         elif name != "$comment" and (name.startswith("$") or not _is_plain(value)):
             return False
     return True
@@ -163,8 +186,32 @@ def _fields(condition: Mapping[str, Any]) -> Iterator[str]:
         if name in _LOGICAL:
             for each in value:
                 yield from _fields(each)
+        elif name == "$expr":
+            yield from _fields_of_expression(value)
         else:
             yield name.partition(".")[0]
+
+
+def _reads_paths_alone(expression: Any) -> bool:
+    """Return whether an expression consists of known operators on constants and paths."""
+    if isinstance(expression, Mapping):
+        known = all(name in _EXPRESSIONS for name in expression)
+        return known and all(map(_reads_paths_alone, expression.values()))
+    if isinstance(expression, (list, tuple)):
+        return all(map(_reads_paths_alone, expression))
+    return not (isinstance(expression, str) and expression.startswith("$$"))
+
+
+def _fields_of_expression(expression: Any) -> Iterator[str]:
+    """Yield the first field of each path that an expression of ``_EXPRESSIONS`` reads."""
+    if isinstance(expression, Mapping):
+        for operand in expression.values():
+            yield from _fields_of_expression(operand)
+    elif isinstance(expression, (list, tuple)):
+        for operand in expression:
+            yield from _fields_of_expression(operand)
+    elif isinstance(expression, str) and expression.startswith("$"):
+        yield expression[1:].partition(".")[0]
 
 
 def _is_plain(value: Any) -> bool:

@@ -9,12 +9,11 @@ import bson
 from bson import Timestamp
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import TOKEN_NOT_FOUND, Failure, Reading, decoded
+from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading, decoded
 
 _SHOWN = 1200
 _NOTHING = bson.encode({})
 _CAUSED_BY = " :: caused by :: "
-_OF_SHARD = "Error on remote shard"
 
 
 def differ_by_shard(plan: Plan, mongos: Reading, router: Reading) -> bool:
@@ -27,8 +26,8 @@ def differ_by_shard(plan: Plan, mongos: Reading, router: Reading) -> bool:
     if theirs == ours or not theirs or not ours:
         return False
     looked_up = plan.stage.get("fullDocument") == "updateLookup"
-    return theirs[0].message.startswith((_OF_SHARD, TOKEN_NOT_FOUND)) and (
-        looked_up or ours[0].message.startswith((_OF_SHARD, TOKEN_NOT_FOUND))
+    return theirs[0].message.startswith((OF_SHARD, TOKEN_NOT_FOUND)) and (
+        looked_up or ours[0].message.startswith((OF_SHARD, TOKEN_NOT_FOUND))
     )
 
 
@@ -96,7 +95,7 @@ def _failures(
     # Where stages run is mongos's and the router's own choice: a lookup, and what follows it, runs
     # on the router; mongos runs some other stages itself.
     looked_up = plan.stage.get("fullDocument") == "updateLookup"
-    if looked_up or not any(_OF_SHARD in each.message for each in mongos.failures):
+    if looked_up or not any(OF_SHARD in each.message for each in mongos.failures):
         theirs, ours = ([_anywhere(each) for each in r.failures] for r in (mongos, router))
         if theirs == ours:
             return

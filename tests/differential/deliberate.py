@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import TOKEN_NOT_FOUND, Failure, Reading
+from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading
 
 _OPTIMIZED = 7182803
 _TOO_LARGE = 10334
@@ -29,6 +29,8 @@ def is_deliberate(
         or _resumes_after_what_it_leaves_out(plan, mongos, router)
         or _splits_from_a_version_1_token(plan, mongos)
         or _fails_at_the_event_it_resumes_after(plan, mongos)
+        or _looks_up_after_the_event_it_resumes_after(plan, mongos, router, of_shards)
+        or _matches_sessions_of_retryable_writes(plan, mongos, router)
         or _reads_what_others_write(plan, mongos, router)
         or _is_invalid_on_a_time_series(mongos, router)
         or _changes_ids_and_delivers_nothing(plan, mongos, router)
@@ -69,6 +71,40 @@ def _fails_at_the_event_it_resumes_after(plan: Plan, mongos: Reading) -> bool:
     failures = mongos.failures[-1:]
     return (
         _resumes(plan) and not mongos.events and any(_CHANGED in each.message for each in failures)
+    )
+
+
+def _looks_up_after_the_event_it_resumes_after(
+    plan: Plan, mongos: Reading, router: Reading, of_shards: Sequence[Failure]
+) -> bool:
+    """Return whether mongos's shards fail in a stage on the token's own event.
+
+    With ``updateLookup`` the router runs the stage itself, on the events after the token.
+    """
+    codes = {failure.code for failure in of_shards}
+    own = [failure for failure in mongos.failures if failure not in router.failures]
+    return (
+        _resumes(plan)
+        and plan.stage.get("fullDocument") == "updateLookup"
+        and not mongos.events
+        and len(mongos.failures) == len(router.failures) + 1
+        and own == mongos.failures[-1:]
+        and own[0].message.startswith(OF_SHARD)
+        and own[0].code in codes
+    )
+
+
+def _matches_sessions_of_retryable_writes(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether mongos's shards compare a condition on ``lsid`` or ``txnNumber`` with oplog
+    entries: those of retryable writes have these fields, their events do not.
+
+    Behind a lookup the router compares it with the events.
+    """
+    conditions = str([stage["$match"] for stage in plan.command["pipeline"] if "$match" in stage])
+    return (
+        plan.stage.get("fullDocument") == "updateLookup"
+        and ("'lsid" in conditions or "'txnNumber" in conditions)
+        and set(mongos.tokens) < set(router.tokens)
     )
 
 

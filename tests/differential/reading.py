@@ -23,6 +23,7 @@ _VARIES = re.compile(
 came first. Shards add a sort key to events for mongos, which changes the size in messages.
 """
 TOKEN_NOT_FOUND = "cannot resume stream; the resume token was not found."
+OF_SHARD = "Error on remote shard"
 """The beginning of the message of a merge that does not find its resume token."""
 
 

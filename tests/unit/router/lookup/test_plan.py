@@ -96,6 +96,27 @@ def conditions(*fields):
             [{"$match": {"$nor": [{"fullDocument.v": 1}]}}],
         ),
         ([{"$match": {"fullDocumentish": 1}}], [{"$match": {"fullDocumentish": 1}}], []),
+        (
+            [{"$match": {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}, {"fullDocument.v": 1}]}}],
+            [
+                conditions(
+                    {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}]},
+                    unless_updated({"$nor": [{"fullDocument.v": 1}]}),
+                )
+            ],
+            [{"$match": {"$nor": [{"fullDocument.v": 1}]}}],
+        ),
+        (
+            [{"$match": {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}}],
+            [
+                {
+                    "$match": unless_updated(
+                        {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}
+                    )
+                }
+            ],
+            [{"$match": {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}}],
+        ),
     ],
 )
 def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, late):
@@ -105,11 +126,13 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
 @pytest.mark.parametrize(
     "condition",
     [
-        {"$expr": {"$eq": ["$operationType", "update"]}},
+        {"$expr": {"$eq": ["$operationType", "$$ROOT.fullDocument.v"]}},
+        {"$expr": {"$lt": [{"$rand": {}}, 0.5]}},
+        {"$expr": {"$eq": [{"$getField": "fullDocument"}, None]}},
         {"$sampleRate": 0.5},
         {"operationType": {"$unknown": 1}},
         {"operationType": {"$not": {"$unknown": 1}}},
-        {"$or": [{"fullDocument": None}, {"$expr": True}]},
+        {"$or": [{"fullDocument": None}, {"$expr": "$$NOW"}]},
         {"$or": []},
         {"$or": [1]},
         {"$and": 1},
