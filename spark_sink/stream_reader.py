@@ -6,6 +6,7 @@ Spark (docs/design.md#feed-and-spark).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -37,6 +38,7 @@ from spark_sink.positions import AtTime
 from spark_sink.read_reports import ReportInbox
 from spark_sink.router_client import RouterClient
 from spark_sink.scope import Offsets
+from spark_sink.signals import notifications
 from spark_sink.signals.desk import SignalDesk
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import SnapshotPlan
@@ -61,6 +63,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._starts: SnapshotStarts | None = None
         self._desk: SignalDesk | None = None
         self._ends_at_present = False
+        self._skips_snapshot = True  # until this start has begun a snapshot, or told of none
 
     def __getstate__(self) -> dict[str, Any]:
         unsent = dict.fromkeys(("_client", "_inbox", "_planner", "_snapshots", "_starts", "_desk"))
@@ -126,6 +129,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals = desk.advance(signals, batch.end, max_events)
         if batch.end == batch.start and not signals.has_news:
             return start
+        signals = self._told_of_none(signals)
         interval = self._options.heartbeat_interval
         heartbeat = latest_heartbeat(self._offsets.read_heartbeat(start), batch.end, interval)
         return self._offsets.write(batch.end, batch.quiet_until, heartbeat, signals)
@@ -196,7 +200,16 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         assert self._client is not None
         client, planner = self._client, self._snapshot()
         plan = client.patiently(lambda: planner.begin(client.mark()))
+        self._skips_snapshot = False
+        signals = signals.notified(notifications.started(plan, time.time()))
         return self._offsets.write_snapshot(plan, signals)
+
+    def _told_of_none(self, signals: SignalState) -> SignalState:
+        """The signals with a notification, in its first batch, of a start without a snapshot."""
+        if not self._skips_snapshot:
+            return signals
+        self._skips_snapshot = False
+        return signals.notified(notifications.skipped(time.time()))
 
     def _signal_desk(self) -> SignalDesk | None:
         """Takes signals; None where the options name no place for them."""
@@ -211,6 +224,9 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         assert self._client is not None
         planner = self._snapshot()
         following = self._client.patiently(lambda: planner.next_batch(plan, max_rows))
+        self._skips_snapshot = False
+        for each in notifications.advanced(following, time.time()):
+            signals = signals.notified(each)
         return self._offsets.write_snapshot(following, signals)
 
     def _snapshot(self) -> SnapshotPlanner:

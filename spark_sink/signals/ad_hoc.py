@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from spark_sink.signals import notifications as told
 from spark_sink.signals.signal import (
     EXECUTE,
+    LOG,
     PAUSE,
     STOP,
     Signal,
@@ -128,6 +129,11 @@ class AdHocSnapshots:
                 raise SignalError(f"{_MOST_REQUESTS} snapshots wait already: send it again later")
             request = Request(signal.id, signal.blocking, signal.collections, signal.conditions)
             return state.with_request(request)
+        if signal.kind == LOG:
+            logged = told.notification(
+                signal.id, told.SIGNAL, told.LOGGED, self._clock(), message=signal.message
+            )
+            return state.notified(logged)
         running = [each for each in state.requests if not each.blocking]
         if not running:
             raise SignalError("no incremental snapshot is under way")
@@ -154,15 +160,14 @@ class AdHocSnapshots:
     def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
         """The state after the beginning of a snapshot, or without it if it cannot begin."""
         plan = self._planner.begin(at, request.wants)
-        names = [str(each) for each in plan.waiting]
         problem = self._problem(request, plan)
         if problem is not None:
             aborted = self._told(request, told.ABORTED, reason=problem)
             return state.without_request(request.id).notified(aborted)
         whole = tuple(each for each in plan.waiting if request.condition(str(each)) is None)
         state = state.with_request(replace(request, plan=plan, whole=whole))
-        started = self._told(request, told.STARTED, data_collections=", ".join(names))
-        return state.notified(started)
+        names = told.names_of(plan.waiting)
+        return state.notified(self._told(request, told.STARTED, data_collections=names))
 
     def _problem(self, request: Request, plan: snapshots.SnapshotPlan) -> str | None:
         if not plan.waiting:
@@ -181,20 +186,9 @@ class AdHocSnapshots:
         self, state: SignalState, request: Request, plan: snapshots.SnapshotPlan
     ) -> SignalState:
         """The state with notifications of what the chunks of a plan read."""
-        unread = {str(each) for each in plan.waiting}
-        if plan.current is not None:
-            unread.add(str(plan.current.collection))
-        names = dict.fromkeys(str(chunk.collection) for chunk in plan.chunks)
-        progress = {
-            "chunks": str(len(plan.chunks)),
-            "chunks_planned": str(plan.planned),
-            "current_collection_in_progress": ", ".join(names),
-        }
-        state = state.notified(self._told(request, told.IN_PROGRESS, **progress))
-        for name in names:
-            if name not in unread:
-                scanned = self._told(request, told.SCANNED, data_collection=name)
-                state = state.notified(scanned)
+        aggregate = _aggregate(request)
+        for each in told.progress_of(request.id, aggregate, plan, self._clock()):
+            state = state.notified(each)
         return state
 
     def _ended(self, state: SignalState, request: Request, mark: Timestamp) -> SignalState:
@@ -207,5 +201,8 @@ class AdHocSnapshots:
         return replace(state, ended=Ended(mark, tuple(sorted(names))) if names else None)
 
     def _told(self, request: Request, kind: str, **additional: str) -> dict[str, Any]:
-        aggregate = told.BLOCKING if request.blocking else told.INCREMENTAL
-        return told.notification(request.id, aggregate, kind, self._clock(), **additional)
+        return told.notification(request.id, _aggregate(request), kind, self._clock(), **additional)
+
+
+def _aggregate(request: Request) -> str:
+    return told.BLOCKING if request.blocking else told.INCREMENTAL

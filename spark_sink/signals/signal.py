@@ -1,5 +1,7 @@
 """Signals: documents that ask a running query for a snapshot, or stop, pause or resume one.
 
+A signal `log` only asks for a notification, which shows that signals arrive.
+
 Their form is that of Debezium's MongoDB connector, version 2.6 (docs/spark.md#signals). Anybody who
 may write to the place of signals can send one, so each is checked before anything acts on it.
 """
@@ -16,13 +18,15 @@ from bson.errors import BSONError
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
-KINDS = (EXECUTE, STOP, PAUSE, RESUME)
+LOG = "log"
+KINDS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
 
 _FIELDS = {
     EXECUTE: ("type", "data-collections", "additional-conditions"),
     STOP: ("type", "data-collections"),
     PAUSE: ("type",),
     RESUME: ("type",),
+    LOG: ("message",),
 }
 _MOST_ENTRIES = 1000
 _LONGEST_ENTRY = 1000
@@ -62,7 +66,8 @@ class Signal:
     """What a signal asks for.
 
     kind: one of KINDS; blocking: whether the stream waits for the snapshot; collections: regular
-    expressions that match whole names such as shop.orders; conditions: filters on documents.
+    expressions that match whole names such as shop.orders; conditions: filters on documents;
+    message: what a notification is to repeat.
     """
 
     id: str
@@ -70,6 +75,7 @@ class Signal:
     blocking: bool = False
     collections: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    message: str = ""
 
 
 def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
@@ -83,6 +89,8 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     unknown = sorted(set(data) - set(_FIELDS[kind]))
     if unknown:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
+    if kind == LOG:
+        return Signal(identifier, kind, message=_message(data.get("message")))
     blocking = _blocking(data.get("type", "incremental"))
     if blocking and kind != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
@@ -110,6 +118,12 @@ def _data(data: Any) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise SignalError("data must be a document")
     return data
+
+
+def _message(text: Any) -> str:
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_ENTRY:
+        raise SignalError(f"data.message must be a text of 1 to {_LONGEST_ENTRY} characters")
+    return text
 
 
 def _blocking(text: Any) -> bool:

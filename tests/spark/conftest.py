@@ -20,13 +20,24 @@ _numbers = itertools.count()
 
 
 class Shop:
-    """Documents written through a router to a sharded collection, numbered from 0."""
+    """Documents written to a sharded collection, numbered from 0.
 
-    def __init__(self, cluster: TestCluster, router: RouterProcess, database: str) -> None:
+    Written through the router, or to ``writes_to``, the connection string of a mongos.
+    """
+
+    def __init__(
+        self,
+        cluster: TestCluster,
+        router: RouterProcess,
+        database: str,
+        writes_to: str | None = None,
+    ) -> None:
         self.router = router
         self.uri = router.uri
         self.database = database
-        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(router.uri)
+        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(
+            writes_to or router.uri
+        )
         self.orders = self.client[database].orders
         self.written = 0
         self._shards = list(cluster.shards)[:2]

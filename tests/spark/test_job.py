@@ -142,6 +142,11 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     assert (commits / str(last)).exists()
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    told = rows_of(tmp_path, "notifications")
+    assert {row["aggregate_type"] for row in told} == {"Initial Snapshot"}
+    assert [row["type"] for row in sorted(told, key=lambda row: row["timestamp"])] == [
+        "STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED", "SKIPPED",
+    ]  # fmt: skip
 
 
 def test_an_event_that_does_not_fit_goes_into_quarantine(

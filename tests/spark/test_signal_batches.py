@@ -38,6 +38,7 @@ class Query:
         self.rows: list[dict[str, Any]] = []
         self.complete: dict[str, str] = {}
         self.operations: list[str | None] = []
+        self.told: list[tuple[str, str, str]] = []
 
     def kill(self) -> None:
         self.reader.stop()
@@ -51,6 +52,9 @@ class Query:
             self.kill()
         self._apply(self._read(end))
         self.reader.commit(end)
+        if end != self.offset:
+            told = end.get("signals", {}).get("notifications", [])
+            self.told += [(each["id"], each["aggregate_type"], each["type"]) for each in told]
         self.offset = end
         return end
 
@@ -136,5 +140,79 @@ def test_a_table_is_equal_to_its_collections_however_often_a_query_is_killed(
             query.batch()
         assert query.table == expected(shop)
         assert query.offset["signals"]["requests"] == []
+    finally:
+        query.reader.stop()
+
+
+INITIAL = "Initial Snapshot"
+
+
+def test_an_initial_snapshot_is_notified_once_however_often_a_query_is_killed(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(60)
+    shop.client[shop.database].items.insert_many([{"_id": number} for number in range(10)])
+    query = Query(shop, tmp_path, snapshotMode="initial", maxEventsPerTrigger="40")
+    try:
+        while "snapshotEnd" not in query.operations:
+            query.batch(killed=True)
+        [identifier] = {name for name, _, _ in query.told}
+        kinds = [kind for _, _, kind in query.told]
+        assert (kinds[0], kinds[-1]) == ("STARTED", "COMPLETED")
+        assert [kinds.count(each) for each in ("STARTED", "TABLE_SCAN_COMPLETED", "COMPLETED")] == [
+            1, 2, 1,
+        ]  # fmt: skip
+        assert kinds.count("IN_PROGRESS") == len(kinds) - 4 >= 2
+        assert {aggregate for _, aggregate, _ in query.told} == {INITIAL}
+        # A start that finds the snapshot ended tells so once, with its first batch.
+        before = len(query.told)
+        _next_events(shop, query)
+        _next_events(shop, query)
+        query.kill()
+        _next_events(shop, query)
+        _next_events(shop, query)
+        skipped = query.told[before:]
+        assert [each[1:] for each in skipped] == [(INITIAL, "SKIPPED")] * 2
+        assert len({identifier, *(name for name, _, _ in skipped)}) == 3
+    finally:
+        query.reader.stop()
+
+
+def _next_events(shop: Shop, query: Query) -> None:
+    inserted = query.operations.count("insert")
+    shop.insert(1)
+    while query.operations.count("insert") == inserted:
+        query.batch()
+
+
+def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: Path) -> None:
+    shop.insert(120)
+    ops = shop.client[f"{shop.database}_ops"].signals
+    query = Query(shop, tmp_path, snapshotMode="initial", signalCollection=ops.full_name)
+    wanted = {"data-collections": [f"{shop.database}.orders"]}
+    try:
+        while "read" not in query.operations:
+            query.batch()
+        ops.insert_one({"_id": "pause", "type": "pause-snapshot"})
+        ops.insert_one({"_id": "again", "type": "execute-snapshot", "data": wanted})
+        send(str(tmp_path), {"id": "file", "type": "log", "data": {"message": "hello"}})
+        while "snapshotEnd" not in query.operations:
+            assert query.batch(killed=True)["signals"]["handled"] == []
+        assert query.operations.count("read") == 120
+        assert {aggregate for _, aggregate, _ in query.told} == {INITIAL}
+        before = len(query.told)
+        while query.operations.count("snapshotEnd") < 2:
+            query.batch(killed=True)
+        assert query.operations.count("read") == 240
+        told = [each for each in query.told[before:] if each[2] not in ("IN_PROGRESS", "SKIPPED")]
+        incremental = "Incremental Snapshot"
+        assert told == [
+            ("file", "Signal", "LOGGED"),
+            ("pause", "Signal", "REFUSED"),  # there was no incremental snapshot to pause
+            ("again", incremental, "STARTED"),
+            ("again", incremental, "TABLE_SCAN_COMPLETED"),
+            ("again", incremental, "COMPLETED"),
+        ]
+        assert query.table == expected(shop)
     finally:
         query.reader.stop()

@@ -69,6 +69,9 @@ def test_a_signal_has_debeziums_form() -> None:
         (signal(data_collections=["a.b"], additional_condition="x"), "unknown field"),
         (signal("stop-snapshot", type="blocking"), "only incremental"),
         ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
+        ({"type": "log"}, "data.message must be a text"),
+        (signal("log", message="x" * 1001), "data.message must be a text"),
+        (signal("log", message="x", type="incremental"), "unknown field"),
         *(
             (
                 signal(
@@ -175,6 +178,26 @@ def test_an_incremental_snapshot_goes_through_its_collections() -> None:
         "STARTED", "IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "IN_PROGRESS",
         "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED",
     ]  # fmt: skip
+
+
+def test_a_notification_names_the_collection_that_has_been_scanned() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["a[.].*"]))
+    query.batch()
+    [progress, scanned] = query.state.notifications
+    assert progress["additional_data"] == {
+        "chunks": "2", "chunks_planned": "4", "current_collection_in_progress": "a.x",
+    }  # fmt: skip
+    assert scanned["type"] == "TABLE_SCAN_COMPLETED"
+    assert scanned["additional_data"] == {"scanned_collection": "a.x", "status": "SUCCEEDED"}
+
+
+def test_a_message_to_log_comes_back_as_a_notification() -> None:
+    query = Query()
+    assert query.batch(s=signal("log", message="is anybody there?")) == []
+    [logged] = query.state.notifications
+    assert (logged["id"], logged["aggregate_type"], logged["type"]) == ("s", "Signal", "LOGGED")
+    assert logged["additional_data"] == {"message": "is anybody there?"}
 
 
 def test_a_signal_is_taken_once_whatever_becomes_of_it() -> None:
