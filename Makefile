@@ -12,8 +12,9 @@ REAL_TESTS := tests/faults tests/differential tests/filters tests/drivers tests/
 
 SEEDS ?= 1000
 MINUTES ?= 30
+KILL_SEEDS ?= 10
 
-.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults driver-tests conformance spark-zip site dist licences audit clean install
+.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults spark-kills driver-tests conformance spark-zip site dist licences audit clean install
 
 test: lint typecheck fetch pytest-real pytest-embedded  ## lint, type-check and test
 
@@ -34,6 +35,9 @@ soak: install  ## what takes too long for every run: thousands of connections
 
 faults: install  ## MINUTES of faults on real replica sets of three members, under load
 	$(BIN)/python -m tests.faults --minutes $(MINUTES) $(ARGS)
+
+spark-kills: install  ## KILL_SEEDS jobs of Spark under random writes, kills, migrations and a new shard
+	$(BIN)/python -m tests.spark.kills --seeds $(KILL_SEEDS) $(ARGS)
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)

@@ -11,7 +11,7 @@ from typing import Any
 import bson
 import pytest
 from pymongo.errors import WriteError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink import apply_changes, verify
 from spark_sink.errors import OptionError
@@ -34,7 +34,11 @@ def follow(spark: SparkSession, shop: Shop, folder: Path, **options: object) -> 
 
 
 def table_of(spark: SparkSession, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    rows = CurrentTable.existing(spark, str(folder / "table")).read().collect()
+    return documents_in(CurrentTable.existing(spark, str(folder / "table")).read())
+
+
+def documents_in(table: DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = table.collect()
     found = {(row.collection, row.key): bson.decode(bytes(row.document)) for row in rows}
     assert len(found) == len(rows)
     for row in rows:

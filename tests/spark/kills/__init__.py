@@ -1,0 +1,1 @@
+"""Jobs under random writes and faults, by seed, and what their tables then lack."""

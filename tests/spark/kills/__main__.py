@@ -1,0 +1,44 @@
+"""``python -m tests.spark.kills --seeds 10``: jobs that are killed, each seed on a new cluster.
+
+On real servers where MERGEROUTER_MONGO_BIN names them. A seed with a problem leaves the job's
+folder and log under ``build/kills``, and the exit status is then 1.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from spark_sink import local_session
+from tests.spark.kills.run import run_seed
+from tests.spark.quick_session import QUICK
+
+_FOLDERS = Path("build/kills")
+
+
+def main() -> int:
+    """Run the seeds; print each outcome and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.kills", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--extra", type=int, default=4, help="faults beside one of each kind")
+    given = parser.parse_args()
+    spark, bad = local_session("kills", settings=QUICK), []
+    for seed in range(given.first, given.first + given.seeds):
+        folder = _FOLDERS.resolve() / f"seed-{seed}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        begun = time.monotonic()
+        outcome = run_seed(seed, folder, spark, given.extra)
+        print(f"seed {seed}, {time.monotonic() - begun:.0f} s: {outcome}", flush=True)
+        print("".join(f"  {problem}\n" for problem in outcome.problems[:20]), end="", flush=True)
+        if outcome.problems:
+            bad.append(seed)
+    spark.stop()
+    print(f"seeds with problems: {bad or 'none'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

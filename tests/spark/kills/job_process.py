@@ -1,0 +1,121 @@
+"""A job in a process of its own, which is killed in whole and in part and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from spark_sink.jobs.job_folder import JobFolder
+from tests.spark.quick_session import QUICK
+
+REPOSITORY = Path(__file__).parents[3]
+_END_SECONDS = 120.0
+_MOST_STARTS = 40
+_WORKERS = b"pyspark.daemon"
+
+
+class JobProcess:
+    """``mergerouter job run`` on a database, with the process groups that its starts leave behind.
+
+    Args:
+        uri: the router's connection string.
+        folder: the job's folder; its log is beside it.
+        options: of the source.
+    """
+
+    def __init__(self, uri: str, database: str, folder: Path, options: dict[str, str]) -> None:
+        self.folder = JobFolder(str(folder))
+        self.log = folder.with_suffix(".log")
+        self.starts = 0
+        self.ends: list[int] = []
+        """The exit statuses of starts that ended by themselves."""
+        command = [sys.executable, "-m", "spark_sink.cli", "run", database, "--uri", uri]
+        command += ["--out", str(folder), "--trigger", "0 seconds", "--buckets", "2"]
+        command += [f"--option={name}={text}" for name, text in options.items()]
+        command += [f"--conf={name}={text}" for name, text in QUICK.items()]
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def committed(self) -> int:
+        """The number of the last committed batch; -1 before the first."""
+        commits = Path(self.folder.checkpoint, "commits").glob("[0-9]*")
+        return max((int(file.name) for file in commits), default=-1)
+
+    def keep_running(self) -> None:
+        """Start the job unless it runs, as its supervisor does.
+
+        Raises:
+            AssertionError: it has ended too often; the message has the end of its log.
+        """
+        if self._process is not None:
+            status = self._process.poll()
+            if status is None:
+                return
+            self.ends.append(status)
+        assert self.starts < _MOST_STARTS, self.last_output()
+        self.starts += 1
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """Kill driver, JVM and workers with SIGKILL."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(_END_SECONDS)
+            self._process = None
+
+    def kill_worker(self, chance: random.Random) -> bool:
+        """Kill one of the Python processes in which Spark plans or reads; False if there is none.
+
+        Local Spark has its executors in the driver's JVM: their Python workers are what can be
+        killed apart from it.
+        """
+        workers = [] if self._process is None else _workers_below(self._process.pid)
+        if not workers:
+            return False
+        try:
+            os.kill(chance.choice(workers), signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def end(self) -> int:
+        """Ask for an orderly end with SIGTERM; return the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(_END_SECONDS)
+        finally:
+            self.kill()
+
+    def last_output(self) -> str:
+        """Return the end of the job's log."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+
+def _workers_below(pid: int) -> list[int]:
+    """The Python workers among the descendants of a process, in the order of their ids."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+        children.setdefault(parent, []).append(int(entry.name))
+    found, left = [], [pid]
+    while left:
+        for child in children.get(left.pop(), []):
+            left.append(child)
+            try:
+                if _WORKERS in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(child)
+            except OSError:
+                continue
+    return sorted(found)

@@ -1,0 +1,325 @@
+"""One seed: a cluster, a router, a job, random writes, faults, and the comparison at the end."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pymongo
+from pymongo.errors import OperationFailure, PyMongoError
+from pyspark.sql import SparkSession
+
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.verification import verify_job
+from spark_sink.positions import AtTime, from_offset, key_of
+from spark_sink.signals.channels import send
+from spark_sink.tables.current_table import CurrentTable
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.ports import free_port
+from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import wait_for
+from tests.spark.conftest import Shop
+from tests.spark.kills.job_process import JobProcess
+from tests.spark.test_current_tables import change, collections_of, documents_in
+
+_COMMIT_SECONDS = 240.0
+_DOCUMENTS = 1500
+_WRITES = 100  # from one batch to the next
+_OPTIONS = {"snapshotMode": "initial", "maxEventsPerTrigger": "300", "snapshotChunkRows": "100"}
+_DATABASE = "shop"
+_LAST = {"_id": -1}
+"""The document that is written last."""
+
+_POSITION = ("_data", "_typeBits", "startAtOperationTime")
+_SPLITS = (2, 7)  # customers are 0 to 9, and conftest's Shop has split at 5
+KINDS = ("router", "driver", "executor", "move", "shard", "signal")
+"""The faults, each of which every seed has once at least; `signal` asks for a snapshot."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a seed has seen."""
+
+    problems: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    writes: int = 0
+    events: int = 0
+    batches: int = 0
+    starts: int = 0
+    ends: list[int] = field(default_factory=list)
+    """The exit statuses of the job's starts that ended by themselves."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Errors of the writer and of migrations, which change nothing."""
+
+    def __str__(self) -> str:
+        kinds = Counter(self.faults)
+        faults = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+        return (
+            f"{len(self.problems)} problems; {self.writes} writes, {self.events} events in "
+            f"{self.batches} batches; {faults}; {self.starts} starts of the job, of which "
+            f"{len(self.ends)} ended with {sorted(set(self.ends)) or 'nothing'}; refused: "
+            f"{dict(self.refused) or 'nothing'}"
+        )
+
+
+class Writer(threading.Thread):
+    """Writes at random, through a mongos, until `stop` is called.
+
+    It pauses after some writes until the job has committed a batch, however slow the machine is:
+    otherwise the job would be behind by hours in the end.
+    """
+
+    def __init__(self, shop: Shop, job: JobProcess, seed: int, outcome: Outcome) -> None:
+        super().__init__(daemon=True)
+        self._shop = shop
+        self._job = job
+        self._chance = random.Random(f"{seed} writes")
+        self._outcome = outcome
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        """Write documents of both collections."""
+        shop, chance = self._shop, self._chance
+        batch, left = self._job.committed, _WRITES
+        while not self._ending.wait(chance.uniform(0, 0.02)):
+            if not left:
+                if self._job.committed == batch:
+                    continue
+                batch, left = self._job.committed, _WRITES
+            left -= 1
+            try:
+                if chance.random() < 0.2:
+                    shop.insert(chance.randrange(1, 8))
+                elif chance.random() < 0.1:
+                    one = {"_id": chance.randrange(50)}
+                    shop.client[_DATABASE].items.update_one(one, {"$inc": {"n": 1}}, upsert=True)
+                else:
+                    number = chance.randrange(shop.written)
+                    change(shop, {"_id": number, "customer": number % 10}, chance)
+                self._outcome.writes += 1
+            except PyMongoError as error:
+                self._outcome.refused[type(error).__name__] += 1
+
+    def stop(self) -> None:
+        """End after the current write."""
+        self._ending.set()
+        self.join(60)
+        assert not self.is_alive(), "the writer hangs"
+
+
+class Faults:
+    """Makes the faults of one seed; each waits until a batch has been committed since."""
+
+    def __init__(
+        self, cluster: TestCluster, shop: Shop, job: JobProcess, chance: random.Random
+    ) -> None:
+        self.router: RouterProcess = shop.router
+        self.refused: Counter[str] = Counter()
+        self._cluster = cluster
+        self._shop = shop
+        self._job = job
+        self._chance = chance
+        self._make: dict[str, Callable[[], object]] = {
+            "router": self._kill_router,
+            "driver": job.kill,
+            "executor": self._kill_worker,
+            "move": self._move,
+            "shard": self._add_shard,
+            "signal": self._signal,
+        }
+
+    def run(self, kind: str) -> None:
+        """Let a fault of this kind happen at a random moment, and the job go on."""
+        self.wait_for_batch(self._job.committed)
+        time.sleep(self._chance.uniform(0, 1.5))  # the moment within a batch
+        before = self._job.committed
+        self._make[kind]()
+        self.wait_for_batch(before)
+
+    def wait_for_batch(self, number: int) -> None:
+        """Wait until a later batch is committed; the job is started again whenever it ends."""
+
+        def later() -> bool:
+            self._job.keep_running()
+            return self._job.committed > number
+
+        try:
+            wait_for(later, f"a batch after {number}", _COMMIT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the job: {self._job.last_output()}") from None
+
+    def _kill_router(self) -> None:
+        self.router.process.kill()
+        self.router.process.wait()
+        time.sleep(self._chance.uniform(0, 1))
+        cluster, port = self._cluster, self.router.port
+        self.router = start_router(cluster.configdb, cluster.mongos_uri, port=port)
+
+    def _kill_worker(self) -> None:
+        def killed() -> bool:
+            self._job.keep_running()
+            return self._job.kill_worker(self._chance)
+
+        wait_for(killed, "a Python worker of Spark", _COMMIT_SECONDS)
+
+    def _move(self) -> None:
+        self._move_to(self._chance.choice(sorted(self._cluster.shards)))
+
+    def _add_shard(self) -> None:
+        name, _ = self._cluster.add_shard()
+        self._move_to(name)
+
+    def _move_to(self, shard: str) -> None:
+        customer = {"customer": self._chance.randrange(10)}
+        try:
+            self._shop.client.admin.command(
+                "moveChunk", f"{_DATABASE}.orders", find=customer, to=shard
+            )
+        except OperationFailure as error:  # such as a migration whose range is being cleaned up
+            self.refused[error.details["codeName"] if error.details else str(error)] += 1
+
+    def _signal(self) -> None:
+        kind = self._chance.choice(("incremental", "blocking"))
+        data = {"type": kind, "data-collections": [f"{_DATABASE}.orders"]}
+        send(self._job.folder.signals, {"type": "execute-snapshot", "data": data})
+
+
+def run_seed(seed: int, folder: Path, spark: SparkSession, extra: int) -> Outcome:
+    """Run one seed in an empty folder, which is left behind if there are problems.
+
+    Args:
+        extra: random faults beside one of each kind.
+    """
+    chance, outcome = random.Random(seed), Outcome()
+    outcome.faults = [*KINDS, *chance.choices(KINDS, k=extra)]
+    chance.shuffle(outcome.faults)
+    with start_cluster(2, noop_interval=1) as cluster:
+        router = start_router(cluster.configdb, cluster.mongos_uri, port=free_port())
+        shop = Shop(cluster, router, _DATABASE, writes_to=cluster.mongos_uri)
+        for middle in _SPLITS:
+            namespace = f"{_DATABASE}.orders"
+            shop.client.admin.command("split", namespace, middle={"customer": middle})
+        shop.insert(_DOCUMENTS)
+        job = JobProcess(router.uri, _DATABASE, folder / "job", _OPTIONS)
+        writer = Writer(shop, job, seed, outcome)
+        faults = Faults(cluster, shop, job, chance)
+        try:
+            writer.start()
+            for kind in outcome.faults:
+                faults.run(kind)
+            writer.stop()
+            _catch_up(shop, job)
+            status = job.end()
+            if status != 0:
+                outcome.problems.append(f"SIGTERM ended the job with {status}")
+            # The embedded mongos has no change streams: there the router's is read by pymongo.
+            truth = cluster.mongos_uri if cluster.real else router.uri
+            outcome.problems += _problems(spark, shop, job.folder, truth)
+        finally:
+            writer.stop()
+            job.kill()
+            faults.router.stop()
+            shop.client.close()
+        outcome.starts, outcome.ends = job.starts, job.ends
+        outcome.batches = job.committed + 1
+        outcome.events = len(_tokens(job.folder))
+        outcome.refused += faults.refused
+    if not outcome.problems:
+        shutil.rmtree(folder)
+    return outcome
+
+
+def _catch_up(shop: Shop, job: JobProcess) -> None:
+    """Wait until the job has read all writes, and no requested snapshot is left."""
+    client = shop.client
+    with client.start_session() as session:
+        client[_DATABASE].items.insert_one(dict(_LAST), session=session)
+        time = session.operation_time
+    assert time is not None
+    signals = Path(job.folder.signals)
+
+    def done() -> bool:
+        job.keep_running()
+        offset = job.folder.offset(job.committed)
+        if "snapshot" in offset or list(signals.glob("*.json")):
+            return False
+        if offset.get("signals", {}).get("requests"):
+            return False
+        position = {name: offset[name] for name in _POSITION if name in offset}
+        return key_of(from_offset(position)) > key_of(AtTime(time))
+
+    wait_for(done, "the job's reading of the last write", _COMMIT_SECONDS)
+
+
+def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) -> list[str]:
+    """What the tables have too much, lack, or have otherwise than the collections.
+
+    truth: the connection string of a server whose change stream has all events.
+    """
+    found = []
+    for name, result in verify_job(spark, folder, shop.uri).items():
+        if result.count or result.remark:
+            found.append(f"verify of {name}: {result}")
+    rows = CurrentTable.existing(spark, folder.current).read()
+    table, collections = documents_in(rows), collections_of(shop)
+    if table != collections:
+        keys = {key for key in {*table, *collections} if table.get(key) != collections.get(key)}
+        found.append(f"the current table differs in {len(keys)} documents: {sorted(keys)[:10]}")
+    tokens = Counter(_tokens(folder))
+    found += [f"{token} is in bronze {n} times" for token, n in tokens.items() if n > 1]
+    client: Client
+    with (
+        pymongo.MongoClient(truth) as client,
+        client[_DATABASE].watch(start_at_operation_time=shop.created) as events,
+    ):
+        begin, told = min(tokens), set()
+        for event in events:
+            token = event["_id"]["_data"]
+            told.add(token)
+            if event.get("documentKey") == _LAST:
+                break
+    missing = {token for token in told if token >= begin} - set(tokens)
+    extra = set(tokens) - told
+    if missing or extra:
+        found.append(
+            f"bronze lacks {len(missing)} events of a plain stream, and has {len(extra)} more"
+        )
+    return found + _notified_twice(folder)
+
+
+def _notified_twice(folder: JobFolder) -> list[str]:
+    kinds = Counter(
+        (row["id"], row["type"])
+        for row in _rows(folder, "notifications")
+        if row["type"] in ("STARTED", "COMPLETED")
+    )
+    found = [
+        f"{kind} of {name} is notified {n} times" for (name, kind), n in kinds.items() if n > 1
+    ]
+    begun = {name for name, kind in kinds if kind == "STARTED"}
+    ended = {name for name, kind in kinds if kind == "COMPLETED"}
+    return found + [f"the snapshot {name} has no end" for name in sorted(begun ^ ended)]
+
+
+def _tokens(folder: JobFolder) -> list[str]:
+    """The tokens of all events in bronze, without the rows of snapshots."""
+    return [
+        row["token"]
+        for row in _rows(folder, "bronze", ["token", "operationType"])
+        if row["operationType"] not in ("read", "snapshotEnd")
+    ]
+
+
+def _rows(folder: JobFolder, table: str, columns: list[str] | None = None) -> list[dict[str, Any]]:
+    files = [str(file) for file in Path(folder.address, table).glob("[!_]*/**/*.parquet")]
+    found = pyarrow.dataset.dataset(files, format="parquet").to_table(columns)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows

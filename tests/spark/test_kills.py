@@ -1,0 +1,23 @@
+"""One seed of the jobs that are killed: the tables lack nothing, and have nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.kills.run import KINDS, run_seed
+
+# One cluster, one Spark, which takes minutes to start on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+
+
+def test_a_job_that_is_killed_keeps_its_tables_equal(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "seed"
+    folder.mkdir()
+    outcome = run_seed(0, folder, spark, extra=0)
+    assert outcome.problems == []
+    assert sorted(outcome.faults) == sorted(KINDS)
+    assert outcome.events > 0
+    assert outcome.starts > outcome.faults.count("driver")
