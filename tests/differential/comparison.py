@@ -37,6 +37,7 @@ def differences(
     router: Reading,
     end: Timestamp,
     of_shards: Sequence[Failure] = (),
+    renamed: Set[tuple[str, str]] = frozenset(),
     *,
     legs: bool = False,
 ) -> list[str]:
@@ -52,6 +53,7 @@ def differences(
         router: the reading through the router.
         end: the cluster time up to which both were read.
         of_shards: the errors of shards that were read alone.
+        renamed: the namespaces that collections have left.
         legs: whether the router's reading was resumed on the way. A stream that resumes after one
             of several events with equal tokens receives none of the others, on any server.
     """
@@ -62,7 +64,7 @@ def differences(
     found += [f"wrong in itself through the router: {each}" for each in router.wrong]
     found += _openings(plan, mongos, router)
     found += _failures(plan, mongos, router, of_shards)
-    found += _events(plan, mongos, router, end)
+    found += _events(plan, mongos, router, end, renamed)
     if mongos.invalidated != router.invalidated:
         found.append(f"closed by itself: mongos {mongos.invalidated}, router {router.invalidated}")
     elif mongos.invalidated and mongos.promises[-1][1] != router.promises[-1][1]:
@@ -124,7 +126,13 @@ def _anywhere(failure: Failure) -> Failure:
     return replace(failure, message=message)
 
 
-def _events(plan: Plan, mongos: Reading, router: Reading, end: Timestamp) -> Iterator[str]:
+def _events(
+    plan: Plan,
+    mongos: Reading,
+    router: Reading,
+    end: Timestamp,
+    renamed: Set[tuple[str, str]],
+) -> Iterator[str]:
     theirs, ours = _until(mongos, end), _until(router, end)
     if mongos.failures:
         # A shard's error ends the stream regardless of other shards' remaining events.
@@ -132,7 +140,6 @@ def _events(plan: Plan, mongos: Reading, router: Reading, end: Timestamp) -> Ite
         theirs, ours = theirs[:shared], ours[:shared]
     theirs, ours = _settled(theirs), _settled(ours)
     if plan.stage.get("fullDocument") == "updateLookup":
-        renamed = _renamed(theirs)
         theirs, ours = _without_lookups(theirs, renamed), _without_lookups(ours, renamed)
     if _adds_to_looked_up(plan):
         theirs, ours = _in_any_order(theirs), _in_any_order(ours)
@@ -159,17 +166,8 @@ def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return [pair for _, group in groups for pair in sorted(group)]
 
 
-def _renamed(events: list[tuple[str, bytes]]) -> set[bytes]:
-    """Return the namespaces that collections have left, as BSON."""
-    return {
-        bson.encode(event["ns"])
-        for event in (bson.decode(raw) for _, raw in events)
-        if event.get("operationType") == "rename" and isinstance(event.get("ns"), dict)
-    }
-
-
 def _without_lookups(
-    events: list[tuple[str, bytes]], namespaces: Set[bytes]
+    events: list[tuple[str, bytes]], namespaces: Set[tuple[str, str]]
 ) -> list[tuple[str, bytes]]:
     """Return the events, updates in ``namespaces`` without their ``fullDocument``."""
     if not namespaces:
@@ -179,7 +177,7 @@ def _without_lookups(
         event = bson.decode(raw)
         namespace = event.get("ns")
         is_update = event.get("operationType") == "update" and isinstance(namespace, dict)
-        if is_update and bson.encode(namespace) in namespaces:
+        if is_update and (namespace.get("db"), namespace.get("coll")) in namespaces:
             event.pop("fullDocument", None)
             raw = bson.encode(event)
         result.append((token, raw))

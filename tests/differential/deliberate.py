@@ -29,7 +29,7 @@ def is_deliberate(
         or _resumes_after_what_it_leaves_out(plan, mongos, router)
         or _splits_from_a_version_1_token(plan, mongos)
         or _fails_at_the_event_it_resumes_after(plan, mongos)
-        or _looks_up_after_the_event_it_resumes_after(plan, mongos, router, of_shards)
+        or _looks_up_after_the_event_it_resumes_after(plan, mongos, router)
         or _matches_sessions_of_retryable_writes(plan, mongos, router)
         or _reads_what_others_write(plan, mongos, router)
         or _is_invalid_on_a_time_series(mongos, router)
@@ -75,13 +75,12 @@ def _fails_at_the_event_it_resumes_after(plan: Plan, mongos: Reading) -> bool:
 
 
 def _looks_up_after_the_event_it_resumes_after(
-    plan: Plan, mongos: Reading, router: Reading, of_shards: Sequence[Failure]
+    plan: Plan, mongos: Reading, router: Reading
 ) -> bool:
     """Return whether mongos's shards fail in a stage on the token's own event.
 
     With ``updateLookup`` the router runs the stage itself, on the events after the token.
     """
-    codes = {failure.code for failure in of_shards}
     own = [failure for failure in mongos.failures if failure not in router.failures]
     return (
         _resumes(plan)
@@ -90,7 +89,6 @@ def _looks_up_after_the_event_it_resumes_after(
         and len(mongos.failures) == len(router.failures) + 1
         and own == mongos.failures[-1:]
         and own[0].message.startswith(OF_SHARD)
-        and own[0].code in codes
     )
 
 

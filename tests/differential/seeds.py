@@ -222,9 +222,10 @@ class _Run:
         line = command_text(plan)
         ended = str(mongos.failures[-1])[:120] if mongos.failures else ""
         self._report_step(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
-        found = pair.failures or differences(plan, mongos, router, end, pair.of_shards)
+        renamed = self._workload.renamed
+        found = pair.failures or differences(plan, mongos, router, end, pair.of_shards, renamed)
         if pair.joined is not None and not pair.failures:
-            joined = differences(plan, mongos, pair.joined, end, pair.of_shards, legs=True)
+            joined = differences(plan, mongos, pair.joined, end, pair.of_shards, renamed, legs=True)
             found += [f"in legs: {each}" for each in joined]
         if found and not is_deliberate(plan, mongos, router, pair.of_shards):
             outcome.differences.append("\n    ".join([line, *found]))

@@ -49,6 +49,8 @@ class Workload:
         self._chance = chance
         self._on_step = on_step
         self.databases = (f"{name}a", f"{name}b")
+        self.renamed: set[tuple[str, str]] = set()
+        """The database and the name of each collection that has been renamed, before that."""
         self._numbers = iter(range(1, 1_000_000))
         self._keys: dict[str, list[tuple[Any, int]]] = {}
         self.large = chance.random() < 0.04
@@ -247,6 +249,7 @@ class Workload:
         documents = self._documents(PLAIN)
         new = self._chance.choice(PLAIN)
         await documents.rename(new, dropTarget=self._chance.random() < 0.5)
+        self.renamed.add((documents.database.name, documents.name))
         return f"{documents.name} to {new}"
 
     async def _indexes(self) -> None:
