@@ -21,13 +21,14 @@ SUITES = (
     "fanout",
     "scale",
     "filters",
+    "scopes",
     "spark",
     "real_servers",
     "guest",
     "lookup",
     "notes",
 )
-REAL = ("real_servers", "guest", "filters", "lookup")
+REAL = ("real_servers", "guest", "filters", "scopes", "lookup")
 """The suites that need MongoDB's own servers."""
 
 

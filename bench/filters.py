@@ -286,7 +286,7 @@ def _notes(client: MongoClient[dict[str, Any]]) -> dict[str, int]:
 @contextmanager
 def _watching(port: int, watchers: int, *arguments: str) -> Iterator[Program]:
     """Run watchers of one tenant each during the block, from when all are open."""
-    options = ["--clients", str(watchers), "--tenants", *arguments]
+    options = ["--clients", str(watchers), "--watch", "tenant", *arguments]
     with Program("bench.live_watchers", str(port), *options) as process:
         process.line()
         yield process

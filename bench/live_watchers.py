@@ -33,12 +33,13 @@ async def _watch(port: int, number: int, filters: str, found: "_Found") -> None:
         pipeline.append({"$match": {"documentKey._id": {"$gte": -number}}})
     elif filters == "tenant":
         pipeline.append({"$match": {"fullDocument.tenant": number}})
+    collection = f"events{number}" if filters == "collection" else "events"
     async with found.opening:
-        opening = {"aggregate": "events", "pipeline": pipeline, "cursor": {}, "$db": "bench"}
+        opening = {"aggregate": collection, "pipeline": pipeline, "cursor": {}, "$db": "bench"}
         reply = bson.decode(await ask(opening))
     if not reply["ok"]:
         raise SystemExit(f"a stream did not open: {reply}")
-    more = {"getMore": bson.Int64(reply["cursor"]["id"]), "collection": "events", "$db": "bench"}
+    more = {"getMore": bson.Int64(reply["cursor"]["id"]), "collection": collection, "$db": "bench"}
     found.opened(number)
     try:
         while not found.stop.is_set():
@@ -93,9 +94,8 @@ class _Found:
 async def _run(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     found = _Found(args.clients, args.expect, all_arrivals=args.all_arrivals)
-    filters = "tenant" if args.tenants else "distinct" if args.distinct else "equal"
     tasks = [
-        asyncio.ensure_future(_watch(args.port, number, filters, found))
+        asyncio.ensure_future(_watch(args.port, number, args.watch, found))
         for number in range(args.clients)
     ]
     failed = asyncio.ensure_future(asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
@@ -118,8 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--clients", type=int, default=1)
-    parser.add_argument("--distinct", action="store_true", help="give each a filter of its own")
-    parser.add_argument("--tenants", action="store_true", help="client N gets tenant N's documents")
+    parser.add_argument(
+        "--watch",
+        choices=("equal", "distinct", "tenant", "collection"),
+        default="equal",
+        help="what client N watches: the collection events, the same with a filter of its own, "
+        "tenant N's documents in it, or the collection eventsN",
+    )
     parser.add_argument("--expect", type=int, help="print a line when so many events have arrived")
     parser.add_argument(
         "--all-arrivals", action="store_true", help="take the arrival times of all clients' events"

@@ -127,7 +127,7 @@ def _watchers(way: Way, clients: int, *, distinct: bool) -> Iterator[Program | N
     if way.port is None:
         yield None
         return
-    flags = ["--distinct"] if distinct else []
+    flags = ["--watch", "distinct"] if distinct else []
     arguments = ["bench.live_watchers", str(way.port), "--clients", str(clients), *flags]
     with _program(*arguments) as process:
         yield process

@@ -61,15 +61,15 @@ class StreamSettings:
     """How far a stream may be behind the start of a client that would share it."""
     share_filters: str = "auto"
     """Whether the router evaluates filters on a shared stream: auto, always or never."""
-    share_filters_from: int = 8
+    share_filters_from: int = 4
     """The number of different filters on one scope from which on auto shares."""
     share_filters_hold: float = 10.0
     """How long there must be less than half as many filters or scopes before auto shares no
     longer."""
-    share_scopes: str = "never"
+    share_scopes: str = "auto"
     """Whether streams of collections and databases are read as parts of a wider stream: auto,
     always or never."""
-    share_scopes_from: int = 8
+    share_scopes_from: int = 5
     """The number of different collections of a database, or of different databases, from which on
     auto shares. It shares no longer after ``share_filters_hold`` with less than half as many."""
     share_filter_bytes: int = 64 * _MIB

@@ -6,7 +6,7 @@ filters, and an event meets only the filters that it may match (docs/sharing.md)
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -35,10 +35,55 @@ _LEAST_FULL: Final = LEAST_KEPT // 2
 _MOST_FULL: Final = 2 * LEAST_KEPT
 """Bounds of ``FilteredStream.full``: a larger reply costs hardly less for each event."""
 
+_RECENT_EVENTS: Final = 1000
+_RECENT_BYTES: Final = 16 * 1024 * 1024
+"""After so many events, or bytes of them, those read before count half (``Traffic``)."""
+
 MALFORMED: Final = (ValueError, IndexError, struct.error)
 
 _TIME_AND_VERSION: Final = TIME_DIGITS + 4
 """Length of the part of a sort key that holds the cluster time and the version."""
+
+
+class Traffic:
+    """The events that a distribution has read recently, and those that its streams have got."""
+
+    __slots__ = ("_bytes", "_events", "_passed", "_passed_bytes", "_settled")
+
+    def __init__(self) -> None:
+        self._events = self._bytes = self._passed = self._passed_bytes = 0
+        self._settled = False
+
+    def add(self, events: int, size: int) -> None:
+        """Count events of ``size`` bytes that have been read."""
+        self._events += events
+        self._bytes += size
+        if self._events >= _RECENT_EVENTS or self._bytes >= _RECENT_BYTES:
+            self._settled = True
+            self._events //= 2
+            self._bytes //= 2
+            self._passed //= 2
+            self._passed_bytes //= 2
+
+    def add_passed(self, events: int, size: int) -> None:
+        """Count events of ``size`` bytes that a filter or a namespace has let through."""
+        self._passed += events
+        self._passed_bytes += size
+
+    @property
+    def let_through(self) -> float:
+        """How often an event is let through, by any filter or namespace."""
+        return self._passed / max(1, self._events)
+
+    @property
+    def unwatched_bytes(self) -> float:
+        """Bytes of an average event that are read beyond those that are let through.
+
+        0 until enough events have been read.
+        """
+        if not self._settled:
+            return 0.0
+        return max(0, self._bytes - self._passed_bytes) / max(1, self._events)
 
 
 class FilteredStream:
@@ -102,10 +147,9 @@ class FilteredStream:
         return self._distribution.stream.swallowed
 
     @property
-    def let_through(self) -> float:
-        """How often an event of the merged stream passes a filter: matches per event."""
-        distribution = self._distribution
-        return distribution.matches / max(1, distribution.examined)
+    def traffic(self) -> Traffic:
+        """The recent events of the merged stream."""
+        return self._distribution.traffic
 
     @property
     def held_bytes(self) -> int:
@@ -126,35 +170,32 @@ class StreamsByFilter:
 
     def __init__(self) -> None:
         self.index: FilterIndex[bytes] = FilterIndex()
-        self._streams: dict[bytes, list[FilteredStream]] = {}
-
-    def __getitem__(self, identity: bytes) -> Sequence[FilteredStream]:
-        """The streams whose filter has an identity."""
-        return self._streams.get(identity, ())
+        self.by_identity: dict[bytes, list[FilteredStream]] = {}
+        """The streams by the identity of their filter; none of the lists is empty."""
 
     def __iter__(self) -> Iterator[FilteredStream]:
         """All streams."""
-        return chain.from_iterable(self._streams.values())
+        return chain.from_iterable(self.by_identity.values())
 
     def __bool__(self) -> bool:
         """Whether there are streams."""
-        return bool(self._streams)
+        return bool(self.by_identity)
 
     def add(self, stream: FilteredStream) -> None:
         """Add a stream."""
         identity = stream.filter.identity
-        if identity not in self._streams:
-            self._streams[identity] = []
+        if identity not in self.by_identity:
+            self.by_identity[identity] = []
             if identity:
                 self.index.add(identity, stream.filter)
-        self._streams[identity].append(stream)
+        self.by_identity[identity].append(stream)
 
     def remove(self, stream: FilteredStream) -> None:
         """Remove a stream."""
         identity = stream.filter.identity
-        self._streams[identity].remove(stream)
-        if not self._streams[identity]:
-            del self._streams[identity]
+        self.by_identity[identity].remove(stream)
+        if not self.by_identity[identity]:
+            del self.by_identity[identity]
             self.index.remove(identity)
 
 
@@ -185,6 +226,7 @@ class Distribution:
         """Bytes of memory of unread events from which on a filtered stream is ``full``."""
         self.matches = 0
         """The number of times that a filter has let an event through."""
+        self.traffic = Traffic()
 
     @property
     def readers(self) -> int:
@@ -298,6 +340,7 @@ class Distribution:
         """Append the events of a released block to the filtered streams that they belong to."""
         self._last = block.last_key
         self.examined += len(block.events)
+        self.traffic.add(len(block.events), block.size)
         if self._broken is not None:
             return
         try:
@@ -312,20 +355,28 @@ class Distribution:
 
     def _route(self, events: Iterable[bytes], streams: StreamsByFilter) -> None:
         """Append events to the ``streams`` whose filters let them through."""
+        matches = size = 0
+        append, by_identity = self._append, streams.by_identity
         for identity, passed in streams.index.route(events):
-            self.matches += len(passed)
-            readers = streams[identity]
-            if readers[0].filter.projections:
-                passed = [readers[0].filter.project(each) for each in passed]
-            for filtered in readers[1:]:
-                self._append(filtered, list(passed))
-            self._append(readers[0], passed)
+            readers = by_identity[identity]
+            first = readers[0]
+            matches += len(passed)
+            if first.filter.projections:
+                passed = [first.filter.project(each) for each in passed]
+            if len(readers) > 1:
+                for filtered in readers[1:]:
+                    append(filtered, list(passed))
+            size += append(first, passed)
+        self.matches += matches
+        self.traffic.add_passed(matches, size)
 
-    def _append(self, filtered: FilteredStream, events: list[bytes]) -> None:
-        size = sum(map(len, events))
+    def _append(self, filtered: FilteredStream, events: list[bytes]) -> int:
+        """Append events to the log of a stream; return their size in bytes."""
+        count = len(events)
+        size = len(events[0]) if count == 1 else sum(map(len, events))
         log = filtered.log
         log.append(events, size)
-        self.held_bytes += size + EVENT_OVERHEAD * len(events)
+        self.held_bytes += size + EVENT_OVERHEAD * count
         held = log.memory
         if held >= self.full:
             if filtered.waited_for:
@@ -336,6 +387,7 @@ class Distribution:
                 self.held_bytes += log.memory - held
         if filtered.on_events is not None:
             filtered.on_events()
+        return size
 
     def _break(self, error: Exception) -> None:
         message = f"An event of the change stream is malformed: {error!r}"

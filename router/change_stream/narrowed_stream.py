@@ -289,9 +289,12 @@ class NarrowingDistribution(Distribution):
             scope.pass_to(gate)
         events = scope.delivered()
         if events:
-            for narrowed in scope.streams[b""]:
+            size = 0
+            for narrowed in scope.streams.by_identity.get(b"", ()):
                 self.matches += len(events)
-                self._append(narrowed, list(events))
+                size = self._append(narrowed, list(events))
+            if size:
+                self.traffic.add_passed(len(events), size)
             if len(scope.streams.index):
                 self._route(events, scope.streams)
         if scope.end is None:

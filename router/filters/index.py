@@ -116,8 +116,13 @@ class FilterIndex(Generic[T]):
             self._prepare()
         met: list[_Entry[T]] = []
         always, others, candidates = self._always, self._others, self._candidates
+        known = self._known if len(self._in_order) == 1 else {}
+        value = self._hashed.value
         for data in events:
-            entries = candidates(data)
+            only = value(data) if known else None
+            entries = known.get(only) if only is not None else None
+            if entries is None:
+                entries = candidates(data)
             if always:
                 entries = [*entries, *always]
             event: _Event | None = None

@@ -1,6 +1,6 @@
 """Reading several fields from an event's bytes along dotted paths."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from router.filters.fields import Element, Path, Value, read_fields, tree_of
 from router.filters.layouts import Layouts
@@ -12,12 +12,18 @@ class PathReader:
     It learns how documents are built, so that it reads the next ones faster.
     """
 
-    __slots__ = ("_layouts", "_root", "paths")
+    __slots__ = ("_layouts", "_root", "paths", "value")
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths: Sequence[Path] = tuple(dict.fromkeys(paths))
         self._root = tree_of(self.paths)
         self._layouts = Layouts(self._root, len(self.paths))
+        self.value: Callable[[bytes], Value | None] = self._layouts.value
+        """Returns the value at the only path, or None: then use ``read``.
+
+        For readers of one path. It answers for documents that have one value there and are built
+        like earlier ones, and takes half of the time of ``read``.
+        """
 
     def read(self, data: bytes) -> list[list[Element]]:
         """Return the elements at each path of the document ``data``, in the order of ``paths``.
@@ -31,14 +37,6 @@ class PathReader:
             found = self.walk(data)
             self._layouts.learn(data)
         return found
-
-    def value(self, data: bytes) -> Value | None:
-        """Return the value at the only path, or None: then use ``read``.
-
-        For readers of one path. It answers for documents that have one value there and are built
-        like earlier ones, and takes half of the time of ``read``.
-        """
-        return self._layouts.value(data)
 
     def walk(self, data: bytes) -> list[list[Element]]:
         """Return what ``read`` returns, by a walk over the document's fields."""

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+from router.change_stream.filtered_stream import Traffic
 from router.change_stream.request import StreamRequest
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.stream_settings import StreamSettings
 from router.streams.placement import ALWAYS, AUTO, NEVER, Placement, mode_of
-from router.streams.shared_scans import SharedScans
+from router.streams.shared_scans import RESTS, SharedScans
 from router.streams.sources import Source
 
 
@@ -51,17 +52,18 @@ class FilterPlanner:
         if whole is not None and whole.filter is not None:
             self._scans.leave(whole.key, whole.filter.identity)
 
-    def shares(self, placement: Placement, now: float, let_through: float = 0.0) -> bool:
+    def shares(self, placement: Placement, now: float, traffic: Traffic | None = None) -> bool:
         """Return whether the router should evaluate the filter.
 
-        ``let_through`` is the fraction of the shared stream's events that filters let through,
-        where it is read already.
+        ``traffic`` is that of the stream that it reads now, where that is shared.
         """
-        if placement.whole is None or placement.failed:
+        whole = placement.whole
+        if whole is None or placement.failed:
             return False
         if placement.mode == ALWAYS:
             return True
-        return self._scans.is_shared(placement.whole.key, now, let_through)
+        known = traffic if whole.key == placement.source.key else None
+        return self._scans.is_shared(whole.key, now, known)
 
     def explain(self, placement: Placement, now: float) -> dict[str, Any]:
         """Return where a filter is evaluated, and why, for explain."""
@@ -72,6 +74,8 @@ class FilterPlanner:
             reason += str(self._limits.share_filters_from)
             if placement.mode == ALWAYS:
                 reason = "shareFilters is always"
+            elif self._scans.rests(placement.whole.key, now):
+                reason = RESTS
         return {
             "evaluatedBy": "router" if self.shares(placement, now) else "shards",
             "shareFilters": placement.mode,

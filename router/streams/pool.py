@@ -275,14 +275,14 @@ class StreamPool:
 
     def _preferred(self, placement: Placement, log_reader: LogReader | None = None) -> Source:
         """Return the source that a client should read, if it could be found anywhere."""
-        let_through = 0.0
+        traffic = None
         if log_reader is not None and isinstance(log_reader.stream, FilteredStream):
-            let_through = log_reader.stream.let_through
+            traffic = log_reader.stream.traffic
         now = self._loop.time()
-        wider = self._scopes.source(placement, now, let_through)
+        wider = self._scopes.source(placement, now, traffic)
         if wider is not None:
             return wider
-        if placement.whole is not None and self._filters.shares(placement, now, let_through):
+        if placement.whole is not None and self._filters.shares(placement, now, traffic):
             return placement.whole
         return placement.own
 

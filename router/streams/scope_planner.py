@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any, Final
 
+from router.change_stream.filtered_stream import Traffic
 from router.change_stream.narrowed_stream import Namespace
 from router.change_stream.request import Scope, StreamRequest
 from router.stream_settings import StreamSettings
 from router.streams.placement import ALWAYS, AUTO, NEVER, Placement, mode_of
-from router.streams.shared_scans import SharedScans
+from router.streams.shared_scans import RESTS, SharedScans
 from router.streams.sources import Source
 
 _OPTIONS: Final = {
@@ -59,16 +60,17 @@ class ScopePlanner:
         for source, part in _parts(placement):
             self._scans.leave(source.key, part)
 
-    def source(self, placement: Placement, now: float, let_through: float = 0.0) -> Source | None:
+    def source(
+        self, placement: Placement, now: float, traffic: Traffic | None = None
+    ) -> Source | None:
         """Return the wider stream that should serve a client, or None.
 
-        ``let_through`` is the fraction of the events of the stream that it reads now that readers
-        get, where that is a wider one.
+        ``traffic`` is that of the stream that it reads now, where that is shared.
         """
         if placement.wider and placement.scope_mode == ALWAYS:
             return placement.wider[-1]
         for source in placement.wider:
-            known = let_through if source.key == placement.source.key else 0.0
+            known = traffic if source.key == placement.source.key else None
             if self._scans.is_shared(source.key, now, known):
                 return source
         return None
@@ -88,6 +90,8 @@ class ScopePlanner:
             reason += str(self._limits.share_scopes_from)
             if placement.scope_mode == ALWAYS:
                 reason = "shareScopes is always"
+            elif any(self._scans.rests(each.key, now) for each in placement.wider):
+                reason = RESTS
         return {
             "readFrom": source.request.namespace,
             "shareScopes": placement.scope_mode,

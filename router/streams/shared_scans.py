@@ -3,24 +3,39 @@
 from collections import Counter
 from typing import Final
 
+from router.change_stream.filtered_stream import Traffic
+
 _FRACTION_TO_STAY: Final = 0.5
 """A shared scan goes on with few readers if they get at least this fraction of its events."""
 
 
+_BYTES_OF_A_SCAN: Final = 2000
+"""Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
+(docs/performance.md#streams-of-many-collections)."""
+
+RESTS: Final = "the shared stream read many more bytes than its readers"
+"""Why a scan is not shared for a while, for explain."""
+
+_REST: Final = 60
+"""A scan that costs more than it saves is shared again after so many times ``hold``."""
+
+
 class _Scan:
-    __slots__ = ("below_since", "parts", "shared")
+    __slots__ = ("below_since", "parts", "resting_until", "wanted")
 
     def __init__(self) -> None:
         self.parts: Counter[bytes] = Counter()
-        self.shared = False
+        self.wanted = False
         self.below_since: float | None = None
+        self.resting_until = 0.0
 
 
 class SharedScans:
     """The different parts that clients read of each wider stream; does no I/O.
 
     A scan is shared from the ``least``-th part on, and no longer when there have been less than
-    half as many for ``hold`` seconds, unless they get most of its events.
+    half as many for ``hold`` seconds, unless they get most of its events. While the shards would
+    send much more than the parts need, it rests: that costs more than the scans that it saves.
     """
 
     def __init__(self, least: int, hold: float) -> None:
@@ -33,7 +48,7 @@ class SharedScans:
         state = self._scans.setdefault(scan, _Scan())
         state.parts[part] += 1
         if begins and len(state.parts) >= self._least:
-            state.shared = True
+            state.wanted = True
             state.below_since = None
 
     def leave(self, scan: bytes, part: bytes) -> None:
@@ -50,20 +65,28 @@ class SharedScans:
         state = self._scans.get(scan)
         return 0 if state is None else len(state.parts)
 
-    def is_shared(self, scan: bytes, now: float, let_through: float = 0.0) -> bool:
+    def rests(self, scan: bytes, now: float) -> bool:
+        """Return whether a scan is not shared because the shards would send too much."""
+        state = self._scans.get(scan)
+        return state is not None and now < state.resting_until
+
+    def is_shared(self, scan: bytes, now: float, traffic: Traffic | None = None) -> bool:
         """Return whether the parts of a scan should share it.
 
-        ``let_through`` is the number of its events that they get, each by one of them, as a
-        fraction of all, where it is read already.
+        ``traffic`` is that of the shared stream, where it is read already.
         """
         state = self._scans.get(scan)
-        if state is None or not state.shared:
+        if state is None or not state.wanted or now < state.resting_until:
             return False
         count = len(state.parts)
+        if traffic is not None and traffic.unwatched_bytes > count * _BYTES_OF_A_SCAN:
+            state.resting_until = now + _REST * self._hold
+            return False
+        let_through = 0.0 if traffic is None else traffic.let_through
         if count * 2 >= self._least or (count > 1 and let_through >= _FRACTION_TO_STAY):
             state.below_since = None
         elif state.below_since is None:
             state.below_since = now
         elif now - state.below_since >= self._hold:
-            state.shared = False
-        return state.shared
+            state.wanted = False
+        return state.wanted

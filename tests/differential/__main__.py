@@ -28,8 +28,11 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write all differences to this file")
     parser.add_argument("--share-filters", default="auto", help="auto, always or never")
     parser.add_argument("--share-scopes", default="auto", help="auto, always or never")
+    parser.add_argument("--share-from", help="the number of streams from which on auto shares")
     args = parser.parse_args()
     parameters = {"shareFilters": args.share_filters, "shareScopes": args.share_scopes}
+    if args.share_from is not None:
+        parameters |= dict.fromkeys(("shareFiltersFrom", "shareScopesFrom"), args.share_from)
     with running(args.shards, args.on, parameters) as servers:
         return asyncio.run(_run(servers, args))
 

@@ -98,8 +98,12 @@ def draw(chance: Random) -> Plan:
     )
     # Drawn from the plan itself, so that each seed keeps its other choices.
     sharing = Random(f"{plan.writers} {plan.steps}")
-    plan.limits["share_scopes"] = sharing.choice(("always", "always", "never"))
+    plan.limits["share_scopes"] = sharing.choice(("always", "auto", "auto", "never"))
     plan.limits["share_filters"] = sharing.choice(("always", "auto"))
+    # With auto, streams move to a shared one and back while they are read.
+    for name in ("share_scopes_from", "share_filters_from"):
+        plan.limits[name] = sharing.choice((1, 2, 3))
+    plan.limits["share_filters_hold"] = sharing.choice((0.05, 0.5))
     return plan
 
 

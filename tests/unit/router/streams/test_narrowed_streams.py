@@ -148,6 +148,42 @@ async def test_few_collections_keep_their_own_streams_and_many_move(
     await until(lambda: cluster.open_cursors == REMOTES)
 
 
+async def test_streams_leave_a_wider_one_that_reads_much_that_nobody_watches(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(
+        share_scopes="auto", share_scopes_from=2, share_filters_hold=60.0, share_linger=0.0
+    )
+    cursors = await opened(registry, "a", "b")
+    write(cluster, 101, "a")
+    write(cluster, 102, "b")
+    await read_until_shared(cluster, cursors, 1)
+    write(cluster, 103, "unwatched", filler="x" * (1 << 24))
+    own = ["db.a", "db.b"]
+    await read_nothing_until(cursors[0], lambda: own[0] in namespaces(registry))
+    await read_nothing_until(cursors[1], lambda: own[1] in namespaces(registry))
+    await until(lambda: sorted(namespaces(registry)) == own)
+    explained = registry._streams.explain(watch("a"))["scope"]
+    assert explained["readFrom"] == "db.a"
+    assert "many more bytes" in explained["reason"]
+    write(cluster, 105, "b")
+    write(cluster, 107, "a")
+    assert [await read_until(each, 1) for each in cursors] == [[107], [105]]
+
+
+async def test_large_events_that_are_watched_keep_streams_shared(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_scopes="auto", share_scopes_from=2, share_linger=0.0)
+    cursors = await opened(registry, "a", "b")
+    write(cluster, 101, "a")
+    write(cluster, 102, "b")
+    await read_until_shared(cluster, cursors, 1)
+    write(cluster, 103, "a", filler="x" * (1 << 23))
+    write(cluster, 104, "b", filler="x" * (1 << 23))
+    assert [await read_until(each, 1) for each in cursors] == [[103], [104]]
+    assert await read_until_shared(cluster, cursors, 0) == [[], []]
+    assert namespaces(registry) == ["db.$cmd.aggregate"]
+
+
 async def test_many_databases_share_the_cluster_s_stream(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(share_scopes="auto", share_scopes_from=2, share_linger=0.0)
     first, _ = await registry.open(watch("a", database="x"), OWNER)
