@@ -34,14 +34,21 @@ class StreamGroup:
         """Return a shared stream whose start is not known yet."""
         return next((each for each in self.streams if not each.preparation_done.is_set()), None)
 
-    def find(self, after: bytes, time: Timestamp, spans: Set[ShardSpan]) -> SharedStream | None:
+    def find(
+        self, after: bytes, time: Timestamp, spans: Set[ShardSpan], *, in_backlog: bool
+    ) -> SharedStream | None:
         """Return a shared stream that covers the events after ``after``; None if there is none.
 
-        It must serve all ``spans`` and must not be far behind ``time``.
+        It must serve all ``spans`` and must not be far behind ``time``. ``in_backlog`` is whether
+        ``after`` lies long ago: a stream without readers must not be behind it at all then, since
+        the events in between may be many, and no other client reads them.
         """
         for shared in sorted(self.streams, key=lambda each: each is not self.main):
-            if shared.healthy and shared.covers(after, spans) and not shared.is_late(time):
-                return shared
+            if not shared.healthy or not shared.covers(after, spans) or shared.is_late(time):
+                continue
+            if in_backlog and not shared.readers and shared.is_before(after):
+                continue
+            return shared
         return None
 
 
@@ -118,8 +125,11 @@ class OpenStreams:
                 break
         shared = None
         if start_at is not None:
-            now = min(start_at, self._cluster.clock.time or start_at)
-            shared = group.find(after or first_key(start_at), now, spans)
+            newest = self._cluster.clock.time or start_at
+            now = min(start_at, newest)
+            in_backlog = newest.time - start_at.time > self._limits.share_behind
+            wanted = after or first_key(start_at)
+            shared = group.find(wanted, now, spans, in_backlog=in_backlog)
             if group.main is not None and group.main.is_late(now):
                 group.main = shared
         if shared is None:

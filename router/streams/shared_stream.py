@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Set
 from bson.timestamp import Timestamp
 
 from router.change_stream.remotes import ShardSpan, covers_all
-from router.change_stream.resume_token import cluster_time_of
+from router.change_stream.resume_token import cluster_time_of, first_key
 from router.stream_settings import StreamSettings
 from router.streams.admission import Ticket
 from router.streams.preparation import PreparedStream
@@ -131,9 +131,17 @@ class SharedStream:
             return True
         if self._prepared is None:
             return False
-        gate = self._prepared.runner.stream.gate
-        reached = self._prepared.start_at if gate is None else cluster_time_of(gate)
-        return time.time - reached.time > self._limits.share_behind
+        return time.time - cluster_time_of(self._reached).time > self._limits.share_behind
+
+    def is_before(self, after: bytes) -> bool:
+        """Return whether it has yet to read events up to the sort key ``after``."""
+        return self._prepared is not None and self._reached < after
+
+    @property
+    def _reached(self) -> bytes:
+        """The sort key up to which events are released; available as ``start_at`` is."""
+        gate = self.runner.stream.gate
+        return first_key(self.start_at) if gate is None else gate
 
     # Life cycle.
 

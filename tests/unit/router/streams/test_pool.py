@@ -260,6 +260,25 @@ async def test_nothing_is_read_ahead_for_clients_that_have_left(cluster: Scripte
     assert await read_until(again, 1) == [103]
 
 
+@pytest.mark.parametrize(("newest", "joins"), [(1310, True), (9000, False)])
+async def test_in_a_backlog_no_client_joins_a_stream_before_its_start_that_nobody_reads(
+    cluster: ScriptedCluster, newest: int, joins: bool
+):
+    registry = cluster.registry(
+        remote_buffer_bytes=BIG, stream_buffer_bytes=BIG, batch_target_bytes=BIG // 10,
+        share_linger=60.0, share_behind=2000.0,
+    )  # fmt: skip
+    write(cluster, *range(101, 1301), size=BIG // 100)
+    cluster.noop(newest)
+    first, _ = await registry.open(stream(101), OWNER)
+    assert numbers(await first.next_batch(1, PATIENCE)) == [101]
+    lingering = first.shared
+    registry.kill([first.cursor_id], OWNER)
+    then, _ = await registry.open(stream(1299), OWNER)
+    assert (then.shared is lingering) == joins
+    assert await read_until(then, 2) == [1299, 1300]
+
+
 async def test_an_error_reaches_every_client_after_earlier_events(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursors = await opened(registry, 3)
