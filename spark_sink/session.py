@@ -11,6 +11,12 @@ from pyspark.sql import SparkSession
 from spark_sink.data_source import MergerouterDataSource
 from spark_sink.java_runtime import ensure_java
 
+# Columns whose values rarely repeat. Parquet's writer would collect them in dictionaries, compare
+# each value with others, and give the dictionary up after a while.
+_UNIQUE = ("token", "documentKey", "fullDocument", "fullDocumentBeforeChange", "event")
+PARQUET_SETTINGS = {f"parquet.enable.dictionary#{name}": "false" for name in _UNIQUE}
+"""Settings with which Spark writes the source's rows to Parquet at less cost (docs/spark.md)."""
+
 
 def local_session(
     app_name: str = "mergerouter", *, cores: int = 2, settings: Mapping[str, str] | None = None
@@ -30,6 +36,7 @@ def local_session(
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        **PARQUET_SETTINGS,
         **(settings or {}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
@@ -50,7 +57,7 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         return local_session(app_name, cores=os.cpu_count() or 2, settings=settings)
     builder = SparkSession.builder.appName(app_name)
-    for name, value in (settings or {}).items():
+    for name, value in {**PARQUET_SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     register(spark)
