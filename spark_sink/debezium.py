@@ -18,6 +18,7 @@ import pyarrow as pa
 from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
+from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sink.errors import OptionError
 from spark_sink.event_slices import decoded_documents
 from spark_sink.event_values import OPERATIONS
-from spark_sink.extended_json import CodeDecoder, Wrapped
+from spark_sink.extended_json import CodeDecoder, Wrapped, text_encoder
 from spark_sink.heartbeats import HEARTBEAT
 
 MESSAGES = "topic string, key string, value string"
@@ -164,15 +165,19 @@ def _description(description: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _text(value: Any) -> str | None:
     """A value in strict extended JSON, as `json_util.dumps` writes it, by the encoder in C."""
-    return None if value is None else _ENCODER.encode(value)
+    return None if value is None else _DOCUMENTS.encode(value)
 
 
 def _strict(value: Any) -> Any:
-    """What the encoder does not know: MongoDB's own types."""
+    """What the encoder does not know: MongoDB's own types, the commonest first."""
+    if isinstance(value, ObjectId):
+        return {"$oid": str(value)}
     return json_util.default(_unwrapped(value), _STRICT)
 
 
-_ENCODER = json.JSONEncoder(default=_strict)
+_DOCUMENTS = json.JSONEncoder(default=_strict)
+_encode = text_encoder(_strict)
+"""Writes keys and values of messages, as Kafka's JSON converter does: without spaces."""
 
 
 def _unwrapped(value: Any) -> Any:
@@ -216,20 +221,20 @@ class _Messages:
     ) -> Iterator[tuple[str, str, str | None]]:
         key, value = envelope(event, self.prefix, shard, self.clock(), place)
         topic = f"{self.prefix}.{event['ns']['db']}.{event['ns']['coll']}"
-        yield topic, json.dumps(key), json.dumps(value)
+        yield topic, _encode(key), _encode(value)
         if value["op"] == "d" and self.tombstones:
-            yield topic, json.dumps(key), None
+            yield topic, _encode(key), None
 
     def _heartbeat(self) -> tuple[str, str, str | None]:
         topic = f"{self.heartbeat_prefix}.{self.prefix}"
         value = {"ts_ms": self.clock() // 1_000_000}
-        return topic, json.dumps({"serverName": self.prefix}), json.dumps(value)
+        return topic, _encode({"serverName": self.prefix}), _encode(value)
 
     def _end(self, transaction: _Transaction | None) -> list[tuple[str, str, str | None]]:
         return [] if transaction is None else [self._boundary(transaction.end())]
 
     def _boundary(self, value: dict[str, Any]) -> tuple[str, str, str | None]:
-        return f"{self.prefix}.transaction", json.dumps({"id": value["id"]}), json.dumps(value)
+        return f"{self.prefix}.transaction", _encode({"id": value["id"]}), _encode(value)
 
 
 class _Transaction:

@@ -121,23 +121,34 @@ def _has_infinity(value: Any) -> bool:
     return isinstance(value, list) and any(map(_has_infinity, value))
 
 
-_STANDARD = json.JSONEncoder(
-    default=_relaxed, allow_nan=False, ensure_ascii=False, separators=(",", ":")
-)
-
 try:
     import orjson
 except ImportError:
-    _encode: Callable[[Any], str] = _STANDARD.encode
-else:
+    orjson = None  # type: ignore[assignment]
 
-    def _encode(value: Any) -> str:
-        """As the standard encoder does. Raises ValueError for infinities and NaN."""
-        encoded = orjson.dumps(value, default=_relaxed, option=orjson.OPT_PASSTHROUGH_DATETIME)
+
+def text_encoder(default: Callable[[Any], Any]) -> Callable[[Any], str]:
+    """Return a function that writes a value as JSON, without spaces; by orjson where it is.
+
+    It raises ValueError for infinities and NaN. default: called with what JSON does not know.
+    """
+    if orjson is None:
+        standard = json.JSONEncoder(
+            default=default, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+        return standard.encode
+
+    def encode(value: Any) -> str:
+        encoded = orjson.dumps(value, default=default, option=orjson.OPT_PASSTHROUGH_DATETIME)
         # orjson writes null for a number that is none.
         if b"null" in encoded and _has_infinity(value):
             raise ValueError("a number that JSON has no word for")
         return encoded.decode()
+
+    return encode
+
+
+_encode = text_encoder(_relaxed)
 
 
 def _with_code(value: Any) -> Any:
