@@ -10,12 +10,12 @@ is away does not need them.
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StringType, StructType
 
 from spark_sink.errors import OptionError, told_briefly
@@ -28,11 +28,10 @@ from spark_sink.typed_documents import TYPED_COLUMNS, ddl_of, from_json, is_json
 if TYPE_CHECKING:
     from spark_sink.batch_reader import MergerouterBatchReader
     from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
-    from spark_sink.stream_reader import MergerouterStreamReader
 
 FORMAT = "mergerouter"
 
-_OLDEST_FOR_STREAMS = (4, 2)
+_OLDEST_FOR_STREAMS, _OLDEST_FOR_WRITES = (4, 2), (4, 1)
 
 
 class MergerouterDataSource(DataSource):
@@ -70,14 +69,11 @@ class MergerouterDataSource(DataSource):
         with told_briefly():
             return MergerouterBatchReader(self._options(schema))
 
-    def streamReader(self, schema: StructType) -> MergerouterStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The reader for one query. Raises OptionError."""
+        if _spark_version() < _OLDEST_FOR_STREAMS:
+            return RefusingStreamReader()
         with told_briefly():
-            if _spark_version() < _OLDEST_FOR_STREAMS:
-                raise OptionError(
-                    "streams need Spark 4.2 or newer, which tells a source where a batch begins; "
-                    f"this is Spark {pyspark.__version__}. Use a newer one, or spark.read"
-                )
             from spark_sink.stream_reader import MergerouterStreamReader
 
             options = self._options(schema)
@@ -90,9 +86,10 @@ class MergerouterDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> MergerouterBatchWriter:
         """The writer for one batch. Raises OptionError."""
-        from spark_sink.sink.writers import MergerouterBatchWriter, RowWriter
-
         with told_briefly():
+            _require_writers()
+            from spark_sink.sink.writers import MergerouterBatchWriter, RowWriter
+
             if overwrite:
                 raise OptionError(
                     "the sink changes documents by their keys and overwrites no collection: use "
@@ -104,9 +101,10 @@ class MergerouterDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> MergerouterStreamWriter:
         """The writer for one query. Raises OptionError."""
-        from spark_sink.sink.writers import MergerouterStreamWriter, RowWriter
-
         with told_briefly():
+            _require_writers()
+            from spark_sink.sink.writers import MergerouterStreamWriter, RowWriter
+
             if overwrite:
                 raise OptionError("the sink has no output mode complete: use append or update")
             return MergerouterStreamWriter(RowWriter(schema, parse_write_options(self.options)))
@@ -123,6 +121,39 @@ class MergerouterDataSource(DataSource):
                 "the schema is fixed: leave .schema(…) out and select columns instead"
             )
         return options
+
+
+class RefusingStreamReader(DataSourceStreamReader):
+    """Refuses a stream on a Spark that is too old for it.
+
+    Spark 4.0 and 4.1 replace what `streamReader` raises by an error of their own, and pass on what
+    these methods raise.
+    """
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raise OptionError, which says which Spark is needed."""
+        with told_briefly():
+            raise OptionError(
+                "streams need Spark 4.2 or newer, which tells a source where a batch begins; this "
+                f"is Spark {pyspark.__version__}. Use a newer one, or spark.read"
+            )
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802
+        """Raise the same error: these versions of Spark ask for the latest offset first."""
+        return self.initialOffset()
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Never called: there is no offset."""
+        raise NotImplementedError
+
+
+def _require_writers() -> None:
+    """Raise OptionError if this Spark cannot hand over Arrow batches to be written."""
+    if _spark_version() < _OLDEST_FOR_WRITES:
+        raise OptionError(
+            "writing needs Spark 4.1 or newer, which hands over Arrow batches; this is Spark "
+            f"{pyspark.__version__}"
+        )
 
 
 def _spark_version() -> tuple[int, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StringType, StructField, StructType
 
+from spark_sink.arrow_types import arrow_type
 from spark_sink.errors import OptionError
 from spark_sink.event_slices import fields_of
 from spark_sink.extended_json import relaxed_json
@@ -58,7 +58,7 @@ class _Parse:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         documents = self.documents()
-        struct = to_arrow_type(self.schema, timezone="UTC")
+        struct = arrow_type(self.schema)
         for batch in batches:
             structs, rescued = [], []
             for event in batch.column("event").to_pylist():

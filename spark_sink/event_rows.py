@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from bson.raw_bson import RawBSONDocument
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from spark_sink.arrow_types import arrow_schema
 from spark_sink.event_runs import Run, sort_key
 from spark_sink.event_slices import DOCUMENT, NULL, fields_of
 from spark_sink.event_values import OPERATIONS, READ, fragment_place, namespace_of
@@ -64,7 +64,7 @@ class EventRows:
             raw_documents=raw_documents, document_type=None if typed is None else typed.schema
         )
         """What every row has (spark_sink.row_schema)."""
-        self._arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
+        self._arrow_schema = arrow_schema(self.schema)
         self._columns = None
         if _HAS_NUMPY:
             self._columns = EventColumns(self._arrow_schema, self._document_columns)

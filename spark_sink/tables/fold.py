@@ -16,7 +16,6 @@ import bson
 import pyarrow as pa
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     LongType,
@@ -26,6 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_sink.arrow_types import arrow_schema
 from spark_sink.errors import StreamError
 from spark_sink.event_slices import DOCUMENT, Slice, fields_of
 from spark_sink.extended_json import canonical_json, relaxed_json
@@ -303,8 +303,8 @@ def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[_State]:
         yield state
 
 
-_PREPARED_ARROW = to_arrow_schema(PREPARED, timezone="UTC")
-_FOLDED_ARROW = to_arrow_schema(FOLDED, timezone="UTC")
+_PREPARED_ARROW = arrow_schema(PREPARED)
+_FOLDED_ARROW = arrow_schema(FOLDED)
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

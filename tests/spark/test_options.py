@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyspark
 import pytest
 from bson.timestamp import Timestamp
 
+from spark_sink.data_source import MergerouterDataSource
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.options import parse_options
 from spark_sink.positions import AtTime, FromNow, PositionError, Token, from_offset, to_offset
+from spark_sink.row_schema import schema_for
 from spark_sink.scope import Offsets, Scope
 from spark_sink.snapshot.modes import POLICIES
 from tests.doubles.event_history import event_token, high_water_mark
@@ -307,3 +310,24 @@ def test_tokens_show_their_kind_and_time():
     assert (event.is_high_water_mark, mark.is_high_water_mark) == (False, True)
     assert event.cluster_time == mark.cluster_time == Timestamp(1_700_000_000, 7)
     assert mark.data < event.data
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.1.4"])
+def test_a_stream_on_a_spark_that_is_too_old_is_refused_where_spark_reports_it(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    source = MergerouterDataSource({"uri": URI})
+    reader = source.streamReader(schema_for(parse_options({"uri": URI})))
+    for ask in (reader.initialOffset, reader.latestOffset):
+        with pytest.raises(OptionError, match=f"need Spark 4.2 or newer.*is Spark {version}"):
+            ask()
+
+
+def test_writing_on_a_spark_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.0.5")
+    source = MergerouterDataSource({"uri": URI})
+    schema = schema_for(parse_options({"uri": URI}))
+    for make in (source.writer, source.streamWriter):
+        with pytest.raises(OptionError, match="writing needs Spark"):
+            make(schema, False)
