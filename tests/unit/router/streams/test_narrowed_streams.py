@@ -299,11 +299,19 @@ async def test_explain_tells_the_stream_that_is_read(cluster: ScriptedCluster) -
     assert refused["filter"]["evaluatedBy"] == "shards"
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"share_scopes": "always"},
+        {"share_scopes": "auto", "share_scopes_from": 4, "share_filters_hold": 0.0},
+    ],
+    ids=["always", "auto"],
+)
 async def test_random_readers_get_the_events_of_their_collections(
-    cluster: ScriptedCluster,
+    cluster: ScriptedCluster, limits: dict[str, Any]
 ) -> None:
     random = Random(11)
-    registry = cluster.registry(share_scopes="always", share_log_bytes=300_000)
+    registry = cluster.registry(**limits, share_log_bytes=300_000)
     written: dict[int, str] = {}
     results: list[tuple[str, list[int]]] = []
 
