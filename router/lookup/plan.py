@@ -13,6 +13,11 @@ UPDATE_LOOKUP: Final = "updateLookup"
 _LOOKED_UP: Final = "fullDocument"
 """The field that a lookup changes, in events of updates and in no others."""
 
+_NEEDED: Final = frozenset(
+    {"_id", "operationType", "ns", "documentKey", "clusterTime", "collectionUUID", _LOOKED_UP}
+)
+"""The fields that a lookup reads or changes."""
+
 _IS_UPDATE: Final = {"operationType": "update"}
 
 _LOGICAL: Final = ("$and", "$or", "$nor")
@@ -116,11 +121,16 @@ def divide(
     before the lookup only if this is certainly safe; an unknown condition stays after it. A
     condition on ``fullDocument`` stays after it too, but shards apply it to all events except
     updates, whose ``fullDocument`` the lookup does not change: as on mongos, a required image of an
-    event that the condition leaves out may be missing.
+    event that the condition leaves out may be missing. Fields that a stage only removes are removed
+    on the shards if the lookup needs none of them and no earlier condition stays after it: an event
+    may be too large with them.
     """
     pushed: list[Mapping[str, Any]] = []
     rest: list[Mapping[str, Any]] = []
     for position, stage in enumerate(stages):
+        if not rest and _removes_what_no_lookup_needs(stage):
+            pushed.append(stage)
+            continue
         if stage_name(stage) != "$match":
             rest.extend(stages[position:])
             break
@@ -137,6 +147,23 @@ def divide(
             if conditions:
                 part.append({"$match": _conjunction(conditions)})
     return tuple(pushed), tuple(rest)
+
+
+def _removes_what_no_lookup_needs(stage: Mapping[str, Any]) -> bool:
+    """Return whether a stage only removes fields, none of which a lookup needs."""
+    name = stage_name(stage)
+    operand = stage[name]
+    if name == "$unset":
+        paths = operand if isinstance(operand, (list, tuple)) else [operand]
+    elif name == "$project" and isinstance(operand, Mapping):
+        if not all(isinstance(value, (bool, int)) and not value for value in operand.values()):
+            return False
+        paths = list(operand)
+    else:
+        return False
+    return bool(paths) and all(
+        isinstance(path, str) and path.partition(".")[0] not in _NEEDED for path in paths
+    )
 
 
 def _conjuncts(match: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

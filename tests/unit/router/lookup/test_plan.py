@@ -49,6 +49,10 @@ def conditions(*fields):
     return {"$match": fields[0] if len(fields) == 1 else {"$and": list(fields)}}
 
 
+UNSET = {"$unset": "updateDescription.updatedFields"}
+RARE = unless_updated({"fullDocument.v": 1})
+
+
 @pytest.mark.parametrize(
     ("stages", "early", "late"),
     [
@@ -56,6 +60,13 @@ def conditions(*fields):
         ([UPDATES], [UPDATES], []),
         ([DOCUMENT], [{"$match": unless_updated({"fullDocument.v": 1})}], [DOCUMENT]),
         ([PROJECT, UPDATES], [], [PROJECT, UPDATES]),
+        ([UNSET, PROJECT], [UNSET], [PROJECT]),
+        ([UNSET, UPDATES, DOCUMENT], [UNSET, UPDATES, {"$match": RARE}], [DOCUMENT]),
+        ([{"$project": {"lsid": 0, "to": False}}], [{"$project": {"lsid": 0, "to": False}}], []),
+        ([DOCUMENT, UNSET], [{"$match": RARE}], [DOCUMENT, UNSET]),
+        ([{"$unset": ["to", "documentKey.k"]}], [], [{"$unset": ["to", "documentKey.k"]}]),
+        ([{"$unset": []}], [], [{"$unset": []}]),
+        ([{"$project": {"to": 0, "n": "$m"}}], [], [{"$project": {"to": 0, "n": "$m"}}]),
         (
             [DOCUMENT, UPDATES],
             [{"$match": unless_updated({"fullDocument.v": 1})}, UPDATES],
