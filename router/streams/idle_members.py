@@ -199,7 +199,8 @@ class IdleMembers:
         """Request the remote's promise, as of now or of ``takes`` seconds from now.
 
         A remote that rests gets its next getMore; one whose getMore waits is asked by its progress
-        cursor. ``takes`` is the time that a nudge needs.
+        cursor. A remote may rest while its last getMore still waits, if its progress cursor was
+        asked since. ``takes`` is the time that a nudge needs.
         """
         cursor = remote.cursor
         if cursor is None:
@@ -207,7 +208,7 @@ class IdleMembers:
         if remote.rest is not None:
             cursor.set_await(remote.policy.next_wait() if takes is None else takes)
             self._rested(remote)
-        elif remote.idle and not remote.topology:
+        if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._limits.probe_worth
             affords = remote.probes.affords(self._loop.time())
             if cursor.can_probe(soon if affords else max(soon, _LONG)):

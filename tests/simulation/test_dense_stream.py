@@ -44,7 +44,7 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
         written: dict[int, float] = {}
         arrived: dict[int, float] = {}
         reading = world.loop.create_task(_read(world, cursor, arrived))
-        await _write(world, 0, SETTLED * RATE, {})
+        await _write(world, 0, SETTLED * RATE, written)  # becomes dense on the way
         asked.clear()
         begun = world.loop.time()
         await _write(world, SETTLED * RATE, SECONDS * RATE, written)

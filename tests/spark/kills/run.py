@@ -224,9 +224,9 @@ def run_seed(seed: int, folder: Path, spark: SparkSession, extra: int) -> Outcom
             truth = cluster.mongos_uri if cluster.real else router.uri
             outcome.problems += _problems(spark, shop, job.folder, truth)
         finally:
-            writer.stop()
             job.kill()
             faults.router.stop()
+            writer.stop()
             shop.client.close()
         outcome.starts, outcome.ends = job.starts, job.ends
         outcome.batches = job.committed + 1
