@@ -6,13 +6,9 @@ import subprocess
 import sys
 import time
 
-import pyspark
 import pytest
 from bson.timestamp import Timestamp
-from pyspark.sql.types import StructType
 
-from spark_sink.data_source import MergerouterDataSource
-from spark_sink.errors import OptionError
 from spark_sink.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
 
 
@@ -54,10 +50,3 @@ def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_a_stream_on_an_older_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
-    source = MergerouterDataSource({"uri": "mongodb://127.0.0.1:27020"})
-    with pytest.raises(OptionError, match=r"^streams need Spark 4\.2 or newer.* is Spark 4\.1\.4"):
-        source.streamReader(StructType([]))
