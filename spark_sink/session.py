@@ -36,15 +36,12 @@ def local_session(
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
-        **PARQUET_SETTINGS,
         **(settings or {}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for name, value in configuration.items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
-    register(spark)
-    return spark
+    return _prepared(builder.getOrCreate(), settings)
 
 
 def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -57,9 +54,17 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         return local_session(app_name, cores=os.cpu_count() or 2, settings=settings)
     builder = SparkSession.builder.appName(app_name)
-    for name, value in {**PARQUET_SETTINGS, **(settings or {})}.items():
+    for name, value in (settings or {}).items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    return _prepared(builder.getOrCreate(), settings)
+
+
+def _prepared(spark: SparkSession, settings: Mapping[str, str] | None) -> SparkSession:
+    """The session with PARQUET_SETTINGS, unless `settings` has others, and with the source."""
+    for name, value in PARQUET_SETTINGS.items():
+        # The builder would warn that these are no properties of Spark's.
+        if name not in (settings or {}):
+            spark.conf.set(name, value)
     register(spark)
     return spark
 
