@@ -116,13 +116,14 @@ class FilterIndex(Generic[T]):
             self._prepare()
         met: list[_Entry[T]] = []
         always, others, candidates = self._always, self._others, self._candidates
-        known = self._known if len(self._in_order) == 1 else {}
-        value = self._hashed.value
+        known, value = self._known, self._hashed.value if len(self._in_order) == 1 else None
         for data in events:
-            only = value(data) if known else None
-            entries = known.get(only) if only is not None else None
-            if entries is None:
+            only = None if value is None else value(data)
+            if only is None:
                 entries = candidates(data)
+            else:
+                remembered = known.get(only)
+                entries = self._find(only) if remembered is None else remembered
             if always:
                 entries = [*entries, *always]
             event: _Event | None = None
@@ -145,14 +146,8 @@ class FilterIndex(Generic[T]):
 
     def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
-        tables = self._in_order
-        if len(tables) == 1:
-            only = self._hashed.value(data)
-            if only is not None:
-                known = self._known.get(only)
-                return self._find(only) if known is None else known
         found: Sequence[_Entry[T]] = ()
-        for table, elements in zip(tables, self._hashed.read(data), strict=True):
+        for table, elements in zip(self._in_order, self._hashed.read(data), strict=True):
             for kind, start, end in elements:
                 value: Hashable
                 if kind == STRING:
