@@ -14,6 +14,7 @@ from tests.harness.cluster_base import Client
 from tests.harness.real_cluster import RealCluster
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import wait_for
 
 SETS = ("shard0", "shard1", "config")
 _MOVE_SECONDS = 60.0
@@ -171,7 +172,11 @@ class Faults:
         Drivers resume a stream once. If a router ends before it has answered a driver that lost the
         router before it, the driver raises the error. So each must have had an answer first.
         """
-        self._wait_answered()
+        wait_for(
+            lambda: not self._answers.items() & self.answers().items(),
+            "an answer to each driver since the last restart of the router",
+            _ANSWER_SECONDS,
+        )
         port = self.router.port
         self.router.process.send_signal(how)
         self.router.process.wait()
@@ -184,14 +189,6 @@ class Faults:
             set_parameter=self.parameters,
         )
         self._answers = dict(self.answers())
-
-    def _wait_answered(self) -> None:
-        """Wait until each driver has had an answer since the last restart of the router."""
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while waiting := self._answers.items() & self.answers().items():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no answer in {_ANSWER_SECONDS:.0f} s: {sorted(waiting)}")
-            time.sleep(0.05)
 
     def _move(self, region: str, shard: str) -> None:
         client: Client
