@@ -188,19 +188,13 @@ def _watched(
         process = None
         if watchers:
             process = stack.enter_context(_watching(port, watchers, "--expect", str(WRITES)))
-        before, begun = _used(members, pids), time.perf_counter()
+        before, begun = members.cpu_beside(pids), time.perf_counter()
         _write(cluster, max(1, watchers))
         if process is not None:
             process.line()
-        after, took = _used(members, pids), time.perf_counter() - begun
+        after, took = members.cpu_beside(pids), time.perf_counter() - begun
     used = {name: (after[name] - before[name]) / WRITES * _MICRO for name in after}
     return {"watchers": watchers, "way": way, "seconds": took, **used}
-
-
-def _used(members: Members, pids: dict[str, int]) -> dict[str, float]:
-    """Return the CPU seconds of the shards and of other processes by name."""
-    shards = sum(cpu_seconds(pid) for pid in members.pids)
-    return {"shards": shards, **{name: cpu_seconds(pid) for name, pid in pids.items()}}
 
 
 def _write(cluster: TestCluster, tenants: int) -> None:

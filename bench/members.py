@@ -1,6 +1,7 @@
 """Activity of a cluster's members: CPU, oplog entries, getMores and connections."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,11 @@ class Members:
     def pids(self) -> list[int]:
         """The process ids of the members."""
         return list(self._pids.values())
+
+    def cpu_beside(self, pids: Mapping[str, int]) -> dict[str, float]:
+        """Return the CPU seconds that all members (``shards``) and other processes have used."""
+        members = sum(map(cpu_seconds, self.pids))
+        return {"shards": members, **{name: cpu_seconds(pid) for name, pid in pids.items()}}
 
     def close(self) -> None:
         """Close the connections."""

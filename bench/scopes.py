@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from statistics import median
 from typing import Any, NamedTuple
 
 from pymongo import MongoClient
 
 from bench.members import Members
-from bench.processes import cpu_seconds, listening, open_cursors, router
+from bench.processes import listening, medians, open_cursors, router
 from bench.program import Program
 from bench.suite import Column, Options, Outcome, Suite, Table
 from bench.watched_writes import DATABASE
@@ -122,8 +121,7 @@ def _row(
     options: Options,
 ) -> dict[str, Any]:
     taken = [_once(cluster, members, port, watchers, load, pids) for _ in range(options.runs)]
-    figures = {name: median(each[name] for each in taken) for name in taken[0]}
-    return {"watchers": watchers, **load._asdict(), "way": way, **figures}
+    return {"watchers": watchers, **load._asdict(), "way": way, **medians(taken)}
 
 
 def _once(
@@ -160,7 +158,7 @@ def _written(
     pids: dict[str, int],
     process: Program | None,
 ) -> dict[str, float]:
-    before, begun = _used(members, pids), time.perf_counter()
+    before, begun = members.cpu_beside(pids), time.perf_counter()
     with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         database = client[DATABASE]
         for step in range(WRITES // BATCH):
@@ -172,16 +170,10 @@ def _written(
                 watched.insert_many(_documents(BATCH - elsewhere, SIZE), ordered=False)
     if process is not None:
         process.line()
-    after, took = _used(members, pids), time.perf_counter() - begun
+    after, took = members.cpu_beside(pids), time.perf_counter() - begun
     used = {name: (after[name] - before[name]) / WRITES * _MICRO for name in after}
     return {"seconds": took, **used}
 
 
 def _documents(count: int, size: int) -> list[dict[str, Any]]:
     return [{"pad": "x" * size} for _ in range(count)]
-
-
-def _used(members: Members, pids: dict[str, int]) -> dict[str, float]:
-    """Return the CPU seconds of the shards and of other processes by name."""
-    shards = sum(cpu_seconds(pid) for pid in members.pids)
-    return {"shards": shards, **{name: cpu_seconds(pid) for name, pid in pids.items()}}
