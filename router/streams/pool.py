@@ -187,6 +187,8 @@ class StreamPool:
         gate = log_reader.stream.gate
         if gate is None or main.is_late(cluster_time_of(gate)):
             return None
+        if not main.readers and main.is_before(log_reader.reached):
+            return None  # it would be read for this client alone, which has its own remotes
         if source.namespace is not None and not _may_narrow(
             placement, log_reader, log_reader.reached
         ):

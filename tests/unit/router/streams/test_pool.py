@@ -277,6 +277,9 @@ async def test_in_a_backlog_no_client_joins_a_stream_before_its_start_that_nobod
     then, _ = await registry.open(stream(1299), OWNER)
     assert (then.shared is lingering) == joins
     assert await read_until(then, 2) == [1299, 1300]
+    write(cluster, newest + 10)
+    assert await read_until(then, 1) == [newest + 10]
+    assert (then.shared is lingering) == joins
 
 
 async def test_an_error_reaches_every_client_after_earlier_events(cluster: ScriptedCluster):
