@@ -56,12 +56,12 @@ class _SeekingTape(EventTape):
     """A tape that begins at a stream's start time, as the streams of the Spark source need."""
 
     def open(self, command: dict[str, Any]) -> bytes:
-        """Answer with an empty first batch; a start time within the tape sets the location."""
+        """Answer with an empty first batch; a start time sets the location."""
         reply = super().open(command)
         time = command["pipeline"][0].get("$changeStream", {}).get("startAtOperationTime")
         key = "" if time is None else f"82{time.time:08X}{time.inc:08X}"
         tokens = self._events.tokens
-        if tokens and START < key <= tokens[-1]:
+        if tokens and key > START:
             self._at = bisect_left(tokens, key)
             mark = f"{key}2B0229296E04"
             return cursor_body(self._cursor_id, self._namespace, [], mark, first=True)

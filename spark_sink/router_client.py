@@ -39,8 +39,11 @@ _SELECTION_TIMEOUT = 2.5
 _LOOKS = 5
 _LOOKS_IF_REFUSED = 2
 
-# Events of a reply of a shard itself. What a task reads beyond its end is one reply at most.
+# Events of a reply to a task that reads a shard itself: it reads one reply at most beyond its end.
 _DIRECT_BATCH = 2000
+# The same of the merged stream. The router keeps the last MiB of what it has sent, so that the task
+# that begins where this one has ended, within a reply, goes on with what was read ahead.
+_MERGED_BATCH = 1000
 # Tokens of a reply to the planner, which rarely needs more of a stream.
 _TOKEN_BATCH = 500
 
@@ -123,13 +126,15 @@ class RouterClient:
     ) -> WatchedStream:
         """The stream of whole events after `position`: the merged one, or that of one shard.
 
-        batch_size: events a reply may hold, 0 for as many as the server likes; max_await: seconds
-        that the server waits for events. Raises PyMongoError, and StreamError if a shard that is
-        to be read directly is none of the cluster.
+        batch_size: events a reply may hold, 0 for as many as suit a task that ends within a reply;
+        max_await: seconds that the server waits for events. Raises PyMongoError, and StreamError if
+        a shard that is to be read directly is none of the cluster.
         """
         if shard is not None and self._options.reads_shards_directly:
             direct = batch_size or _DIRECT_BATCH
             return self._on_shard(shard)._watch(position, self._stages(), None, direct, max_await)
+        if shard is None:
+            batch_size = batch_size or _MERGED_BATCH
         return self._watch(position, self._stages(), shard, batch_size, max_await)
 
     def watch_tokens(self, position: Position, *, max_await: float) -> WatchedStream:
