@@ -3,9 +3,15 @@
 docs/design.md#idle-shards.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
+from router.change_stream.event_conditions import (
+    conjunction,
+    conjuncts,
+    fields_removed,
+    reads_of,
+)
 from router.change_stream.options import STARTS
 from router.change_stream.resume_token import ResumeToken, cluster_time_of
 from router.change_stream.stages import CHANGE_STREAM, stage_name
@@ -15,15 +21,6 @@ from shard_client.remote_cursor.cursor_reply import token_data
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
 """The options that add documents which an event itself lacks, and the values that add none."""
 
-_LOGICAL: Final = frozenset({"$and", "$or", "$nor"})
-_OF_A_VALUE: Final = frozenset(
-    {
-        "$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists", "$type", "$mod",
-        "$regex", "$options", "$all", "$size",
-    }
-)  # fmt: skip
-"""Operators of a ``$match`` whose result depends only on the field."""
-
 
 def progress_command(
     database: str, command: Mapping[str, Any], after: bytes
@@ -31,10 +28,11 @@ def progress_command(
     """Return the database and the ``aggregate`` command of a progress cursor.
 
     Beyond the resume token ``after`` (raw BSON), it passes every event that the cursor
-    opened by ``command`` passes, and possibly others: it keeps the leading ``$match`` stages that
-    depend on the event alone, and drops all other stages, lookups and images. It returns only the
-    ``_id`` of each event. It starts at the token's cluster time, inclusive, so that tokens of
-    fragments and invalidates need no special case.
+    opened by ``command`` passes, and possibly others. Of the leading ``$match`` stages it keeps the
+    conditions that depend on the event alone (``event_conditions``) and on no image, with the
+    stages between them that only remove fields. It drops all other conditions, stages, lookups and
+    images, and returns only the ``_id`` of each event. It starts at the token's cluster time,
+    inclusive, so that tokens of fragments and invalidates need no special case.
     """
     stream, *stages = command["pipeline"]
     given: Mapping[str, Any] = stream[CHANGE_STREAM]
@@ -43,7 +41,7 @@ def progress_command(
     options["startAtOperationTime"] = _start(after)
     pipeline = [
         {CHANGE_STREAM: options},
-        *_front_of_events_alone(stages, images),
+        *_filters(stages, images),
         {"$project": {"_id": 1}},
     ]
     return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
@@ -56,43 +54,35 @@ def _start(after: bytes) -> Any:
     return next_tick(time) if ResumeToken.decode(key.decode("ascii")).from_invalidate else time
 
 
-def _front_of_events_alone(
-    stages: Sequence[Mapping[str, Any]], images: set[str]
-) -> list[Mapping[str, Any]]:
-    front: list[Mapping[str, Any]] = []
-    for stage in stages:
-        if stage_name(stage) != "$match" or not _of_event_alone(stage["$match"], images):
-            break
-        front.append(stage)
-    return front
+def _filters(stages: Sequence[Mapping[str, Any]], images: Set[str]) -> Sequence[Mapping[str, Any]]:
+    """Return stages that pass every event that ``stages`` pass.
 
-
-def _of_event_alone(match: Any, images: set[str]) -> bool:
-    """Return whether a ``$match`` gives the same result for an event with and without images.
-
-    Return False for unknown conditions: expressions may use random numbers or the time of day.
+    A condition that is left out may guard others against values for which they fail. The first
+    cursor then goes on where the progress cursor would fail; so once one has been left out, no
+    condition that may fail is kept.
     """
-    if not isinstance(match, Mapping):
-        return False
-    return all(_is_of_event_alone(name, match[name], images) for name in match)
+    kept: list[Mapping[str, Any]] = []
+    complete = True
 
+    def fits(condition: Mapping[str, Any]) -> bool:
+        reads = reads_of(condition)
+        if reads is None or not reads.fields.isdisjoint(images):
+            return False
+        return complete or not reads.may_fail
 
-def _is_of_event_alone(name: str, condition: Any, images: set[str]) -> bool:
-    if name in _LOGICAL:
-        parts = condition if isinstance(condition, list) else [None]
-        return all(_of_event_alone(part, images) for part in parts)
-    if name.startswith("$"):
-        return name == "$comment"
-    return name.partition(".")[0] not in images and _of_value_alone(condition)
-
-
-def _of_value_alone(condition: Any) -> bool:
-    if not isinstance(condition, Mapping):
-        return True
-    operators = [name for name in condition if name.startswith("$")]
-    if not operators:
-        return True  # equality with a document
-    return all(
-        _of_value_alone(condition[name]) if name == "$not" else name in _OF_A_VALUE
-        for name in condition
-    )
+    for stage in stages:
+        if stage_name(stage) != "$match":
+            removed = fields_removed(stage)
+            if removed is None or "_id" in removed:
+                break
+            kept.append(stage)
+        elif fits(stage["$match"]):
+            kept.append(stage)
+        else:
+            complete = False
+            conditions = [each for each in conjuncts(stage["$match"], fits) if fits(each)]
+            if conditions:
+                kept.append({"$match": conjunction(conditions)})
+    while kept and stage_name(kept[-1]) != "$match":
+        kept.pop()
+    return kept

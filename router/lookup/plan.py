@@ -1,9 +1,15 @@
 """Division of a request into the part that the shards run and the part after the lookup."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from router.change_stream.event_conditions import (
+    conjunction,
+    conjuncts,
+    fields_removed,
+    reads_of,
+)
 from router.change_stream.request import AfterToken, AtTime, StreamRequest
 from router.change_stream.resume_token import ResumeToken
 from router.change_stream.stages import stage_name
@@ -19,51 +25,6 @@ _NEEDED: Final = frozenset(
 """The fields that a lookup reads or changes."""
 
 _IS_UPDATE: Final = {"operationType": "update"}
-
-_LOGICAL: Final = ("$and", "$or", "$nor")
-
-_OPERATORS: Final = frozenset(
-    {
-        "$all",
-        "$elemMatch",
-        "$eq",
-        "$exists",
-        "$gt",
-        "$gte",
-        "$in",
-        "$lt",
-        "$lte",
-        "$mod",
-        "$ne",
-        "$nin",
-        "$not",
-        "$options",
-        "$regex",
-        "$size",
-        "$type",
-    }
-)
-"""Match operators that depend only on the value at their path."""
-
-_EXPRESSIONS: Final = frozenset(
-    {
-        "$and",
-        "$cmp",
-        "$eq",
-        "$gt",
-        "$gte",
-        "$ifNull",
-        "$in",
-        "$isArray",
-        "$lt",
-        "$lte",
-        "$ne",
-        "$not",
-        "$or",
-        "$type",
-    }
-)
-"""Operators of ``$expr`` that depend only on their operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +82,10 @@ def divide(
     before the lookup only if this is certainly safe; an unknown condition stays after it. A
     condition on ``fullDocument`` stays after it too, but shards apply it to all events except
     updates, whose ``fullDocument`` the lookup does not change: as on mongos, a required image of an
-    event that the condition leaves out may be missing. Fields that a stage only removes are removed
-    on the shards if the lookup needs none of them and no earlier condition stays after it: an event
-    may be too large with them.
+    event that the condition leaves out may be missing. They do not apply one that fails for some
+    values, since a server may evaluate it for updates too. Fields that a stage only removes are
+    removed on the shards if the lookup needs none of them and no earlier condition stays after it:
+    an event may be too large with them.
     """
     pushed: list[Mapping[str, Any]] = []
     rest: list[Mapping[str, Any]] = []
@@ -136,126 +98,32 @@ def divide(
             break
         early: list[Mapping[str, Any]] = []
         late: list[Mapping[str, Any]] = []
-        for condition in _conjuncts(stage["$match"]):
+        for condition in conjuncts(stage["$match"], _is_untouched):
             if _is_untouched(condition):
                 early.append(condition)
                 continue
-            if _depends_on_paths_alone(condition):
+            if _accepts_all_values(condition):
                 early.append({"$or": [_IS_UPDATE, condition]})
             late.append(condition)
         for part, conditions in ((pushed, early), (rest, late)):
             if conditions:
-                part.append({"$match": _conjunction(conditions)})
+                part.append({"$match": conjunction(conditions)})
     return tuple(pushed), tuple(rest)
 
 
 def _removes_what_no_lookup_needs(stage: Mapping[str, Any]) -> bool:
     """Return whether a stage only removes fields, none of which a lookup needs."""
-    name = stage_name(stage)
-    operand = stage[name]
-    if name == "$unset":
-        paths = operand if isinstance(operand, (list, tuple)) else [operand]
-    elif name == "$project" and isinstance(operand, Mapping):
-        if not all(isinstance(value, (bool, int)) and not value for value in operand.values()):
-            return False
-        paths = list(operand)
-    else:
-        return False
-    return bool(paths) and all(
-        isinstance(path, str) and path.partition(".")[0] not in _NEEDED for path in paths
-    )
-
-
-def _conjuncts(match: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield conditions whose conjunction is the whole condition, as small as they can be.
-
-    A ``$nor`` is divided into the operands that a lookup does not change and the others, as mongos
-    divides it.
-    """
-    for name, value in match.items():
-        if name == "$and" and _are_documents(value):
-            for each in value:
-                yield from _conjuncts(each)
-        elif name == "$nor" and _are_documents(value):
-            early = [each for each in value if _is_untouched(each)]
-            late = [each for each in value if not _is_untouched(each)]
-            yield from ({"$nor": operands} for operands in (early, late) if operands)
-        else:
-            yield {name: value}
-
-
-def _conjunction(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return conditions[0] if len(conditions) == 1 else {"$and": list(conditions)}
+    removed = fields_removed(stage)
+    return removed is not None and removed.isdisjoint(_NEEDED)
 
 
 def _is_untouched(condition: Mapping[str, Any]) -> bool:
     """Return whether a condition has the same result before and after the lookup."""
-    return _depends_on_paths_alone(condition) and _LOOKED_UP not in _fields(condition)
+    reads = reads_of(condition)
+    return reads is not None and _LOOKED_UP not in reads.fields
 
 
-def _depends_on_paths_alone(condition: Mapping[str, Any]) -> bool:
-    """Return whether a condition consists of known operators on the values at paths."""
-    for name, value in condition.items():
-        if name in _LOGICAL:
-            if not _are_documents(value) or not all(map(_depends_on_paths_alone, value)):
-                return False
-        elif name == "$expr":
-            if not _reads_paths_alone(value):
-                return False
-        elif name != "$comment" and (name.startswith("$") or not _is_plain(value)):
-            return False
-    return True
-
-
-def _fields(condition: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the first field of each path of a condition that depends on paths alone."""
-    for name, value in condition.items():
-        if name in _LOGICAL:
-            for each in value:
-                yield from _fields(each)
-        elif name == "$expr":
-            yield from _fields_of_expression(value)
-        else:
-            yield name.partition(".")[0]
-
-
-def _reads_paths_alone(expression: Any) -> bool:
-    """Return whether an expression consists of known operators on constants and paths."""
-    if isinstance(expression, Mapping):
-        known = all(name in _EXPRESSIONS for name in expression)
-        return known and all(map(_reads_paths_alone, expression.values()))
-    if isinstance(expression, (list, tuple)):
-        return all(map(_reads_paths_alone, expression))
-    return not (isinstance(expression, str) and expression.startswith("$$"))
-
-
-def _fields_of_expression(expression: Any) -> Iterator[str]:
-    """Yield the first field of each path that an expression of ``_EXPRESSIONS`` reads."""
-    if isinstance(expression, Mapping):
-        for operand in expression.values():
-            yield from _fields_of_expression(operand)
-    elif isinstance(expression, (list, tuple)):
-        for operand in expression:
-            yield from _fields_of_expression(operand)
-    elif isinstance(expression, str) and expression.startswith("$"):
-        yield expression[1:].partition(".")[0]
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a condition on a path is a value or consists of known operators."""
-    if not isinstance(value, Mapping):
-        return True
-    if not any(name.startswith("$") for name in value):
-        return True
-    return all(
-        name in _OPERATORS and (name not in ("$not", "$elemMatch") or _is_plain(operand))
-        for name, operand in value.items()
-    )
-
-
-def _are_documents(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and bool(value)
-        and all(isinstance(each, Mapping) for each in value)
-    )
+def _accepts_all_values(condition: Mapping[str, Any]) -> bool:
+    """Return whether a condition can be evaluated for an update whose lookup is still to come."""
+    reads = reads_of(condition)
+    return reads is not None and not reads.may_fail

@@ -8,6 +8,7 @@ from bson import Regex, Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedded.storage.queries import matches
 from router.change_stream.progress_command import progress_command
 from router.change_stream.resume_token import high_water_mark
 from tests.doubles.scripted_member import event_token
@@ -70,21 +71,30 @@ def test_matches_on_the_event_are_kept(match: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    "match",
+    ("match", "kept"),
     [
-        {"$sampleRate": 0.5},
-        {"$expr": {"$lt": [{"$rand": {}}, 0.5]}},
-        {"$expr": {"$lt": ["$wallTime", "$$NOW"]}},
-        {"$or": [{"operationType": "insert"}, {"$sampleRate": 0.5}]},
-        {"$and": [{"operationType": "insert", "$nor": [{"$where": "true"}]}]},
-        {"$jsonSchema": {}},
-        {"a": {"$not": {"$elemMatch": {"$sampleRate": 1}}}},
-        {"a": {"$near": [1, 2]}},
-        {"$or": "nothing"},
+        ({"$sampleRate": 0.5}, []),
+        ({"$expr": {"$lt": [{"$rand": {}}, 0.5]}}, []),
+        ({"$expr": {"$lt": ["$wallTime", "$$NOW"]}}, []),
+        ({"$expr": {"$eq": ["$ns.coll", "$$name"]}}, []),
+        ({"$or": [{"operationType": "insert"}, {"$sampleRate": 0.5}]}, []),
+        (
+            {"$and": [{"operationType": "insert", "$nor": [{"$where": "true"}]}]},
+            [{"$match": {"operationType": "insert"}}],
+        ),
+        (
+            {"ns.coll": "c", "$nor": [{"$sampleRate": 0.5}, {"ns.db": "x"}], "lsid": None},
+            [{"$match": {"$and": [{"ns.coll": "c"}, {"$nor": [{"ns.db": "x"}]}, {"lsid": None}]}}],
+        ),
+        ({"$jsonSchema": {}}, []),
+        ({"a": {"$not": {"$elemMatch": {"$sampleRate": 1}}}}, []),
+        ({"a": {"$near": [1, 2]}}, []),
+        ({"$or": "nothing"}, []),
     ],
+    ids=str,
 )
-def test_nondeterministic_matches_and_all_later_ones_are_dropped(match: dict[str, Any]):
-    assert probe(KINDS, {"$match": match}, KINDS)[1] == [KINDS]
+def test_only_nondeterministic_conditions_are_dropped(match: dict[str, Any], kept: list[Any]):
+    assert probe(KINDS, {"$match": match}, KINDS)[1] == [KINDS, *kept, KINDS]
 
 
 @pytest.mark.parametrize("mode", ["updateLookup", "whenAvailable", "required"])
@@ -95,24 +105,87 @@ def test_matches_on_lookups_are_dropped(mode: str):
     before = {"$match": {"fullDocumentBeforeChange": {"$exists": True}}}
     assert probe(before, fullDocumentBeforeChange="whenAvailable")[1] == []
     assert probe(before, fullDocument=mode)[1] == [before]
+    both = {"$match": {"operationType": "update", "fullDocument.tenant": 7}}
+    assert probe(both, KINDS, fullDocument=mode)[1] == [
+        {"$match": {"operationType": "update"}},
+        KINDS,
+    ]
+
+
+def test_expressions_are_kept():
+    match = {"$match": {"$expr": {"$and": [{"$eq": ["$operationType", "insert"]}, "$lsid"]}}}
+    assert probe(match, KINDS)[1] == [match, KINDS]
+
+
+def test_an_expression_that_may_fail_is_kept_only_with_all_conditions_before_it():
+    first = {"$match": {"$expr": {"$in": ["a", "$updateDescription.updatedFields.tags"]}}}
+    guard = {"$match": {"$expr": {"$isArray": "$$ROOT.updateDescription.updatedFields.tags"}}}
+    total = {"$match": {"$expr": {"$ne": ["$ns.coll", "orders"]}}}
+    assert probe(first, guard, total)[1] == [first, total]
+    assert probe(guard, first, total)[1] == [total]
+    assert probe({"$match": {**first["$match"], "$sampleRate": 0.5}}, total)[1] == [total]
+
+
+def test_fields_are_removed_as_before_later_matches():
+    removes = {"$project": {"updateDescription": 0, "lsid": False}}
+    later = {"$match": {"updateDescription": {"$exists": False}}}
+    assert probe({"$unset": "to"}, KINDS, removes, later, removes)[1] == [
+        {"$unset": "to"},
+        KINDS,
+        removes,
+        later,
+    ]
+    assert probe({"$unset": ["to", "_id"]}, KINDS)[1] == []
 
 
 def test_matches_after_other_stages_are_dropped():
     assert probe({"$project": {"ns": 1}}, KINDS)[1] == []
+    assert probe({"$set": {"ns": 1}}, KINDS)[1] == []
     assert probe({"$changeStreamSplitLargeEvent": {}})[1] == []
 
 
-@given(st.lists(st.sampled_from(["safe", "chance", "image", "shape"]), max_size=6))
-def test_only_leading_matches_are_kept(kinds: list[str]):
-    """The progress cursor's stages begin as the cursor's do, so it misses none of its events."""
-    stages: dict[str, dict[str, Any]] = {
-        "safe": KINDS,
-        "chance": {"$match": {"$sampleRate": 0.5}},
-        "image": {"$match": {"fullDocument.a": 1}},
-        "shape": {"$unset": "fullDocument"},
-    }
-    given_stages = [stages[kind] for kind in kinds]
-    kept = probe(*given_stages, fullDocument="required")[1]
-    assert kept == given_stages[: len(kept)]
-    assert len(kept) == len(kinds) or kinds[len(kept)] != "safe"
-    assert all(stage == KINDS for stage in kept)
+FIELDS = ("operationType", "fullDocument", "fullDocumentBeforeChange", "lsid")
+VALUES = st.sampled_from([None, 1, 2, "insert", "update"])
+CONDITIONS = st.recursive(
+    st.builds(lambda field, value: {field: value}, st.sampled_from(FIELDS), VALUES)
+    | st.builds(
+        lambda field, value: {"$expr": {"$eq": ["$" + field, value]}},
+        st.sampled_from(FIELDS),
+        VALUES,
+    )
+    | st.builds(lambda field, there: {field: {"$exists": there}}, st.sampled_from(FIELDS), VALUES),
+    lambda inner: st.builds(
+        lambda name, parts: {name: parts},
+        st.sampled_from(["$and", "$or", "$nor"]),
+        st.lists(inner, min_size=1, max_size=3),
+    ),
+    max_leaves=6,
+)
+STAGES = st.lists(
+    st.builds(lambda condition: {"$match": condition}, CONDITIONS)
+    | st.builds(lambda field: {"$unset": field}, st.sampled_from(FIELDS)),
+    max_size=4,
+)
+EVENTS = st.dictionaries(st.sampled_from(FIELDS), VALUES)
+
+
+def passes(stages: list[dict[str, Any]], event: dict[str, Any]) -> bool:
+    """Return whether an event passes stages that select and remove fields."""
+    left = dict(event)
+    for stage in stages:
+        if "$unset" in stage:
+            left.pop(stage["$unset"], None)
+        elif not matches(stage["$match"], left):
+            return False
+    return True
+
+
+@given(STAGES, EVENTS)
+def test_every_event_of_the_first_cursor_is_returned(
+    stages: list[dict[str, Any]], event: dict[str, Any]
+):
+    images = {"fullDocument": "required", "fullDocumentBeforeChange": "whenAvailable"}
+    without = {name: value for name, value in event.items() if name not in images}
+    if passes(stages, event):
+        assert passes(probe(*stages, **images)[1], without)
+    assert passes(probe(*stages)[1], event) == passes(stages, event)

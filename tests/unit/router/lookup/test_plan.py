@@ -141,6 +141,8 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
         {"$expr": {"$lt": [{"$rand": {}}, 0.5]}},
         {"$expr": {"$eq": [{"$getField": "fullDocument"}, None]}},
         {"$sampleRate": 0.5},
+        {"documentKey.k": {"$elemMatch": {"a": {"$unknown": 1}}}},
+        {"documentKey.k": {"$all": [{"$elemMatch": {"a": 1, "$sampleRate": 0.5}}]}},
         {"operationType": {"$unknown": 1}},
         {"operationType": {"$not": {"$unknown": 1}}},
         {"$or": [{"fullDocument": None}, {"$expr": "$$NOW"}]},
@@ -152,6 +154,13 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
 )
 def test_unknown_conditions_run_after_the_lookup(condition):
     assert divide([{"$match": condition}]) == ((), ({"$match": condition},))
+
+
+def test_an_expression_that_may_fail_is_evaluated_for_no_update_without_its_document():
+    looked_up = {"$expr": {"$in": ["a", "$fullDocument.tags"]}}
+    own = {"$expr": {"$gt": [{"$strLenCP": "$ns.coll"}, 3]}}
+    assert divide([{"$match": {**looked_up}}]) == ((), ({"$match": looked_up},))
+    assert divide([{"$match": own}]) == (({"$match": own},), ())
 
 
 def test_a_comment_keeps_no_condition_behind_the_lookup():
