@@ -21,18 +21,26 @@ from shard_client.remote_cursor.cursor_reply import token_data
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
 """The options that add documents which an event itself lacks, and the values that add none."""
 
+_COMPARED_ELSEWHERE: Final = frozenset({"lsid", "txnNumber"})
+"""Fields that servers compare in the oplog entry or in the event, which may differ in them.
+
+Which of both depends on the whole pipeline, so the two cursors might filter differently by them
+(docs/protocol.md#differences).
+"""
+
 
 def progress_command(
     database: str, command: Mapping[str, Any], after: bytes
 ) -> tuple[str, dict[str, Any]]:
     """Return the database and the ``aggregate`` command of a progress cursor.
 
-    Beyond the resume token ``after`` (raw BSON), it passes every event that the cursor
-    opened by ``command`` passes, and possibly others. Of the leading ``$match`` stages it keeps the
-    conditions that depend on the event alone (``event_conditions``) and on no image, with the
-    stages between them that only remove fields. It drops all other conditions, stages, lookups and
-    images, and returns only the ``_id`` of each event. It starts at the token's cluster time,
-    inclusive, so that tokens of fragments and invalidates need no special case.
+    Beyond the resume token ``after`` (raw BSON), it passes every event that the cursor opened by
+    ``command`` passes, and possibly others. Of the leading ``$match`` stages it keeps the
+    conditions that depend on the event alone (``event_conditions``), but on no image and no session
+    (``lsid``, ``txnNumber``), with the stages between them that only remove fields. It drops all
+    other conditions, stages, lookups and images, and returns only the ``_id`` of each event. It
+    starts at the token's cluster time, inclusive, so that tokens of fragments and invalidates need
+    no special case.
     """
     stream, *stages = command["pipeline"]
     given: Mapping[str, Any] = stream[CHANGE_STREAM]
@@ -41,7 +49,7 @@ def progress_command(
     options["startAtOperationTime"] = _start(after)
     pipeline = [
         {CHANGE_STREAM: options},
-        *_filters(stages, images),
+        *_filters(stages, images | _COMPARED_ELSEWHERE),
         {"$project": {"_id": 1}},
     ]
     return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
@@ -54,8 +62,10 @@ def _start(after: bytes) -> Any:
     return next_tick(time) if ResumeToken.decode(key.decode("ascii")).from_invalidate else time
 
 
-def _filters(stages: Sequence[Mapping[str, Any]], images: Set[str]) -> Sequence[Mapping[str, Any]]:
+def _filters(stages: Sequence[Mapping[str, Any]], without: Set[str]) -> Sequence[Mapping[str, Any]]:
     """Return stages that pass every event that ``stages`` pass.
+
+    They have no condition on the fields ``without``.
 
     A condition that is left out may guard others against values for which they fail. The first
     cursor then goes on where the progress cursor would fail; so once one has been left out, no
@@ -66,7 +76,7 @@ def _filters(stages: Sequence[Mapping[str, Any]], images: Set[str]) -> Sequence[
 
     def fits(condition: Mapping[str, Any]) -> bool:
         reads = reads_of(condition)
-        if reads is None or not reads.fields.isdisjoint(images):
+        if reads is None or not reads.fields.isdisjoint(without):
             return False
         return complete or not reads.may_fail
 

@@ -169,15 +169,19 @@ def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 def _without_lookups(
     events: list[tuple[str, bytes]], namespaces: Set[tuple[str, str]]
 ) -> list[tuple[str, bytes]]:
-    """Return the events, updates in ``namespaces`` without their ``fullDocument``."""
+    """Return the events, updates in ``namespaces`` without their ``fullDocument``.
+
+    An update whose namespace a stage has removed or changed may belong to any of them.
+    """
     if not namespaces:
         return events
     result = []
     for token, raw in events:
         event = bson.decode(raw)
         namespace = event.get("ns")
-        is_update = event.get("operationType") == "update" and isinstance(namespace, dict)
-        if is_update and (namespace.get("db"), namespace.get("coll")) in namespaces:
+        whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
+        left = not whole or (namespace["db"], namespace["coll"]) in namespaces
+        if event.get("operationType") == "update" and left:
             event.pop("fullDocument", None)
             raw = bson.encode(event)
         result.append((token, raw))
