@@ -67,13 +67,14 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     writer = stream(spark, args).writeStream.format("parquet").option("path", str(folder / "table"))
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
+    count = CpuCount(args.router)
     before: dict[str, float] | None = None
     after: dict[str, float] = {}
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
-        found = used(args.router)
+        found = count.look()
         if before is None and len(full(query)) >= _WARM_UP:
             before, skipped = found, len(full(query))
-        after = found or after
+        after = found
     progress = full(query)
     rows = spark.read.parquet(str(folder / "table")).count()
     warm = progress[_WARM_UP:] or progress
@@ -110,29 +111,44 @@ def full(query: Any) -> list[Any]:
     return [each for each in query.recentProgress if each["numInputRows"]]
 
 
-def used(router: int) -> dict[str, float]:
-    """Return the CPU seconds that the parts have used so far."""
-    found = dict.fromkeys(("jvm", "compilers", "tasks", "planner"), 0.0)
-    found["router"] = cpu_seconds(router)
-    for jvm in children(os.getpid()):
-        found["jvm"] += own_cpu_seconds(jvm)
-        found["compilers"] += compiler_seconds(jvm)
-        for worker in children(jvm):
+class CpuCount:
+    """Counts the CPU seconds of the parts of a query.
+
+    A process or a thread that has ended keeps what it had used at the last look, so that no figure
+    ever falls.
+    """
+
+    def __init__(self, router: int) -> None:
+        self._router = router
+        self._seconds: dict[tuple[str, int], float] = {}
+
+    def look(self) -> dict[str, float]:
+        """Return the CPU seconds that the parts have used so far."""
+        self._note("router", self._router, cpu_seconds(self._router))
+        for jvm in children(os.getpid()):
             with contextlib.suppress(OSError):  # it has just ended
-                line = Path(f"/proc/{worker}/cmdline").read_bytes()
-                found["planner" if _PLANNER in line else "tasks"] += cpu_seconds(worker)
-    return found
+                self._note("jvm", jvm, own_cpu_seconds(jvm))
+                self._note_compilers(jvm)
+            for worker in children(jvm):
+                with contextlib.suppress(OSError):
+                    line = Path(f"/proc/{worker}/cmdline").read_bytes()
+                    part = "planner" if _PLANNER in line else "tasks"
+                    self._note(part, worker, cpu_seconds(worker))
+        found = dict.fromkeys(("jvm", "compilers", "tasks", "planner", "router"), 0.0)
+        for (part, _), seconds in self._seconds.items():
+            found[part] += seconds
+        return found
 
+    def _note(self, part: str, number: int, seconds: float) -> None:
+        self._seconds[part, number] = max(seconds, self._seconds.get((part, number), 0.0))
 
-def compiler_seconds(jvm: int) -> float:
-    """Return the CPU seconds that a JVM's compiler threads have used so far."""
-    ticks = 0
-    for thread in Path(f"/proc/{jvm}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
-            name, _, fields = (thread / "stat").read_text().rpartition(")")
-            if any(compiler in name for compiler in _COMPILERS):
-                ticks += sum(map(int, fields.split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    def _note_compilers(self, jvm: int) -> None:
+        for thread in Path(f"/proc/{jvm}/task").iterdir():
+            with contextlib.suppress(OSError):
+                name, _, fields = (thread / "stat").read_text().rpartition(")")
+                if any(compiler in name for compiler in _COMPILERS):
+                    ticks = sum(map(int, fields.split()[11:13]))
+                    self._note("compilers", int(thread.name), ticks / os.sysconf("SC_CLK_TCK"))
 
 
 if __name__ == "__main__":

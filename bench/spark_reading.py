@@ -12,10 +12,11 @@ from bson.timestamp import Timestamp
 from pyspark.sql.types import StructType
 
 from bench.events import FIRST_SECOND
-from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
+from spark_sink.batch_planner import BatchPlanner
 from spark_sink.event_rows import EventRows
 from spark_sink.options import parse_options
 from spark_sink.partitions import rows_for
+from spark_sink.planned_batch import Cluster, Limits
 from spark_sink.positions import AtTime, Position
 from spark_sink.read_reports import ReportInbox, report
 from spark_sink.read_task import TaskReader

@@ -8,7 +8,6 @@ from typing import cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_sink.batch_planner import PlannedBatch
 from spark_sink.errors import OptionError, told_briefly
 from spark_sink.options import StreamOptions
 from spark_sink.partitions import (
@@ -19,6 +18,7 @@ from spark_sink.partitions import (
     read_task,
     snapshot_planner,
 )
+from spark_sink.planned_batch import PlannedBatch
 from spark_sink.positions import AtTime, FromNow, is_after
 from spark_sink.router_client import RouterClient
 from spark_sink.snapshot.plan import after

@@ -31,6 +31,8 @@ COUNTED = (STRING, 0x0D, 0x0E)
 """The types of strings: a value begins with its size, which does not count itself."""
 SIZED = (DOCUMENT, ARRAY, 0x0F)
 """The types of documents: a value begins with its size, which counts itself."""
+LED_BY_SIZE = (*COUNTED, *SIZED, _BINARY)
+"""The types whose values begin with the four bytes of a size that alone settles their length."""
 
 
 class Slice(NamedTuple):

@@ -21,7 +21,7 @@ from spark_sink.errors import StreamError, refused_stream
 from spark_sink.event_runs import Run, first_invalidate, run_of, sort_key, without_repeats
 from spark_sink.patience import DEFAULT_PATIENCE, Patience, Retries, gave_up, may_pass
 from spark_sink.positions import Position, Token, is_invalidate, key_of
-from spark_sink.router_client import WatchedStream
+from spark_sink.watched_stream import WatchedStream
 
 _Result = TypeVar("_Result")
 

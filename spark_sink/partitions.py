@@ -14,11 +14,12 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
-from spark_sink.batch_planner import BatchPlanner, Cluster, Limits
+from spark_sink.batch_planner import BatchPlanner
 from spark_sink.event_rows import EventRows
 from spark_sink.fragments import joined
 from spark_sink.heartbeats import Heartbeat
 from spark_sink.options import StreamOptions
+from spark_sink.planned_batch import Cluster, Limits
 from spark_sink.positions import AtTime, Position, Token, high_water_mark, time_of
 from spark_sink.query_start import cluster_time_at, query_started
 from spark_sink.read_reports import ReportInbox, report
@@ -168,7 +169,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
                 lambda: client.clocks().cluster_time,
                 patience=options.patience,
             )
-            yield from rows.arrow_batches(chunk.events())
+            yield from rows.batches_of_runs(chunk.runs())
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         reader = TaskReader(task, watch, options.patience)

@@ -20,7 +20,8 @@ from spark_sink.event_stream import EventStream, read_runs
 from spark_sink.pace import Passage
 from spark_sink.patience import DEFAULT_PATIENCE, Patience
 from spark_sink.positions import AtTime, Position, Token, is_of_document, key_of, time_in, time_of
-from spark_sink.router_client import Shard, WatchedStream
+from spark_sink.router_client import Shard
+from spark_sink.watched_stream import WatchedStream
 
 Watch = Callable[[Position, "str | None"], WatchedStream]
 """Opens a stream after a position: of the one shard that is named, or the merged one."""

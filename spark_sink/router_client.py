@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pymongo
@@ -28,6 +28,7 @@ from spark_sink.options import StreamOptions
 from spark_sink.patience import Retries, gave_up, may_pass
 from spark_sink.positions import AtTime, FromNow, Position, Token
 from spark_sink.session_guard import SessionGuard
+from spark_sink.watched_stream import StreamCursor, WatchedStream
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
@@ -71,27 +72,6 @@ class Shard:
     name: str
     joined: Timestamp | None = None
     host: str = ""
-
-
-class WatchedStream(Protocol):
-    """The part of pymongo's ChangeStream that is used here."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server may still return events."""
-
-    @property
-    def resume_token(self) -> Any:
-        """The token that everything returned so far lies at or below."""
-
-    def try_next(self) -> RawBSONDocument | None:
-        """The next event, or None when one getMore brought none."""
-
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
-        """Append all events that have come; if there are none, those of one getMore."""
-
-    def close(self) -> None:
-        """Kill the cursor."""
 
 
 class RouterClient:
@@ -335,7 +315,7 @@ class RouterClient:
             maxAwaitTimeMS=max(1, int(max_await * 1000)),
             **further,
         )
-        return _Cursor(cursor)
+        return StreamCursor(cursor)
 
     def _on_shard(self, shard: str) -> RouterClient:
         """A client of the shard's own servers."""
@@ -361,45 +341,6 @@ class RouterClient:
             return self._client.admin
         database = self._client[scope.database]
         return database[scope.collections[0]] if len(scope.collections) == 1 else database
-
-
-class _Cursor:
-    """pymongo's cursor with its place in the stream.
-
-    pymongo's own ChangeStream cannot be told which shard to read, and resumes where EventStream
-    has to decide.
-    """
-
-    def __init__(self, cursor: Any) -> None:
-        self._cursor = cursor
-        self._last: RawBSONDocument | None = None  # None: all of the batch has been returned
-        self._token = cursor._post_batch_resume_token
-
-    @property
-    def alive(self) -> bool:
-        return bool(self._cursor.alive)
-
-    @property
-    def resume_token(self) -> Any:
-        return self._token if self._last is None else self._last["_id"]
-
-    def try_next(self) -> RawBSONDocument | None:
-        cursor = self._cursor
-        event: RawBSONDocument | None = cursor.try_next()
-        if event is not None and cursor._has_next():
-            self._last = event
-        else:
-            self._last = None
-            self._token = cursor._post_batch_resume_token or self._token
-        return event
-
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
-        self._cursor._next_batch(events)
-        self._last = None
-        self._token = self._cursor._post_batch_resume_token or self._token
-
-    def close(self) -> None:
-        self._cursor.close()
 
 
 def _shard_uri(uri: str, host: str) -> str:

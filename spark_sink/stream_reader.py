@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_sink.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError, told_briefly
 from spark_sink.heartbeats import heartbeats, latest_heartbeat
 from spark_sink.options import StreamOptions
@@ -34,6 +34,7 @@ from spark_sink.partitions import (
     snapshot_planner,
     snapshot_tasks,
 )
+from spark_sink.planned_batch import PlannedBatch
 from spark_sink.positions import AtTime
 from spark_sink.read_reports import ReportInbox
 from spark_sink.router_client import RouterClient

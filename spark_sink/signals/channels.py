@@ -21,9 +21,9 @@ from spark_sink.event_stream import EventStream
 from spark_sink.folders import open_folder
 from spark_sink.patience import DEFAULT_PATIENCE, Patience
 from spark_sink.positions import Position, key_of
-from spark_sink.router_client import WatchedStream
 from spark_sink.signals.ad_hoc import Received
 from spark_sink.snapshot.plan import after
+from spark_sink.watched_stream import WatchedStream
 
 # Signals that are taken at a time, and bytes that one may have.
 MOST_SIGNALS = 100

@@ -9,30 +9,25 @@ mark, and what changes during the reading comes again as an event.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Any
 
-import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError
-from spark_sink.event_slices import DOCUMENT, Slice, fields_of
+from spark_sink.event_runs import Run
 from spark_sink.patience import DEFAULT_PATIENCE, Patience, Retries, may_pass
-from spark_sink.positions import high_water_mark
-from spark_sink.snapshot.plan import Chunk, after
+from spark_sink.snapshot.document_events import DocumentEvents
+from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import current_name
 
-READ = "read"
-"""The operation type of a snapshot's rows."""
-
-_INT = struct.Struct("<i")
+# Documents of a reply at most: those of a reply of 16 MiB, the servers' limit, cost more each.
+_PER_REPLY = 5000
 # SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
 _TOO_OLD = frozenset({239, 246, 250})
 # InvalidOptions, FailedToParse, CommandNotSupported…: no reading at a time here.
@@ -106,8 +101,8 @@ class ChunkReader:
             self._after_newest,
         ]
 
-    def events(self) -> Iterator[RawBSONDocument]:
-        """The documents as events. Raises StreamError."""
+    def runs(self) -> Iterator[Run]:
+        """The documents as events, a reply's at a time. Raises StreamError."""
         while True:
             before = len(self._seen)
             try:
@@ -128,34 +123,35 @@ class ChunkReader:
                         error,
                     ) from error
 
-    def _read(self) -> Iterator[RawBSONDocument]:
+    def _read(self) -> Iterator[Run]:
         task = self._task
         collection = task.chunk.collection
         concern, point = self._ways[0]()
         name = current_name(self._client, collection)
         if name is None:
-            return  # dropped: the stream tells
+            return  # dropped: the stream has the event
         condition = [task.condition] if task.condition else []
         database = self._client[collection.database]
-        make = _EventMaker(collection.database, name, collection.key, point, task.requested)
-        documents: Any = database.cursor_command(
+        requested = task.requested
+        signal = None if requested is None else requested.to_document()
+        events = DocumentEvents(replace(collection, name=name), point, signal)
+        # Without a sort, a mongos passes on what each shard sends instead of merging documents.
+        cursor: Any = database.cursor_command(
             "find",
             name,
             read_preference=database.read_preference,
             codec_options=database.codec_options,
             filter={"$and": [task.chunk.filter(), *condition]},
-            sort={"_id": 1},
+            batchSize=_PER_REPLY,
             readConcern=concern,
         )
-        with documents:
-            for document in documents:
-                raw = bytes(document.raw)
-                fields = fields_of(raw, make.fields)
-                identifier = fields[b"_id"]
-                key = bytes((identifier.kind,)) + identifier.value
-                if key not in self._seen:
-                    self._seen.add(key)
-                    yield make(raw, fields)
+        with cursor.batch_size(_PER_REPLY):
+            while cursor.alive:
+                documents: list[RawBSONDocument] = []
+                cursor._next_batch(documents)
+                run = events.run([bytes(each.raw) for each in documents], self._seen)
+                if run.keys:
+                    yield run
 
     def _at_mark(self) -> tuple[dict[str, Any], Timestamp]:
         self._reached()
@@ -187,52 +183,6 @@ class ChunkReader:
             del self._ways[0]
             return True
         return False
-
-
-class _EventMaker:
-    """Makes events of documents: the bytes around the document are made once for a chunk."""
-
-    def __init__(
-        self,
-        database: str,
-        name: str,
-        key: tuple[str, ...],
-        point: Timestamp,
-        requested: Requested | None = None,
-    ) -> None:
-        # The fields of an event in the servers' order, each encoded as a document of its own.
-        token = high_water_mark(after(point).time)
-        head = {"_id": {"_data": token}, "operationType": READ, "clusterTime": point}
-        head["wallTime"] = datetime.now(UTC)
-        if requested is not None:
-            head["signal"] = requested.to_document()
-        self._head = bson.encode(head)[4:-1] + b"\x03fullDocument\0"
-        self._ns = bson.encode({"ns": {"db": database, "coll": name}})[4:-1] + b"\x03documentKey\0"
-        fields = key if "_id" in key else (*key, "_id")
-        self._key = [field.encode() for field in fields]
-        self.fields = frozenset(path.partition(b".")[0] for path in (*self._key, b"_id"))
-        """The names of the fields of a document that its event is made of, apart from its bytes."""
-
-    def __call__(self, raw: bytes, fields: dict[bytes, Slice]) -> RawBSONDocument:
-        key = self._document_key(fields)
-        body = self._head + raw + self._ns + key + b"\0"
-        return RawBSONDocument(_INT.pack(len(body) + 4) + body)
-
-    def _document_key(self, fields: dict[bytes, Slice]) -> bytes:
-        body = b""
-        for path in self._key:
-            value = fields.get(path) if b"." not in path else _nested(fields, path)
-            if value is not None:
-                body += bytes((value.kind,)) + path + b"\0" + value.value
-        return _INT.pack(len(body) + 5) + body + b"\0"
-
-
-def _nested(fields: dict[bytes, Slice], path: bytes) -> Slice | None:
-    name, _, rest = path.partition(b".")
-    value = fields.get(name)
-    if not rest or value is None:
-        return value
-    return _nested(fields_of(value.value), rest) if value.kind == DOCUMENT else None
 
 
 def _snapshot_at(point: Timestamp) -> dict[str, Any]:

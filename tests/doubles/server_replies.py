@@ -32,7 +32,7 @@ class ServerReplies:
 
 class _Cursor:
     def __init__(self, content: list[Any]) -> None:
-        self.content = content
+        self.content = list(content)
 
     def __enter__(self) -> _Cursor:
         return self
@@ -40,8 +40,17 @@ class _Cursor:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def __iter__(self) -> Any:
-        for each in self.content:
-            if isinstance(each, Exception):
-                raise each
-            yield bson.raw_bson.RawBSONDocument(bson.encode({"_id": each}))
+    def batch_size(self, documents: int) -> _Cursor:
+        return self
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.content)
+
+    def _next_batch(self, documents: list[Any]) -> None:
+        """Append the documents before the next exception, or raise it."""
+        if isinstance(self.content[0], Exception):
+            raise self.content.pop(0)
+        while self.content and not isinstance(self.content[0], Exception):
+            document = bson.encode({"_id": self.content.pop(0)})
+            documents.append(bson.raw_bson.RawBSONDocument(document))

@@ -11,10 +11,11 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.batch_planner import SAMPLE, BatchPlanner, Cluster, Limits, PlannedBatch
+from spark_sink.batch_planner import SAMPLE, BatchPlanner
 from spark_sink.errors import StreamError
 from spark_sink.event_stream import EventStream, read_range
 from spark_sink.patience import Patience
+from spark_sink.planned_batch import Cluster, Limits, PlannedBatch
 from spark_sink.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.read_reports import ReportInbox
 from spark_sink.read_task import ReadTask, TaskReader, shard_tasks

@@ -46,7 +46,7 @@ def read(router: RouterClient, chunk: Chunk, mark: Timestamp, **more: Any) -> li
     reader = ChunkReader(
         router.mongo, SnapshotTask(chunk, mark, **more), lambda: router.clocks().cluster_time
     )
-    return [bson.decode(event.raw) for event in reader.events()]
+    return [bson.decode(event) for run in reader.runs() for event in run.events]
 
 
 def test_chunks_hold_every_document_once_whatever_its_id(shop: Shop) -> None:
@@ -164,7 +164,7 @@ def chunk_reader(documents: Any, clock: Any = lambda: 0.0) -> ChunkReader:
 
 
 def identifiers(reader: ChunkReader) -> list[tuple[Timestamp, int]]:
-    events = [bson.decode(event.raw) for event in reader.events()]
+    events = [bson.decode(event) for run in reader.runs() for event in run.events]
     return [(event["clusterTime"], event["documentKey"]["_id"]) for event in events]
 
 

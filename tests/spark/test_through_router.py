@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batch_planner import BatchPlanner, Cluster, Limits, PlannedBatch
+from spark_sink.batch_planner import BatchPlanner
 from spark_sink.event_stream import EventStream
 from spark_sink.options import parse_options
 from spark_sink.pace import Passage
+from spark_sink.planned_batch import Cluster, Limits, PlannedBatch
 from spark_sink.positions import AtTime, Position
 from spark_sink.read_reports import ReportInbox, report
 from spark_sink.read_task import ReadTask, TaskReader

@@ -1,0 +1,102 @@
+"""The channels of signals: files in a folder, and documents in a collection."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.errors import StreamError
+from spark_sink.options import parse_options
+from spark_sink.positions import AtTime, Token
+from spark_sink.router_client import RouterClient
+from spark_sink.signals.channels import SignalCollection, SignalFolder, send
+from tests.spark.conftest import Shop
+from tests.spark.test_signals import signal
+
+
+def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:
+    found = folder.receive(set(handled))
+    return [(each.id, isinstance(each.document, dict)) for each in found]
+
+
+def test_signals_in_a_folder(tmp_path: Path) -> None:
+    times, place = [0.0, 1e12], tmp_path / "signals"
+    folder = SignalFolder(str(place), clock=lambda: times[0], now=lambda: times[1])
+
+    def look(*handled: str) -> list[tuple[str, bool]]:
+        times[0] += 1
+        return received(folder, *handled)
+
+    assert look() == []  # there is no folder yet
+    sent = send(str(place), signal(data_collections=["a.b"]))
+    assert look() == [(sent, True)]
+    assert received(folder) == []  # too early
+    assert look(sent) == []
+    (place / "b.json").write_text('{"id": "other", "type": "stop-snapshot"}')
+    (place / "a.json").write_text("{}")
+    (place / "c.json").write_text("[]")
+    (place / "notes.txt").write_text("{}")
+    (place / "_d.json").write_text("{}")
+    (place / "e.json").write_text("x" * 70_000)
+    assert look(sent) == [("a", True), ("other", True), ("c", False), ("e", False)]
+    folder.remove({sent, "other"})
+    assert sorted(each.name for each in place.glob("*.json")) == [
+        "_d.json", "a.json", "c.json", "e.json",
+    ]  # fmt: skip
+    for number in range(1000):
+        (place / f"{number}.json").write_text("{}")
+    with pytest.raises(StreamError, match="more than 1000 files"):
+        look()
+
+
+def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
+    times = [1.0, 1000.0]
+    folder = SignalFolder(str(tmp_path), clock=lambda: times[0], now=lambda: times[1])
+    (tmp_path / "a.json").write_text('{"type": "stop')
+    os.utime(tmp_path / "a.json", (995.0, 995.0))
+    assert received(folder) == []
+    times[:] = [2.0, 1006.0]
+    assert received(folder) == [("a", False)]
+
+
+@pytest.mark.xdist_group("spark")
+def test_signals_in_a_collection(shop: Shop) -> None:
+    signals = shop.client[shop.database].signals
+    router = RouterClient(parse_options({"uri": shop.uri, "database": shop.database}))
+    opened = []
+
+    def watch(position: Any) -> Any:
+        opened.append(position)
+        return router.watch_inserts(shop.database, "signals", position, max_await=0.001)
+
+    def channel() -> SignalCollection:
+        return SignalCollection(watch, lambda: router.clocks().cluster_time)
+
+    try:
+        signals.insert_one({"_id": "before", "type": "stop-snapshot"})
+        begin = AtTime(Timestamp(shop.now().time, shop.now().inc + 1))
+        first = signals.insert_one({"type": "stop-snapshot"}).inserted_id
+        signals.update_one({"_id": first}, {"$set": {"x": 1}})
+        signals.insert_one({"_id": {"n": 1}, "type": "stop-snapshot"})
+        collection = channel()
+        found, reached = collection.receive(begin)
+        assert [each.id for each in found] == [str(first), '{"n": 1}']
+        assert isinstance(reached, Token)
+        # A batch that has written the position goes on from it, and so does one that has not.
+        assert collection.receive(reached)[0] == []
+        assert collection.receive(reached)[0] == []
+        assert len(opened) == 1
+        # After a restart, from the offset.
+        signals.insert_one({"_id": "later"})
+        again, _ = channel().receive(reached)
+        assert [each.id for each in again] == ["later"]
+        # A collection that is dropped and filled anew.
+        signals.drop()
+        signals.insert_one({"_id": "anew"})
+        assert [each.id for each in channel().receive(reached)[0]] == ["later", "anew"]
+    finally:
+        router.close()
