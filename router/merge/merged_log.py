@@ -52,13 +52,9 @@ class MergedLog:
         self._key_of = key_of
         self.start = 0
         self.end = 0
-        self.size = 0
-        self._blocks: list[_Block] = []
-
-    @property
-    def memory(self) -> int:
+        self.memory = 0
         """Bytes of memory that the events in the log take."""
-        return self.size + EVENT_OVERHEAD * (self.end - self.start)
+        self._blocks: list[_Block] = []
 
     def append(self, events: list[bytes], size: int, last_key: bytes | None = None) -> None:
         """Append merged events, ``size`` bytes in all. The log takes ownership of the list.
@@ -73,19 +69,18 @@ class MergedLog:
             last.last_key = last_key
         else:
             blocks.append(_Block(self.end, events, size, last_key))
-        self.end += len(events)
-        self.size += size
+        count = len(events)
+        self.end += count
+        self.memory += size + EVENT_OVERHEAD * count
 
     def trim(self, keep: int) -> None:
         """Drop the oldest blocks beyond ``keep`` bytes of memory; the newest block always stays."""
-        held = self.memory
-        if held <= keep:
+        if self.memory <= keep:
             return
         gone = 0
-        while held > keep and gone < len(self._blocks) - 1:
+        while self.memory > keep and gone < len(self._blocks) - 1:
             block = self._blocks[gone]
-            self.size -= block.size
-            held -= weight(len(block.events), block.size)
+            self.memory -= weight(len(block.events), block.size)
             gone += 1
         if gone:
             self.floor = self._last_key(self._blocks[gone - 1])
@@ -98,8 +93,9 @@ class MergedLog:
         for block in self._blocks:
             if block.first + len(block.events) > number:
                 break
-            self.size -= block.size
-            self.start = block.first + len(block.events)
+            count = len(block.events)
+            self.memory -= weight(count, block.size)
+            self.start = block.first + count
             gone += 1
         if gone:
             self.floor = self._last_key(self._blocks[gone - 1])

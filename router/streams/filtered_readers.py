@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 from router.change_stream.filtered_stream import FilteredStream
 from router.change_stream.log_reader import LogReader, ReadableStream
@@ -26,15 +27,22 @@ _REPLY_SHARE: Final = 1 / 8
 delay; the events of the replies not counted."""
 
 
+class _Served(NamedTuple):
+    """A waiting reader whose filter has let events through: its waiter, and since when."""
+
+    waiter: asyncio.Future[None]
+    since: float
+
+
 class FilteredReaders:
     """Distributes released events while filtered readers want them.
 
     A waiting reader is woken by events that its own filter lets through, not by others. One block
     is released in each iteration of the event loop, so that a backlog of which filters let little
-    through does not delay other tasks. Readers are woken at its end, after ``_MOST_DELAY``, or when
-    one has many events, and no sooner than the replies to those woken before can have been sent.
-    During a backlog a reader with few events waits for more. So under load replies have many events
-    each. ``released`` is called after each block. Must be created in a running loop.
+    through does not delay other tasks. During a backlog a reader with few events waits for more: it
+    is woken when it has many, when it has had some for the delay, or at the backlog's end, and no
+    sooner than the replies to those woken before can have been sent. So under load replies have
+    many events each. ``released`` is called after each block. Must be created in a running loop.
     """
 
     def __init__(self, stream: MergedStream, kept_bytes: int, released: Callable[[], None]) -> None:
@@ -46,10 +54,8 @@ class FilteredReaders:
         self._next: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._stepping = False
-        # Waiters whose filters have let events through, and when they are woken: at the latest,
-        # and at the earliest.
-        self._served: dict[FilteredStream, asyncio.Future[None]] = {}
-        self._wake_at = 0.0
+        # The readers that are to be woken, by the time at which they got events.
+        self._served: dict[FilteredStream, _Served] = {}
         self._not_before = 0.0
         self._backlog_until = 0.0
 
@@ -165,9 +171,7 @@ class FilteredReaders:
     def _serve(self, stream: FilteredStream, waiter: asyncio.Future[None]) -> None:
         """Wake a reader soon: its filter has let events through."""
         stream.on_events = None
-        if not self._served:
-            self._wake_at = self._loop.time() + self._delay
-        self._served[stream] = waiter
+        self._served[stream] = _Served(waiter, self._loop.time())
         if self._next is None and not self._stepping:
             self._next = self._loop.call_soon(self._step)
 
@@ -177,25 +181,29 @@ class FilteredReaders:
         return min(_MOST_DELAY, max(_LEAST_DELAY, replies / _REPLY_SHARE))
 
     def _wake_served(self) -> None:
+        """Wake the readers that have enough events, or have had some for long enough."""
         for stream in self.distribution.pressed:
-            waiter = self._served.pop(stream, None)
-            if waiter is not None:
-                _complete(waiter)
+            full = self._served.pop(stream, None)
+            if full is not None:
+                _complete(full.waiter)
         self.distribution.pressed.clear()
         if not self._served:
             return
-        now = self._loop.time()
-        if self._stream.ready and now < self._wake_at:
-            return  # the next step decides
-        until = max(self._not_before, min(self._wake_at, self._backlog_until))
-        if now < until:
-            if self._later is None:
-                self._later = self._loop.call_at(until, self._wake_late)
-            return
-        self._not_before = now + _REPLY_COST * len(self._served)
-        for waiter in self._served.values():
-            _complete(waiter)
-        self._served.clear()
+        now, served = self._loop.time(), self._served
+        ready, delay = self._stream.ready, self._delay
+        if now >= self._not_before:
+            if not ready and now >= self._backlog_until:
+                woken = list(served)
+            else:
+                woken = list(takewhile(lambda each: served[each].since + delay <= now, served))
+            for stream in woken:
+                _complete(served.pop(stream).waiter)
+            if woken:
+                self._not_before = now + _REPLY_COST * len(woken)
+        if served and not ready and self._later is None:  # else the next step decides
+            due = next(iter(served.values())).since + delay
+            until = max(self._not_before, min(due, self._backlog_until))
+            self._later = self._loop.call_at(until, self._wake_late)
 
     def _wake_late(self) -> None:
         self._later = None

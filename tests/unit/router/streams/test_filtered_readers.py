@@ -1,8 +1,9 @@
 """Filtered readers during a backlog: replies are few and full."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import pytest
 from bson import Timestamp
 
 from router.change_stream.log_reader import LogReader
@@ -24,13 +25,18 @@ ALL = {"$gte": 0}
 
 
 class Backlog:
-    """One shard's stream with several blocks of events; each tenant has every 100th event."""
+    """One shard's stream with several blocks of events; each tenant has every 100th event.
 
-    def __init__(self, size: int = 0, kept_bytes: int = 0) -> None:
+    ``released`` is called after each block.
+    """
+
+    def __init__(
+        self, size: int = 0, kept_bytes: int = 0, released: Callable[[], None] = lambda: None
+    ) -> None:
         command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
         request = parse_request("db", command)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
-        self.readers = FilteredReaders(self.stream, kept_bytes, lambda: None)
+        self.readers = FilteredReaders(self.stream, kept_bytes, released)
         self.point = starting_point(request, START, 1)
         self.size = size
 
@@ -38,13 +44,13 @@ class Backlog:
         wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
         return LogReader(self.readers.open(wanted, first_key(START)), self.point)
 
-    def arrive(self) -> None:
+    def arrive(self, count: int = EVENTS) -> None:
         events = [
             event(
                 data_of(11, 1, inc=number + 1),
                 fullDocument={"tenant": number % EVERY, "filler": b"x" * self.size},
             )
-            for number in range(EVENTS)
+            for number in range(count)
         ]
         size = sum(len(each) for _, each in events)
         for remote, target in self.stream.remotes.items():
@@ -99,6 +105,37 @@ async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
     async with asyncio.timeout(PATIENCE):
         await waiting
     assert len(few.take(None).events) == EVENTS / EVERY
+
+
+async def test_a_reader_with_few_events_waits_from_its_own_first_event_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def released() -> None:
+        nonlocal now
+        now += 0.1
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    # Each block has some 2,000 events. One reader gets 60 of them and is full with some 75, after
+    # each second block; the other one gets 20, and its delay ends with the third block.
+    backlog = Backlog(kept_bytes=108 * 1024, released=released)
+    full, few = backlog.reader({"$lt": 3}), backlog.reader(50)
+    backlog.arrive(5 * 2000)
+    waiting = asyncio.get_running_loop().create_future()
+    backlog.readers.add_waiter(few, waiting)
+    await backlog.wait(full)
+    assert len(full.take(None).events) >= 2 * 60
+    backlog.readers.forget(full.stream, full.number)
+    assert not waiting.done()
+    again = asyncio.get_running_loop().create_future()
+    backlog.readers.add_waiter(full, again)
+    await waiting
+    assert len(few.take(None).events) >= 3 * 20
+    assert backlog.stream.ready, "the backlog goes on"
+    assert full.stream.log.end > full.number
+    assert not again.done(), "it has had events for a shorter time"
+    backlog.readers.remove_waiter(full.stream)
 
 
 async def test_a_woken_reader_reads_before_the_next_block() -> None:
