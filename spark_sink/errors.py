@@ -56,7 +56,7 @@ def refused_stream(error: PyMongoError) -> StreamError:
     if code == _HISTORY_LOST:
         return HistoryLostError(
             "history lost: the shards' oplogs no longer reach back to this position. Start the "
-            "query with snapshotMode=when_needed, which reads the collections again, or with a new "
+            "query with onHistoryLost=snapshot, which reads the collections again, or with a new "
             "checkpointLocation, and make the oplogs larger",
             error,
         )

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink import option_values as values
 from spark_sink.errors import OptionError
+from spark_sink.field_edits import FieldEdit, excluded_fields, renamed_fields
 from spark_sink.namespace_lists import NamespaceLists
 from spark_sink.option_names import GetOption, canonical
 from spark_sink.oversize import OVERSIZE_OPTIONS, SPLIT_STAGE, oversize_stages
@@ -70,6 +71,7 @@ class StreamOptions:
     snapshot: whether and how documents are read beside the events.
     patience: how long a request is tried again while it fails in a way that may pass.
     signals: from where a stream takes signals.
+    field_edits: fields of documents that are left out or renamed, in this order.
     batch_mode: what a batch read (`spark.read`) reads: "snapshot", "changes", or None.
     end: where a batch read of changes ends; None: at the present.
     """
@@ -97,6 +99,7 @@ class StreamOptions:
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     patience: Patience = field(default_factory=Patience)
     signals: SignalOptions = field(default_factory=SignalOptions)
+    field_edits: tuple[FieldEdit, ...] = ()
     batch_mode: str | None = None
     end: Position | None = None
 
@@ -173,6 +176,10 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         snapshot=snapshot_options(given, get),
         patience=patience_options(given, get),
         signals=signal_options(get),
+        field_edits=(
+            *get("field.exclude.list", excluded_fields, ()),
+            *get("field.renames", renamed_fields, ()),
+        ),
         batch_mode=get("mode", values.batch_mode, None),
         end=_only(
             "endAtOperationTime and endAt",
@@ -230,6 +237,8 @@ _KNOWN = (
     "collection.exclude.list",
     "filters.match.mode",
     "skipped.operations",
+    "field.exclude.list",
+    "field.renames",
 )
 # Debezium's names of options that mean the same.
 _ALIASES = {

@@ -16,6 +16,8 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_sink.batch_planner import BatchPlanner
 from spark_sink.event_rows import EventRows
+from spark_sink.event_runs import run_of
+from spark_sink.field_edits import FieldEdits
 from spark_sink.fragments import joined
 from spark_sink.heartbeats import Heartbeat
 from spark_sink.options import StreamOptions
@@ -152,6 +154,7 @@ def _token_at(position: Position) -> str:
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """The rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
+    edits = FieldEdits(options.field_edits)
     if isinstance(task, Heartbeat):
         yield from rows.arrow_batches([task.event()])
         return
@@ -169,14 +172,15 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
                 lambda: client.clocks().cluster_time,
                 patience=options.patience,
             )
-            yield from rows.batches_of_runs(chunk.runs())
+            yield from rows.batches_of_runs(edits.runs(chunk.runs()))
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         reader = TaskReader(task, watch, options.patience)
         if options.splits_large_events:
-            yield from rows.arrow_batches(joined(reader.events()), shard=task.shard)
+            whole = (run_of([event]) for event in joined(reader.events()))
+            yield from rows.batches_of_runs(edits.runs(whole), shard=task.shard)
         else:
-            yield from rows.batches_of_runs(reader.runs(), shard=task.shard)
+            yield from rows.batches_of_runs(edits.runs(reader.runs()), shard=task.shard)
     finally:
         client.close()
     if task.report_to is not None:

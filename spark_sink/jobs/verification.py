@@ -17,7 +17,7 @@ from spark_sink.options import named_options
 from spark_sink.tables.verify import verify
 from spark_sink.tables.verify_bronze import verify_bronze
 
-# The options that say which documents a table has.
+# The options that say which documents and fields a table has.
 _OF_DOCUMENTS = (
     "database",
     "collection",
@@ -27,6 +27,8 @@ _OF_DOCUMENTS = (
     "collection.exclude.list",
     "filters.match.mode",
     "snapshotFilters",
+    "field.exclude.list",
+    "field.renames",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_sink import option_values as values
@@ -24,6 +24,7 @@ from spark_sink.snapshot.modes import (
 )
 
 _MODE = "snapshotMode"
+_ON_HISTORY_LOST = "onHistoryLost"
 _BASED_ON = {
     f"{BASED}.snapshot.data": "at_first",
     f"{BASED}.start.stream": "streams",
@@ -37,6 +38,7 @@ MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON)
 
 SNAPSHOT_OPTIONS = (
     *MODE_OPTIONS,
+    _ON_HISTORY_LOST,
     "snapshotChunkRows",
     "snapshotFilters",
     "snapshot.include.collection.list",
@@ -101,7 +103,7 @@ def snapshot_options(given: Mapping[str, str], get: GetOption) -> SnapshotOption
     if (mode == CUSTOM) != bool(custom):
         raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} need each other")
     return SnapshotOptions(
-        policy=_policy(mode, given, get),
+        policy=_with_history(_policy(mode, given, get), given, get),
         custom=custom,
         chunk_rows=get("snapshotChunkRows", values.positive, None),
         filters=get("snapshotFilters", values.filters, None),
@@ -128,6 +130,31 @@ def _policy(mode: str, given: Mapping[str, str], get: GetOption) -> SnapshotPoli
             f"{BASED}.snapshot.data or {BASED}.start.stream to true"
         )
     return policy
+
+
+def _with_history(
+    policy: SnapshotPolicy | None, given: Mapping[str, str], get: GetOption
+) -> SnapshotPolicy | None:
+    """The policy, with what onHistoryLost says about a lost history."""
+    if _ON_HISTORY_LOST not in given:
+        return policy
+    on_error = f"{BASED}.snapshot.on.data.error"
+    if on_error in given or policy is None:
+        other = "the function's mode" if policy is None else f"option {on_error!r}"
+        raise OptionError(
+            f"option {_ON_HISTORY_LOST!r}: {other} already says what follows a lost history: leave "
+            "one of them out"
+        )
+    recovers = get(_ON_HISTORY_LOST, _recovers, False)
+    if recovers and not policy.streams:
+        raise OptionError(f"option {_ON_HISTORY_LOST!r}: snapshot is for modes that stream events")
+    return replace(policy, if_history_is_lost=recovers)
+
+
+def _recovers(text: str) -> bool:
+    if text.lower() not in ("fail", "snapshot"):
+        raise ValueError(f"must be fail or snapshot, not {text!r}")
+    return text.lower() == "snapshot"
 
 
 def _mode(text: str) -> str:

@@ -128,6 +128,7 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     shop.insert(30)
     shop.client[shop.database].items.insert_one({"_id": 1})
     chosen = {"collection.exclude.list": f"{shop.database}[.]items"}
+    chosen |= {"field.exclude.list": "*.orders.text", "field.renames": "*.orders.n:count"}
     run_once(spark, shop, tmp_path, **chosen)
     shop.insert(10)
     shop.orders.update_many({}, {"$inc": {"n": 1}})
@@ -142,6 +143,8 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     assert (commits / str(last)).exists()
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    [row, *_] = CurrentTable.existing(spark, str(tmp_path / "current")).read().collect()
+    assert json.loads(row.fullDocument).keys() == {"_id", "customer", "count"}
     told = rows_of(tmp_path, "notifications")
     assert {row["aggregate_type"] for row in told} == {"Initial Snapshot"}
     assert [row["type"] for row in sorted(told, key=lambda row: row["timestamp"])] == [

@@ -69,6 +69,28 @@ def test_a_mode_can_be_put_together_from_options(true: list[str], policy: Snapsh
         ),
         ({"snapshot.mode": "custom"}, "need each other"),
         ({"snapshot.mode.custom.name": "a:b"}, "need each other"),
+        ({"onHistoryLost": "ignore"}, "must be fail or snapshot, not 'ignore'"),
+        (
+            {"onHistoryLost": "snapshot", "snapshot.mode": "initial_only"},
+            "is for modes that stream events",
+        ),
+        (
+            {
+                "onHistoryLost": "fail",
+                "snapshot.mode": "configuration_based",
+                f"{BASED}.start.stream": "true",
+                f"{BASED}.snapshot.on.data.error": "true",
+            },
+            "leave one of them out",
+        ),
+        (
+            {
+                "onHistoryLost": "fail",
+                "snapshot.mode": "custom",
+                "snapshot.mode.custom.name": "a:b",
+            },
+            "the function's mode already says",
+        ),
         ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
         ({"snapshot.include.collection.list": "("}, "is no regular expression"),
         (

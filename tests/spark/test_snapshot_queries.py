@@ -109,18 +109,26 @@ def test_a_snapshot_alone_and_one_at_every_start(
     assert identifiers(rows, "r") == sorted([*range(30), *range(35)])
 
 
-@pytest.mark.parametrize("mode", ["when_needed", "initial"])
+@pytest.mark.parametrize(
+    ("given", "recovers"),
+    [
+        ({"snapshotMode": "when_needed"}, True),
+        ({"snapshotMode": "initial"}, False),
+        ({"onHistoryLost": "snapshot"}, True),
+        ({"snapshotMode": "when_needed", "onHistoryLost": "fail"}, False),
+    ],
+)
 def test_a_lost_history_is_made_good_by_a_snapshot_where_that_is_asked_for(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, mode: str
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], recovers: bool
 ) -> None:
     shop.insert(5)
     lost = HistoryLostError("history lost")
     monkeypatch.setattr(BatchPlanner, "next_batch", Mock(side_effect=lost))
-    given = parse_options(options(shop, snapshotMode=mode))
-    reader = MergerouterStreamReader(given, 0.0)
-    start = Offsets(given.scope).write(AtTime(shop.created))
+    chosen = parse_options(options(shop, **given))
+    reader = MergerouterStreamReader(chosen, 0.0)
+    start = Offsets(chosen.scope).write(AtTime(shop.created))
     try:
-        if mode == "initial":
+        if not recovers:
             with pytest.raises(HistoryLostError):
                 reader.latestOffset(start, ReadAllAvailable())
             return
