@@ -41,6 +41,7 @@ _Value = TypeVar("_Value")
 
 
 _NO_STAGES: tuple[Mapping[str, Any], ...] = ()
+_NO_EDITS: tuple[FieldEdit, ...] = ()
 
 
 # The database of users: a path /admin of a URI names no scope.
@@ -177,8 +178,8 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         patience=patience_options(given, get),
         signals=signal_options(get),
         field_edits=(
-            *get("field.exclude.list", excluded_fields, ()),
-            *get("field.renames", renamed_fields, ()),
+            *get("field.exclude.list", excluded_fields, _NO_EDITS),
+            *get("field.renames", renamed_fields, _NO_EDITS),
         ),
         batch_mode=get("mode", values.batch_mode, None),
         end=_only(
