@@ -89,6 +89,7 @@ def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, 
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     whose = {} if node.peers is None else {"worker": node.peers.number}
     nudges = node.cursors.nudges
+    to_shared, to_own = node.cursors.moves
     return {
         "streams": [{**stream.to_document(), **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
@@ -103,6 +104,7 @@ def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, 
             }
             for address, counts in node.cursors.connections.items()
         },
+        "moves": {"toShared": Int64(to_shared), "toOwn": Int64(to_own)},
         "differentStreams": node.cursors.admission.streams,
         "refused": {name: Int64(count) for name, count in node.cursors.admission.refused.items()},
         "users": [

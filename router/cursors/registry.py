@@ -166,6 +166,11 @@ class CursorRegistry:
         """Return the number of open merged cursors."""
         return len(self._entries)
 
+    @property
+    def moves(self) -> tuple[int, int]:
+        """The number of moves of cursors to streams that serve others as well, and back."""
+        return self._streams.moves_to_shared, self._streams.moves_to_own
+
     def describe(self) -> list[StreamDescription]:
         """Return descriptions of the open streams, for monitoring."""
         return [runner.describe(tuple(ids)) for runner, ids in self._readers().items()]

@@ -8,6 +8,7 @@ from router.change_stream.request import StreamRequest
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.stream_settings import StreamSettings
+from router.streams.failed_streams import FailedStreams
 from router.streams.placement import ALWAYS, AUTO, NEVER, Placement, mode_of
 from router.streams.shared_scans import RESTS, SharedScans
 from router.streams.sources import Source
@@ -17,11 +18,13 @@ class FilterPlanner:
     """Decides where filters are evaluated (docs/sharing.md); does no I/O.
 
     With many different filters on one scope the router reads it once and filters; a few are better
-    off on the shards. The decision changes with hysteresis (``SharedScans``).
+    off on the shards. The decision changes with hysteresis (``SharedScans``). After a failure of
+    the unfiltered stream, clients do not enter it for a while (``FailedStreams``).
     """
 
-    def __init__(self, limits: StreamSettings) -> None:
+    def __init__(self, limits: StreamSettings, failed: FailedStreams) -> None:
         self._limits = limits
+        self._failed = failed
         self._scans = SharedScans(limits.share_filters_from, limits.share_filters_hold)
 
     def place(self, placement: Placement) -> None:
@@ -58,7 +61,9 @@ class FilterPlanner:
         ``traffic`` is that of the stream that it reads now, where that is shared.
         """
         whole = placement.whole
-        if whole is None or placement.failed:
+        if whole is None:
+            return False
+        if whole.key != placement.source.key and self._failed.avoids(whole.key, now):
             return False
         if placement.mode == ALWAYS:
             return True
@@ -72,7 +77,9 @@ class FilterPlanner:
             count = self._scans.count(placement.whole.key)
             reason = f"{count} different filters are read, shareFiltersFrom is "
             reason += str(self._limits.share_filters_from)
-            if placement.mode == ALWAYS:
+            if failure := self._failed.explain(placement.whole.key, now):
+                reason = failure
+            elif placement.mode == ALWAYS:
                 reason = "shareFilters is always"
             elif self._scans.rests(placement.whole.key, now):
                 reason = RESTS

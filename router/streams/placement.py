@@ -23,18 +23,17 @@ class Placement:
     the same scope without a filter, from which the router can filter, or None for the ``reason``
     given; ``filter`` the client's filter, if the router can evaluate it. ``wider`` are streams of
     wider scopes, widest first; without any, ``scope_reason`` says why. Before ``beyond``, the sort
-    key at which the last one ended, the client enters none. ``failed``: the unfiltered
-    stream failed, perhaps by an event that the filter leaves out, so the shards filter from then
-    on.
+    key at which the last one ended, the client enters none. ``entered`` is the time, on the loop's
+    clock, at which the client began to read ``source``.
     """
 
     own: Source
     source: Source
+    entered: float = 0.0
     mode: str = NEVER
     reason: str = ""
     filter: StreamFilter | None = None
     whole: Source | None = None
-    failed: bool = False
     scope_mode: str = NEVER
     scope_reason: str = ""
     wider: Sequence[Source] = ()

@@ -17,6 +17,7 @@ from router.change_stream.resume_token import TIME_DIGITS, cluster_time_of, is_h
 from router.change_stream.starting_point import StartingPoint, starting_point
 from router.stream_settings import StreamSettings
 from router.streams.admission import NOBODY, Payer
+from router.streams.failed_streams import FailedStreams
 from router.streams.filter_planner import FilterPlanner
 from router.streams.open_streams import OpenStreams
 from router.streams.placement import ALWAYS, Placement
@@ -50,8 +51,13 @@ class StreamPool:
         self._loop = asyncio.get_running_loop()
         self._open_streams = open_streams
         self._placements: dict[LogReader, Placement] = {}
-        self._filters = FilterPlanner(limits)
-        self._scopes = ScopePlanner(limits)
+        self._failed = FailedStreams()
+        self._filters = FilterPlanner(limits, self._failed)
+        self._scopes = ScopePlanner(limits, self._failed)
+        self.moves_to_shared = 0
+        """Readers that have moved from their own stream to one that serves others as well."""
+        self.moves_to_own = 0
+        """Readers that have moved back to their own stream."""
 
     async def open(
         self, request: StreamRequest, payer: Payer = NOBODY
@@ -109,13 +115,18 @@ class StreamPool:
     ) -> SharedStream | None:
         """Return the wider stream, entered, or None if it does not cover ``after``.
 
-        A wider stream that cannot be opened is not tried again for this client.
+        A wider stream that cannot be opened is not tried again for a while; for this client not at
+        all if it has as many streams as it may.
         """
         wanted = replace(source.request, start=AtTime(start_at))
+        begun = self._loop.time()
         try:
             wider, _ = await self._open_streams.enter(wanted, start_at, payer, after, spans)
         except CommandError as error:
-            self._give_up(placement, str(error))
+            if error.code == ErrorCode.TemporarilyUnavailable:
+                self._give_up(placement, str(error))
+            else:
+                self._failed.add(source.key, str(error), begun, self._loop.time())
             return None
         if wider.covers(after, spans):
             return wider
@@ -127,6 +138,7 @@ class StreamPool:
     ) -> LogReader:
         log_reader = LogReader(source.part_of(shared)(point.after), point)
         placement.source = source
+        placement.entered = self._loop.time()
         self._placements[log_reader] = placement
         return log_reader
 
@@ -146,7 +158,7 @@ class StreamPool:
             wider = await self._enter_wider(placement, source, start_at, payer, needs, spans)
             if wider is not None:
                 log_reader.attach(source.part_of(wider)(needs))
-                placement.source = source
+                self._moved(placement, source)
                 return wider
             source = placement.own
         wanted = source.starting(placement.own.request)
@@ -165,7 +177,7 @@ class StreamPool:
                 raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
             if shared.covers(log_reader.needs, spans):
                 log_reader.attach(source.part_of(shared)(log_reader.needs))
-                placement.source = source
+                self._moved(placement, source)
                 return shared
             shared.leave()
 
@@ -196,7 +208,7 @@ class StreamPool:
         left = log_reader.stream
         if not log_reader.join(main.runner.stream, source.part_of(main)):
             return None
-        placement.source = source
+        self._moved(placement, source)
         main.enter()
         self.leave(shared, left)
         return main
@@ -228,7 +240,7 @@ class StreamPool:
 
         An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
         is required; the client's own stream may not have that event. So the client reads its own
-        from then on. It also goes on there when the wider stream has ended.
+        for a while. It also goes on there when the wider stream has ended.
         """
         stream = log_reader.stream
         placement = self._placements[log_reader]
@@ -239,10 +251,8 @@ class StreamPool:
             return False
         if error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
-        if isinstance(stream, NarrowedStream):
-            self._give_up(placement, str(error))
-        else:
-            placement.failed = True
+        self._failed.add(placement.source.key, str(error), placement.entered, self._loop.time())
+        self._moved(placement, placement.own)
         return True
 
     def explain(self, request: StreamRequest) -> dict[str, Any]:
@@ -269,11 +279,19 @@ class StreamPool:
         self._scopes.place(placement)
         return placement
 
+    def _moved(self, placement: Placement, source: Source) -> None:
+        """Record which stream a client reads from now on."""
+        was_own, is_own = placement.source is placement.own, source is placement.own
+        self.moves_to_shared += was_own and not is_own
+        self.moves_to_own += is_own and not was_own
+        placement.source = source
+        placement.entered = self._loop.time()
+
     def _give_up(self, placement: Placement, reason: str) -> None:
         """Read no wider stream for this client any more."""
         self._scopes.leave(placement)
         placement.wider = ()
-        placement.scope_reason = f"the wider stream failed: {reason}"
+        placement.scope_reason = f"the wider stream was refused: {reason}"
 
     def _preferred(self, placement: Placement, log_reader: LogReader | None = None) -> Source:
         """Return the source that a client should read, if it could be found anywhere."""

@@ -7,6 +7,7 @@ from router.change_stream.filtered_stream import Traffic
 from router.change_stream.narrowed_stream import Namespace
 from router.change_stream.request import Scope, StreamRequest
 from router.stream_settings import StreamSettings
+from router.streams.failed_streams import FailedStreams
 from router.streams.placement import ALWAYS, AUTO, NEVER, Placement, mode_of
 from router.streams.shared_scans import RESTS, SharedScans
 from router.streams.sources import Source
@@ -34,11 +35,13 @@ class ScopePlanner:
     A collection's stream can be a part of its database's stream or of the cluster's, a database's
     a part of the cluster's. ``shareScopesFrom`` different collections of one database, or so many
     different databases, share a wider stream. The decision changes with hysteresis
-    (``SharedScans``).
+    (``SharedScans``). After a failure of a wider stream, clients do not enter it for a while
+    (``FailedStreams``).
     """
 
-    def __init__(self, limits: StreamSettings) -> None:
+    def __init__(self, limits: StreamSettings, failed: FailedStreams) -> None:
         self._limits = limits
+        self._failed = failed
         self._scans = SharedScans(limits.share_scopes_from, limits.share_filters_hold)
 
     def place(self, placement: Placement) -> None:
@@ -67,11 +70,13 @@ class ScopePlanner:
 
         ``traffic`` is that of the stream that it reads now, where that is shared.
         """
-        if placement.wider and placement.scope_mode == ALWAYS:
-            return placement.wider[-1]
-        for source in placement.wider:
-            known = traffic if source.key == placement.source.key else None
-            if self._scans.is_shared(source.key, now, known):
+        always = placement.scope_mode == ALWAYS
+        for source in placement.wider[-1:] if always else placement.wider:
+            reads_it = source.key == placement.source.key
+            if not reads_it and self._failed.avoids(source.key, now):
+                continue
+            known = traffic if reads_it else None
+            if always or self._scans.is_shared(source.key, now, known):
                 return source
         return None
 
@@ -88,7 +93,10 @@ class ScopePlanner:
             counts = [self._scans.count(each.key) for each in placement.wider]
             reason = f"{max(counts)} different scopes are read, shareScopesFrom is "
             reason += str(self._limits.share_scopes_from)
-            if placement.scope_mode == ALWAYS:
+            failures = [self._failed.explain(each.key, now) for each in placement.wider]
+            if source is placement.own and any(failures):
+                reason = next(filter(None, failures))
+            elif placement.scope_mode == ALWAYS:
                 reason = "shareScopes is always"
             elif any(self._scans.rests(each.key, now) for each in placement.wider):
                 reason = RESTS

@@ -91,6 +91,7 @@ class FakeCursors:
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
         self.nudges: dict[str, int] = {}
+        self.moves = (0, 0)
         self.loads = MemberLoads()
         self.streams: list[StreamDescription] = []
         self.memory = Memory(StreamSettings().total_buffer_bytes)

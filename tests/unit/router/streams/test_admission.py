@@ -12,10 +12,10 @@ from router.memory import LEAST_BATCH, Holding, Memory
 from router.stream_settings import StreamSettings
 from router.streams.admission import NOBODY, Admission, Payer, Ticket
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_cluster import OWNER, REMOTES, ScriptedCluster, stream
 from tests.doubles.scripted_mongos import scripted_mongos
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.streams.test_pool import BIG, REMOTES, write
+from tests.unit.router.streams.clients import BIG, write
 
 HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")
 

@@ -198,6 +198,12 @@ async def test_an_error_by_another_event_moves_a_filter_to_the_shards(
     write(cluster, 103, of=1)
     assert await read_through_move(cursor, 1) == [103]
     assert registry.describe()[0].filtered is None
+    # Further filters are evaluated by the shards too, for a while.
+    await opened(registry, 2)
+    assert [each.filtered for each in registry.describe()] == [None, None]
+    explained = registry._streams.explain(tenant(2))["filter"]
+    assert explained["evaluatedBy"] == "shards"
+    assert explained["reason"].startswith("the shared stream failed and is not read for")
 
 
 async def test_invalidates_end_filtered_streams(cluster: ScriptedCluster) -> None:

@@ -8,9 +8,8 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.change_stream.request import StreamRequest, parse_request
+from router.change_stream.request import StreamRequest
 from router.cursors.merged_cursor import MergedCursor
-from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
@@ -25,30 +24,14 @@ from tests.doubles.scripted_cluster import (
 )
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
-
-FROM_100 = {"startAtOperationTime": Timestamp(100, 1)}
-
-
-def watch(
-    collection: str | int, *stages: dict[str, Any], database: str = "db", **fields: Any
-) -> StreamRequest:
-    """Return a request for a collection, from second 100 unless the options say otherwise."""
-    options = fields.pop("options", FROM_100)
-    pipeline = [{"$changeStream": options}, *stages]
-    command = {"aggregate": collection, "pipeline": pipeline, "cursor": {}, **fields}
-    return parse_request(database, command)
-
-
-def belongs(namespace: str, event: dict[str, Any]) -> bool:
-    """Return whether a server shows an event to a cursor on a namespace."""
-    database, _, collection = namespace.partition(".")
-    if database == "admin":
-        return bool(event["operationType"] != "invalidate")
-    if database != event["ns"]["db"]:
-        return False
-    if collection == "$cmd.aggregate":
-        return event["operationType"] != "invalidate" or "coll" not in event["ns"]
-    return bool(collection == event["ns"].get("coll"))
+from tests.unit.router.streams.narrow_clients import (
+    FROM_100,
+    belongs,
+    namespaces,
+    opened,
+    watch,
+    write,
+)
 
 
 @pytest.fixture
@@ -58,17 +41,6 @@ def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
         shard.belongs = belongs
         shard.matches = is_tenant
     return cluster
-
-
-def write(
-    cluster: ScriptedCluster, second: int, collection: str, database: str = "db", **more: Any
-) -> None:
-    """Write one event; then all members advance past it."""
-    namespace = {"db": database, "coll": collection}
-    document = {"_id": second, **more}
-    shard = cluster.shards[f"s{second % 3}"]
-    shard.insert(Timestamp(second, 1), second % 100, ns=namespace, fullDocument=document)
-    cluster.noop(second + 1)
 
 
 def end(member: ScriptedMember, second: int, operation: str, **namespace: str) -> str:
@@ -81,15 +53,6 @@ def end(member: ScriptedMember, second: int, operation: str, **namespace: str) -
     event |= {"_id": {"_data": last}, "operationType": "invalidate"}
     assert token < last
     return last
-
-
-async def opened(registry: CursorRegistry, *names: str, **fields: Any) -> list[MergedCursor]:
-    return [(await registry.open(watch(name, **fields), OWNER))[0] for name in names]
-
-
-def namespaces(registry: CursorRegistry) -> list[str]:
-    """Return the namespaces of the open streams."""
-    return [each.namespace for each in registry.describe()]
 
 
 async def kinds_to_the_end(cursor: MergedCursor) -> tuple[list[str], str]:
@@ -245,20 +208,6 @@ async def test_the_end_of_the_database_s_stream_is_not_the_collection_s(
     assert await read_through_move(cursor, 1) == [107]
     targets = [command["aggregate"] for command in cluster.shards["s1"].opened]
     assert targets in (["a", 1, "a"], ["a", 1, "a", 1]), "it enters no stream that ends at once"
-
-
-async def test_an_error_by_another_collection_moves_a_stream_to_its_own(
-    cluster: ScriptedCluster,
-) -> None:
-    registry = cluster.registry(share_scopes="always")
-    (cursor,) = await opened(registry, "a")
-    write(cluster, 101, "a")
-    assert await read_until(cursor, 1) == [101]
-    assert cursor.shared is not None
-    cursor.shared.runner._remote_failed(1, CommandError(10334, "BSONObj size is invalid"), None)
-    write(cluster, 103, "a")
-    assert await read_through_move(cursor, 1) == [103]
-    assert namespaces(registry) == ["db.a"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""A wider stream that fails is left by its clients, and not entered for a while."""
+
+from typing import Any
+
+import pytest
+
+from router.change_stream.request import StreamRequest
+from router.streams import failed_streams
+from router.streams.admission import Payer
+from shard_client.errors import CommandError
+from tests.doubles.scripted_cluster import (
+    ScriptedCluster,
+    is_tenant,
+    read_through_move,
+    read_until,
+    read_until_shared,
+)
+from tests.unit.router.streams.narrow_clients import (
+    belongs,
+    namespaces,
+    opened,
+    watch,
+    write,
+)
+
+
+@pytest.fixture
+def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
+    """The scripted cluster, whose shards know namespaces and filters."""
+    for shard in cluster.shards.values():
+        shard.belongs = belongs
+        shard.matches = is_tenant
+    return cluster
+
+
+async def test_an_error_by_another_collection_moves_a_stream_to_its_own(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    (cursor,) = await opened(registry, "a")
+    write(cluster, 101, "a")
+    assert await read_until(cursor, 1) == [101]
+    assert cursor.shared is not None
+    cursor.shared.runner._remote_failed(1, CommandError(10334, "BSONObj size is invalid"), None)
+    write(cluster, 103, "a")
+    assert await read_through_move(cursor, 1) == [103]
+    assert namespaces(registry) == ["db.a"]
+    # Further clients do not enter the wider stream either, for a while.
+    (other,) = await opened(registry, "b")
+    assert sorted(namespaces(registry)) == ["db.a", "db.b"]
+    targets = [command["aggregate"] for command in cluster.shards["s1"].opened]
+    assert targets == ["a", 1, "a", "b"]
+    scope = registry._streams.explain(watch("b"))["scope"]
+    assert scope["readFrom"] == "db.b"
+    assert scope["reason"].startswith("the shared stream failed and is not read for")
+    assert "BSONObj size is invalid" in scope["reason"]
+    write(cluster, 105, "b")
+    assert await read_until(other, 1) == [105]
+
+
+async def test_streams_return_to_a_wider_one_a_while_after_it_failed(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_streams, "FIRST_PAUSE", 0.05)
+    registry = cluster.registry(share_scopes="always", share_linger=0.0)
+    cursors = await opened(registry, "a", "b")
+    write(cluster, 101, "a")
+    write(cluster, 102, "b")
+    assert [await read_until(each, 1) for each in cursors] == [[101], [102]]
+    assert cursors[0].shared is not None
+    error = CommandError(10334, "BSONObj size is invalid")
+    cursors[0].shared.runner._remote_failed(1, error, None)
+    write(cluster, 103, "a")
+    write(cluster, 104, "b")
+    assert [await read_through_move(each, 1) for each in cursors] == [[103], [104]]
+    cluster.noop(106)  # beyond an event a client cannot enter a wider stream
+    assert await read_until_shared(cluster, cursors, 0) == [[], []]
+    assert namespaces(registry) == ["db.$cmd.aggregate"]
+    write(cluster, 107, "b")
+    write(cluster, 108, "a")
+    assert [await read_until(each, 1) for each in cursors] == [[108], [107]]
+    assert registry.moves == (2, 2)
+
+
+async def test_a_wider_stream_that_cannot_be_opened_is_tried_once(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    open_streams = registry._streams._open_streams
+    enter, tried = open_streams.enter, []
+
+    async def refuse(request: StreamRequest, *args: Any) -> Any:
+        if request.collection is None:
+            tried.append(request)
+            raise CommandError(10334, "BSONObj size is invalid")
+        return await enter(request, *args)
+
+    monkeypatch.setattr(open_streams, "enter", refuse)
+    cursors = await opened(registry, "a", "b", "c")
+    assert sorted(namespaces(registry)) == ["db.a", "db.b", "db.c"]
+    assert len(tried) == 1
+    write(cluster, 101, "c")
+    assert await read_until(cursors[2], 1) == [101]
+
+
+async def test_a_refusal_of_one_client_s_stream_concerns_no_other(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_scopes="always", max_streams_per_client=2)
+    one, another = Payer("1.1.1.1"), Payer("2.2.2.2")
+    await registry._streams.open(watch("a", comment="shareScopes=never"), one)
+    own, _ = await registry._streams.open(watch("b"), one)
+    assert own.runner.describe(()).namespace == "db.b"
+    wider, _ = await registry._streams.open(watch("c"), another)
+    assert wider.runner.describe(()).namespace == "db.$cmd.aggregate"
