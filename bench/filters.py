@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from statistics import median, quantiles
+from contextlib import contextmanager
+from functools import partial
+from statistics import quantiles
 from typing import Any
 
 from pymongo import MongoClient
@@ -17,6 +18,7 @@ from bench.processes import (
     ReplayedCluster,
     cpu_seconds,
     listening,
+    medians,
     open_cursors,
     replayed_cluster,
     resident_memory,
@@ -53,7 +55,7 @@ REPLAYED = (
     Column("matches/s", "matches", ",.0f"),
     Column("router CPU µs/event", "cpu", ".2f"),
     Column("matches a batch", "batch", ",.0f"),
-    Column("cursors on shards and config server", "cursors"),
+    Column("cursors on shards and config server", "cursors", ",.0f"),
     Column("router KiB a stream, idle", "idle", ",.0f"),
     Column("after reading", "busy", ",.0f"),
 )
@@ -99,7 +101,8 @@ def run(options: Options) -> Outcome:
         options.say(f"{streams} filters on one scope, replayed")
         events = options.scaled(EVENTS, EVENTS // 4)
         with replayed_cluster(SHARDS, events, SIZE) as cluster:
-            rows.append(_medians([_replay(cluster, streams) for _ in range(options.runs)]))
+            taken = [_replay(cluster, streams) for _ in range(options.runs)]
+            rows.append({"streams": streams, **medians(taken)})
     tables = [Table("filters on one scope (medians)", REPLAYED, rows, REPLAYED_NOTE)]
     if options.real_binaries is None:
         options.say("real servers are left out: set MERGEROUTER_MONGO_BIN to their folder")
@@ -118,19 +121,10 @@ def run(options: Options) -> Outcome:
 SUITE = Suite("filters", "What do many streams with a filter each cost?", run)
 
 
-def _medians(taken: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        name: median(each[name] for each in taken)
-        if isinstance(taken[0][name], (int, float))
-        else taken[0][name]
-        for name in taken[0]
-    }
-
-
 # Replaying shards.
 
 
-def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
+def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, float]:
     each = cluster.events // TENANTS
     with router(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
         before = resident_memory(pid)
@@ -142,7 +136,6 @@ def _replay(cluster: ReplayedCluster, streams: int) -> dict[str, Any]:
             used, took = cpu_seconds(pid) - used, time.perf_counter() - begun
             busy = resident_memory(pid)
     return {
-        "streams": streams,
         "rate": cluster.events / took,
         "matches": sum(result["events"] for result in results) / took,
         "cpu": used / cluster.events * _MICRO,
@@ -160,12 +153,10 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     members = Members(cluster)
     mongos = int(cluster.mongos.rpartition(":")[2])
     pids = {"mongos": listening("mongos", mongos)}
-    runs = range(options.runs)
-    yield _medians([_watched(cluster, members, "nobody", 0, 0, pids) for _ in runs])
+    yield _row(cluster, members, "nobody", 0, 0, pids, options)
     for watchers in WATCHERS[:4] if options.quick else WATCHERS:
         options.say(f"{watchers} watchers with a filter each: mongos")
-        taken = [_watched(cluster, members, "mongos", mongos, watchers, pids) for _ in runs]
-        yield _medians(taken)
+        yield _row(cluster, members, "mongos", mongos, watchers, pids, options)
         for mode in ("never", "auto"):
             options.say(f"{watchers} watchers with a filter each: router, shareFilters={mode}")
             parameters = (f"shareFilters={mode}", *(f"{name}={_ENOUGH}" for name in _LIMITS))
@@ -175,26 +166,32 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
                 pid,
             ):
                 name, all_pids = f"router, {mode}", {**pids, "router": pid}
-                yield _medians(
-                    [_watched(cluster, members, name, port, watchers, all_pids) for _ in runs]
-                )
+                yield _row(cluster, members, name, port, watchers, all_pids, options)
     members.close()
 
 
-def _watched(
-    cluster: TestCluster, members: Members, way: str, port: int, watchers: int, pids: dict[str, int]
+def _row(
+    cluster: TestCluster,
+    members: Members,
+    way: str,
+    port: int,
+    watchers: int,
+    pids: dict[str, int],
+    options: Options,
 ) -> dict[str, Any]:
-    with ExitStack() as stack:
-        process = None
-        if watchers:
-            process = stack.enter_context(_watching(port, watchers, "--expect", str(WRITES)))
-        before, begun = members.cpu_beside(pids), time.perf_counter()
-        _write(cluster, max(1, watchers))
-        if process is not None:
-            process.line()
-        after, took = members.cpu_beside(pids), time.perf_counter() - begun
-    used = {name: (after[name] - before[name]) / WRITES * _MICRO for name in after}
-    return {"watchers": watchers, "way": way, "seconds": took, **used}
+    taken = [_once(cluster, members, port, watchers, pids) for _ in range(options.runs)]
+    return {"watchers": watchers, "way": way, **medians(taken)}
+
+
+def _once(
+    cluster: TestCluster, members: Members, port: int, watchers: int, pids: dict[str, int]
+) -> dict[str, float]:
+    """Write once, watched by ``watchers`` streams through ``port``; return the costs."""
+    write = partial(_write, cluster, max(1, watchers))
+    if not watchers:
+        return members.cost_of_writes(write, WRITES, pids)
+    with _watching(port, watchers, "--expect", str(WRITES)) as process:
+        return members.cost_of_writes(write, WRITES, pids, process)
 
 
 def _write(cluster: TestCluster, tenants: int) -> None:

@@ -1,7 +1,7 @@
 """Activity of a cluster's members: CPU, oplog entries, getMores and connections."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,10 @@ from bson import Timestamp
 from pymongo import MongoClient
 
 from bench.processes import cpu_seconds, listening
+from bench.program import Program
 from tests.harness.clusters import TestCluster
+
+_MICRO = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,39 @@ class Members:
         """The process ids of the members."""
         return list(self._pids.values())
 
-    def cpu_beside(self, pids: Mapping[str, int]) -> dict[str, float]:
+    def cost_of_writes(
+        self,
+        write: Callable[[], None],
+        count: int,
+        others: Mapping[str, int],
+        watching: Program | None = None,
+    ) -> dict[str, float]:
+        """Call ``write``; return the CPU that each of its ``count`` writes has taken.
+
+        The writes are over when ``watching`` prints its next line, as its streams have all events.
+
+        Args:
+            write: makes the writes.
+            count: the number of writes.
+            others: further processes whose CPU is counted, by name.
+            watching: the process that watches the writes; None if there is none.
+
+        Returns:
+            µs a write of all members (``shards``) and of each of ``others``, and ``seconds``, the
+            time that all of it took.
+        """
+        before, begun = self._cpu_beside(others), time.perf_counter()
+        write()
+        if watching is not None:
+            watching.line()
+        after, took = self._cpu_beside(others), time.perf_counter() - begun
+        used = {name: (after[name] - before[name]) / count * _MICRO for name in after}
+        return {"seconds": took, **used}
+
+    def _cpu_beside(self, others: Mapping[str, int]) -> dict[str, float]:
         """Return the CPU seconds that all members (``shards``) and other processes have used."""
         members = sum(map(cpu_seconds, self.pids))
-        return {"shards": members, **{name: cpu_seconds(pid) for name, pid in pids.items()}}
+        return {"shards": members, **{name: cpu_seconds(pid) for name, pid in others.items()}}
 
     def close(self) -> None:
         """Close the connections."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from pymongo import MongoClient
@@ -34,7 +35,6 @@ WRITES, BATCH = 8_000, 200
 ELSEWHERE = "elsewhere"
 MODES = ("never", "always")
 
-_MICRO = 1e6
 _SETTLED = 1.5
 """Seconds after which the cursors that the openings needed are closed."""
 
@@ -133,8 +133,9 @@ def _once(
     pids: dict[str, int],
 ) -> dict[str, float]:
     """Write once, watched by ``watchers`` streams through ``port``; return the costs."""
+    write = partial(_write, cluster, max(1, watchers), load)
     if not watchers:
-        return _written(cluster, members, 1, load, pids, None)
+        return members.cost_of_writes(write, WRITES, pids)
     hosts = [*cluster.shards.values(), cluster.configdb]
     ports = [host.rpartition(":")[2] for host in hosts]
     expected = round(WRITES * (1 - load.unwatched))
@@ -144,21 +145,10 @@ def _once(
         process.line()
         time.sleep(_SETTLED)
         cursors = sum(map(open_cursors, ports)) - idle
-        return {
-            **_written(cluster, members, watchers, load, pids, process),
-            "cursors": cursors,
-        }
+        return {**members.cost_of_writes(write, WRITES, pids, process), "cursors": cursors}
 
 
-def _written(
-    cluster: TestCluster,
-    members: Members,
-    collections: int,
-    load: Load,
-    pids: dict[str, int],
-    process: Program | None,
-) -> dict[str, float]:
-    before, begun = members.cpu_beside(pids), time.perf_counter()
+def _write(cluster: TestCluster, collections: int, load: Load) -> None:
     with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         database = client[DATABASE]
         for step in range(WRITES // BATCH):
@@ -168,11 +158,6 @@ def _written(
             if elsewhere < BATCH:
                 watched = database[_collection(step % collections)]
                 watched.insert_many(_documents(BATCH - elsewhere, SIZE), ordered=False)
-    if process is not None:
-        process.line()
-    after, took = members.cpu_beside(pids), time.perf_counter() - begun
-    used = {name: (after[name] - before[name]) / WRITES * _MICRO for name in after}
-    return {"seconds": took, **used}
 
 
 def _documents(count: int, size: int) -> list[dict[str, Any]]:
