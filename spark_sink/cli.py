@@ -33,7 +33,15 @@ _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
 class Table(StrEnum):
-    """A table that a job keeps."""
+    """A table that a job can keep."""
+
+    bronze = "bronze"
+    current = "current"
+    transactions = "transactions"
+
+
+class ComparedTable(StrEnum):
+    """A table that a job's verify compares."""
 
     bronze = "bronze"
     current = "current"
@@ -79,10 +87,10 @@ Settings = Annotated[
 ]
 Tables = Annotated[
     list[Table] | None,
-    typer.Option("--table", help="A table to keep. May be repeated. Default: both."),
+    typer.Option("--table", help="A table to keep. May be repeated. Default: bronze and current."),
 ]
 Verified = Annotated[
-    list[Table] | None,
+    list[ComparedTable] | None,
     typer.Option("--table", help="A table to compare. May be repeated. Default: all it keeps."),
 ]
 Buckets = Annotated[
@@ -272,7 +280,7 @@ def _run(
 ) -> None:
     from spark_sink.jobs.job_folder import JobFolder, JobRecord
     from spark_sink.jobs.running import EndRequest, run_to_end
-    from spark_sink.jobs.tables_job import TablesJob, namespace_options
+    from spark_sink.jobs.tables_job import DEFAULT_TABLES, TablesJob, namespace_options
 
     end = EndRequest()
     end.listen()
@@ -282,7 +290,7 @@ def _run(
             options["snapshotMode"] = "initial_only"
         else:
             options.setdefault("snapshotMode", "initial")
-        kept = tuple(str(each) for each in tables or list(Table))
+        kept = tuple(map(str, tables or DEFAULT_TABLES))
         chosen = {**namespace_options(namespaces or ()), **options}
         folder = JobFolder(out)
         _require_router({**chosen, "uri": uri})

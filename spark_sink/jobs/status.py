@@ -63,14 +63,19 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         ("quarantine", f"{status['quarantinedBatches']} batches had events that do not fit"),
     ]
     if snapshot is not None and not snapshot["ended"]:
-        rows.append(("snapshot", f"{snapshot['chunksPlanned']} chunks; {_collections(snapshot)}"))
+        rows.append(("snapshot", f"{_chunks(snapshot)}; {_collections(snapshot)}"))
     for number, each in enumerate(status["requestedSnapshots"]):
-        stage = "paused" if each["paused"] else f"{each['chunksPlanned']} chunks"
+        stage = "paused" if each["paused"] else _chunks(each)
         text = f"{each['type']} snapshot {each['id']}: {stage}; {_collections(each)}"
         rows.append(("" if number else "requested", text))
     if "lagSeconds" in status:
         rows.append(("lag", f"{status['lagSeconds']} s"))
     return [f"{name:<11} {text}" for name, text in rows]
+
+
+def _chunks(progress: dict[str, Any]) -> str:
+    rows = f" with about {progress['rowsPlanned']:,} rows" if progress.get("rowsPlanned") else ""
+    return f"{progress['chunksPlanned']} chunks{rows}"
 
 
 def _collections(progress: dict[str, Any]) -> str:
@@ -79,7 +84,7 @@ def _collections(progress: dict[str, Any]) -> str:
 
 def _requested(signals: dict[str, Any]) -> list[dict[str, Any]]:
     """The snapshots that signals have asked for and that have not ended."""
-    nothing = {"collections": 0, "collectionsPlanned": 0, "chunksPlanned": 0}
+    nothing = {"collections": 0, "collectionsPlanned": 0, "chunksPlanned": 0, "rowsPlanned": 0}
     return [
         {
             "id": request["id"],

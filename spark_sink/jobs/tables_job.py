@@ -1,7 +1,7 @@
 """The job that snapshots and follows collections into tables.
 
 One query reads the stream. Each batch is appended to the bronze table, and applied to the current
-table. Both writes may be repeated, so each change is in both tables exactly once.
+table. All writes may be repeated, so each change is in each table exactly once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.options import parse_options
 from spark_sink.tables.batch_files import BatchFiles
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.transactions import transactions_in
 from spark_sink.typed_documents import RESCUED
 
-BRONZE, CURRENT = "bronze", "current"
+BRONZE, CURRENT, TRANSACTIONS = "bronze", "current", "transactions"
+DEFAULT_TABLES = (BRONZE, CURRENT)
+"""The tables that a job keeps unless others are named."""
 NOTIFICATIONS = (
     "id string, aggregate_type string, type string, additional_data map<string, string>, "
     "timestamp long"
@@ -38,15 +41,15 @@ def bronze_files(spark: SparkSession, folder: JobFolder) -> BatchFiles:
 class TablesJob:
     """A job in a folder.
 
-    options: of the source, `uri` included; tables: BRONZE, CURRENT or both; buckets: parts of a new
-    current table.
+    options: of the source, `uri` included; tables: of BRONZE, CURRENT and TRANSACTIONS; buckets:
+    parts of a new current table.
     """
 
     def __init__(
         self,
         folder: JobFolder,
         options: Mapping[str, str],
-        tables: Sequence[str] = (BRONZE, CURRENT),
+        tables: Sequence[str] = DEFAULT_TABLES,
         buckets: int = 16,
     ) -> None:
         self._folder = folder
@@ -87,17 +90,19 @@ class _Batches:
         self._files: dict[str, BatchFiles] = {}
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        both = len(self._tables) > 1
-        rows = batch.persist(StorageLevel.MEMORY_AND_DISK) if both else batch
+        several = len(self._tables) > 1
+        rows = batch.persist(StorageLevel.MEMORY_AND_DISK) if several else batch
         try:
             if BRONZE in self._tables:
                 dated = rows.withColumn("date", F.expr(_DATE))
                 self._of(BRONZE, batch.sparkSession).write(dated, number)
             if CURRENT in self._tables:
                 self._apply(rows, number)
+            if TRANSACTIONS in self._tables:
+                self._of(TRANSACTIONS, batch.sparkSession).write(transactions_in(rows), number)
             self._notify(batch.sparkSession, number)
         finally:
-            if both:
+            if several:
                 rows.unpersist()
 
     def _apply(self, rows: DataFrame, number: int) -> None:

@@ -11,7 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
-from spark_sink.jobs.tables_job import BRONZE, CURRENT, bronze_files, namespace_options
+from spark_sink.jobs.tables_job import (
+    BRONZE,
+    CURRENT,
+    DEFAULT_TABLES,
+    bronze_files,
+    namespace_options,
+)
 from spark_sink.option_values import cluster_time
 from spark_sink.options import named_options
 from spark_sink.tables.verify import verify
@@ -71,7 +77,7 @@ def verify_job(
     """
     record = folder.record()
     last = folder.last_committed()
-    wanted = tables or record.tables
+    wanted = tables or [name for name in record.tables if name in DEFAULT_TABLES]
     for name in wanted:
         if name not in record.tables:
             raise OptionError(f"the job in {folder.address} keeps no table {name}: correct --table")

@@ -66,8 +66,9 @@ class SnapshotPlan:
     waiting: collections of which nothing has been planned; current: the rest of the collection that
     is being read, None between collections; bounds: where that rest is cut, in extended JSON;
     rows: about how many documents a chunk of it has; chunks: of the batch that ends here;
-    collections, planned: how many collections and chunks the snapshot has so far; ended: whether
-    the batch that ends here is the snapshot's last, which has no chunks; only: the databases and
+    collections, planned: how many collections and chunks the snapshot has so far; planned_rows:
+    about how many documents these chunks have; ended: whether the batch that ends here is the
+    snapshot's last, which has no chunks; only: the databases and
     names of the collections that are read, None for all of the scope.
     """
 
@@ -79,6 +80,7 @@ class SnapshotPlan:
     chunks: tuple[Chunk, ...] = ()
     collections: int = 0
     planned: int = 0
+    planned_rows: int = 0
     ended: bool = False
     only: tuple[tuple[str, str], ...] | None = None
 
@@ -106,6 +108,7 @@ class SnapshotPlan:
             bounds=bounds[1:],
             chunks=(*self.chunks, chunk),
             planned=self.planned + 1,
+            planned_rows=self.planned_rows + self.rows,
         )
         return chunk, left
 
@@ -119,6 +122,7 @@ class SnapshotPlan:
                 "collections": self.collections,
                 "collectionsPlanned": done,
                 "chunksPlanned": self.planned,
+                "rowsPlanned": self.planned_rows,
             },
         }
         if self.ended:
@@ -147,6 +151,7 @@ def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
         chunks=tuple(chunk_from(each) for each in document["chunks"]),
         collections=progress["collections"],
         planned=progress["chunksPlanned"],
+        planned_rows=progress.get("rowsPlanned", 0),  # older offsets have none
         ended=document.get("ended", False),
         only=_names(document.get("only")),
     )

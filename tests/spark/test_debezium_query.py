@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.debezium import VERSION, to_debezium
 from spark_sink.errors import OptionError
+from spark_sink.tables.transactions import transactions_in
 from tests.spark.conftest import Shop
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -116,6 +117,11 @@ def test_transactions_are_surrounded_by_their_boundaries(spark: SparkSession, sh
     assert {each["id"].partition(":")[0] for each in boundaries} == set(names)
     counts = {each["id"]: each["event_count"] for each in boundaries if each["status"] == "END"}
     assert sorted(counts.values()) == [2, 3]
+    in_table = {row.id: row for row in transactions_in(rows).collect()}
+    assert {name: row.event_count for name, row in in_table.items()} == counts
+    for row in in_table.values():
+        assert row.data_collections == {f"{shop.database}.orders": row.event_count}
+        assert row.first_token < row.last_token
     within: dict[str, list[int]] = {}
     open_one = None
     for topic, key, value in found:

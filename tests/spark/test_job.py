@@ -20,7 +20,13 @@ from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
-from spark_sink.jobs.tables_job import TablesJob, bronze_files, namespace_options
+from spark_sink.jobs.tables_job import (
+    DEFAULT_TABLES,
+    TRANSACTIONS,
+    TablesJob,
+    bronze_files,
+    namespace_options,
+)
 from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.batch_files import BatchFiles
 from spark_sink.tables.current_table import CurrentTable
@@ -39,13 +45,19 @@ def rows_of(folder: Path, table: str = "bronze") -> list[dict[str, Any]]:
     return pyarrow.dataset.dataset(files, format="parquet").to_table(columns).to_pylist()
 
 
-def run_once(spark: SparkSession, shop: Shop, folder: Path, **options: str) -> None:
+def run_once(
+    spark: SparkSession,
+    shop: Shop,
+    folder: Path,
+    tables: tuple[str, ...] = DEFAULT_TABLES,
+    **options: str,
+) -> None:
     """Run the job in this process, up to the present."""
     names = (shop.database,)
     chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
     where = JobFolder(str(folder))
-    where.begin(JobRecord(names, chosen))
-    started = TablesJob(where, {**chosen, "uri": shop.uri}, buckets=2).start(spark, None)
+    where.begin(JobRecord(names, chosen, tables))
+    started = TablesJob(where, {**chosen, "uri": shop.uri}, tables, 2).start(spark, None)
     started.awaitTermination()
 
 
@@ -129,22 +141,28 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     shop.client[shop.database].items.insert_one({"_id": 1})
     chosen = {"collection.exclude.list": f"{shop.database}[.]items"}
     chosen |= {"field.exclude.list": "*.orders.text", "field.renames": "*.orders.n:count"}
-    run_once(spark, shop, tmp_path, **chosen)
+    tables = (*DEFAULT_TABLES, TRANSACTIONS)
+    run_once(spark, shop, tmp_path, tables, **chosen)
     shop.insert(10)
+    with shop.client.start_session() as session, session.start_transaction():
+        for number in (91, 96):  # on both shards
+            shop.orders.insert_one({"_id": number, "customer": number % 10}, session=session)
     shop.orders.update_many({}, {"$inc": {"n": 1}})
-    run_once(spark, shop, tmp_path, **chosen)
+    run_once(spark, shop, tmp_path, tables, **chosen)
     tokens = sorted(row["token"] for row in rows_of(tmp_path))
     # As if killed after the tables were written, and before Spark has committed the batch.
     commits = tmp_path / "checkpoint" / "commits"
     last = max(int(file.name) for file in commits.glob("[0-9]*"))
     (commits / str(last)).unlink()
     (commits / f".{last}.crc").unlink(missing_ok=True)
-    run_once(spark, shop, tmp_path, **chosen)
+    run_once(spark, shop, tmp_path, tables, **chosen)
     assert (commits / str(last)).exists()
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
     [row, *_] = CurrentTable.existing(spark, str(tmp_path / "current")).read().collect()
-    assert json.loads(row.fullDocument).keys() == {"_id", "customer", "count"}
+    assert {"_id", "customer", "count"} >= json.loads(row.fullDocument).keys() >= {"_id", "count"}
+    [transaction] = rows_of(tmp_path, TRANSACTIONS)
+    assert dict(transaction["data_collections"]) == {f"{shop.database}.orders": 2}
     told = rows_of(tmp_path, "notifications")
     assert {row["aggregate_type"] for row in told} == {"Initial Snapshot"}
     assert [row["type"] for row in sorted(told, key=lambda row: row["timestamp"])] == [
@@ -264,7 +282,12 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
 def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
     requests = [{"id": f"r{n}", "blocking": n == 0} for n in range(20)]
     requests[1]["plan"] = {
-        "progress": {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 7}
+        "progress": {
+            "collections": 3,
+            "collectionsPlanned": 1,
+            "chunksPlanned": 7,
+            "rowsPlanned": 8400,
+        }
     }
     fake_job(tmp_path, signals={"paused": False, "requests": requests})
     commits = tmp_path / "checkpoint" / "commits"
@@ -274,7 +297,7 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     nothing = "0 chunks; 0 of 0 collections"
     assert lines[-20:] == [
         f"requested   blocking snapshot r0: {nothing}",
-        "            incremental snapshot r1: 7 chunks; 1 of 3 collections",
+        "            incremental snapshot r1: 7 chunks with about 8,400 rows; 1 of 3 collections",
         *(f"            incremental snapshot r{n}: {nothing}" for n in range(2, 20)),
     ]
 
