@@ -51,7 +51,8 @@ def replay(seed: int, shards: int | None, *, quiet: bool) -> int:
     result = simulate(seed, None if quiet else print, shards=shards)
     for problem in result.problems:
         print(f"seed {seed}: {problem}")
-    took = f"{result.events} events, {result.virtual_seconds:.1f} s"
+    moves = f"moves {result.moves.to_shared} to shared, {result.moves.to_own} to own"
+    took = f"{result.events} events, {moves}, {result.virtual_seconds:.1f} s"
     print(f"seed {seed}: {took}, digest {result.digest}")
     return 1 if result.problems else 0
 
@@ -60,13 +61,15 @@ def run_many(seeds: range, jobs: int, shards: int | None, *, digests: bool = Fal
     """Run seeds in parallel and print those that fail."""
     began = time.monotonic()
     failed: list[int] = []
-    events = 0
+    events = to_shared = to_own = 0
     chunk = _CHUNK if shards is None else 1
     chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     with ProcessPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(_run_chunk, chunk, shards) for chunk in chunks]):
             for result in future.result():
                 events += result.events
+                to_shared += result.moves.to_shared
+                to_own += result.moves.to_own
                 if digests:
                     print(f"seed {result.seed}: digest {result.digest}")
                 if result.problems:
@@ -75,6 +78,7 @@ def run_many(seeds: range, jobs: int, shards: int | None, *, digests: bool = Fal
                         print(f"seed {result.seed}: {problem[:600]}", flush=True)
     took = time.monotonic() - began
     print(f"{len(seeds)} seeds, {events} events, {took:.0f} s, {len(failed)} failed", flush=True)
+    print(f"streams moved {to_shared} times to shared ones, {to_own} times to their own")
     if failed:
         print(f"failing seeds: {' '.join(map(str, sorted(failed)))}")
         same = "" if shards is None else f" --shards {shards}"

@@ -30,6 +30,15 @@ _SCOPES: tuple[tuple[str, str | int], ...] = (
     ("app", "orders"), ("side", "items"), ("app", "notes"), ("tmp", "scratch"),
 )  # fmt: skip
 
+_FILTERS: tuple[dict[str, Any], ...] = (
+    {"operationType": {"$ne": "delete"}},
+    {"operationType": {"$in": ["update", "drop"]}},
+    {"documentKey.k": {"$lt": 30}},
+    {"documentKey.k": {"$gte": 30}},
+    {"ns.coll": {"$regex": "^o"}},
+)
+"""Filters that the router can evaluate."""
+
 
 @dataclass(frozen=True)
 class WatcherPlan:
@@ -67,6 +76,8 @@ class Plan:
     """The stream of the feed client, if there is one."""
     feed_slow: float = 0.0
     """The probability of a pause after a line."""
+    sharing: dict[str, float] = field(default_factory=dict)
+    """Constants that make streams move often (``tests.simulation.moves``)."""
 
     @property
     def calm(self) -> bool:
@@ -104,7 +115,45 @@ def draw(chance: Random) -> Plan:
     for name in ("share_scopes_from", "share_filters_from"):
         plan.limits[name] = sharing.choice((1, 2, 3))
     plan.limits["share_filters_hold"] = sharing.choice((0.05, 0.5))
+    if theme != "removal" and sharing.random() < 0.5:
+        _move_often(plan, sharing)
     return plan
+
+
+def _move_often(plan: Plan, chance: Random) -> None:
+    """Make streams begin and end to share again and again.
+
+    Clients with different filters or scopes come and go, and a shared stream rests soon when it
+    reads more than they get.
+    """
+    plan.limits.update(
+        share=True,
+        share_scopes="auto",
+        share_filters="auto",
+        share_scopes_from=chance.choice((2, 3)),
+        share_filters_from=chance.choice((2, 3)),
+        share_filters_hold=chance.choice((0.02, 0.1)),
+    )
+    plan.sharing.update(
+        recent_events=chance.choice((5, 20)),
+        bytes_of_a_scan=chance.choice((20, 300, 2000)),
+        rest=chance.choice((2, 10)),
+    )
+    narrow = [scope for scope in _SCOPES if scope[0] != "admin"]
+    scopes = [chance.choice(_SCOPES)] if chance.random() < 0.4 else narrow
+    for _ in range(chance.choice((3, 4))):
+        database, target = chance.choice(scopes)
+        filtered = len(scopes) == 1 or chance.random() < 0.2
+        watch = Watch(
+            database,
+            target,
+            pipeline=({"$match": chance.choice(_FILTERS)},) if filtered else (),
+            batch_size=chance.choice((None, 3)),
+            max_time_ms=chance.choice((50, 300)),
+        )
+        mood = Mood(restless=chance.choice((0.0, 0.1)), slow=chance.choice((0.0, 0.05)))
+        delay = chance.random() * plan.span
+        plan.watchers.append(WatcherPlan(watch, mood, delay, from_the_start=False))
 
 
 def _steps(theme: str, chance: Random) -> list[str]:

@@ -16,6 +16,7 @@ from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.feed_client import FeedClient
 from tests.simulation.loop import SimulatedLoop, Stuck, run
+from tests.simulation.moves import Moves, frequent_moves
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, WatcherPlan, draw
 from tests.simulation.processes import RouterProcess, in_process
@@ -40,6 +41,7 @@ class Result:
     digest: str
     events: int
     virtual_seconds: float
+    moves: Moves
 
 
 def simulate(
@@ -64,7 +66,7 @@ def simulate(
     scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
 
-    with repeatable(seed, scenario.wall):
+    with repeatable(seed, scenario.wall), frequent_moves(plan.sharing) as moves:
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
@@ -76,7 +78,7 @@ def simulate(
                 raise
         finally:
             gc.enable()
-    return Result(seed, trace.problems, trace.digest, scenario.events, loop.time() - 1_000)
+    return Result(seed, trace.problems, trace.digest, scenario.events, loop.time() - 1_000, moves)
 
 
 class Scenario:

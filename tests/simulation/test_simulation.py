@@ -12,6 +12,8 @@ from tests.simulation.repeatable import HASH_SEED
 
 SEEDS = 200
 SEEDS_OF_64 = 6
+LEAST_MOVES = 100
+"""How often streams must move to shared ones in all seeds; half as often, back to their own."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,6 +37,11 @@ def test_seeds_pass() -> None:
     code, printed = simulate("--seeds", str(SEEDS), "--jobs", "2", seconds=280.0)
     assert code == 0, printed
     assert f"{SEEDS} seeds" in printed
+    moved = re.search(r"moved (\d+) times to shared ones, (\d+) times to their own", printed)
+    assert moved is not None
+    to_shared, to_own = map(int, moved.groups())
+    assert to_shared >= LEAST_MOVES, printed
+    assert to_own >= LEAST_MOVES / 2, printed
 
 
 @pytest.mark.timeout(300)
