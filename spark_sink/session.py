@@ -36,6 +36,8 @@ def local_session(
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        # The bar redraws its line, and would fill a log file with fragments.
+        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
         **(settings or {}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)

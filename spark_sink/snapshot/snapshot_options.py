@@ -33,12 +33,11 @@ _BASED_ON = {
     f"{BASED}.snapshot.schema": "",
     f"{BASED}.snapshot.on.schema.error": "",
 }
-MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON)
+MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON, _ON_HISTORY_LOST)
 """The names of the options that say when a query reads documents."""
 
 SNAPSHOT_OPTIONS = (
     *MODE_OPTIONS,
-    _ON_HISTORY_LOST,
     "snapshotChunkRows",
     "snapshotFilters",
     "snapshot.include.collection.list",

@@ -141,6 +141,7 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     shop.client[shop.database].items.insert_one({"_id": 1})
     chosen = {"collection.exclude.list": f"{shop.database}[.]items"}
     chosen |= {"field.exclude.list": "*.orders.text", "field.renames": "*.orders.n:count"}
+    chosen["onHistoryLost"] = "snapshot"
     tables = (*DEFAULT_TABLES, TRANSACTIONS)
     run_once(spark, shop, tmp_path, tables, **chosen)
     shop.insert(10)

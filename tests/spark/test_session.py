@@ -1,7 +1,8 @@
-"""What `local_session` sets for queries that write files."""
+"""What `local_session` sets."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -28,6 +29,10 @@ def test_queries_write_parquet_without_dictionaries_of_columns_that_rarely_repea
         for path in (tmp_path / "table").glob("*.parquet")
     }
     assert group == (False, True, False)
+
+
+def test_a_progress_bar_is_drawn_on_terminals_only(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.ui.showConsoleProgress") == str(sys.stderr.isatty()).lower()
 
 
 def _columns(path: Path) -> list[pq.ColumnChunkMetaData]:
