@@ -280,6 +280,8 @@ class BatchPlanner:
     def _try_end(self, supposed: AtTime, stop: AtTime | None) -> Position | None:
         """The first tick at or after `supposed` with an event; a few from there on are ahead then.
 
+        `supposed` itself where no event follows and all shards have passed it: the stream has
+        paused, and what lies before is the rest of a backlog. None where that is not known in time.
         The scout is closed: the router would read ahead for it while the tasks read.
         """
         scout = self._stream(supposed)
@@ -291,15 +293,19 @@ class BatchPlanner:
                 sample.append(Token(dict(event["_id"])))
             elif sample or self._clock() - asked_at >= _END_WAIT:
                 break
+        reached = scout.position
         scout.close()
-        if not sample:
+        if sample:
+            end = AtTime(sample[0].cluster_time)
+        elif reached is not None and reached.cluster_time > supposed.time:
+            end = supposed
+        else:
             return None
         if self._scout is not None:
             self._scout.close()
         self._scout = None
         self._within_event = False
         self._ahead = deque(sample)
-        end = AtTime(sample[0].cluster_time)
         return end if stop is None or is_after(stop, end) else stop
 
     def _stands_far(self, start: Position) -> bool:

@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +17,21 @@ from spark_sink.errors import StreamError
 from spark_sink.event_stream import EventStream, read_range
 from spark_sink.patience import Patience
 from spark_sink.planned_batch import Cluster, Limits, PlannedBatch
-from spark_sink.positions import AtTime, FromNow, Position, Token, is_after
+from spark_sink.positions import (
+    AtTime,
+    FromNow,
+    Position,
+    Token,
+    high_water_mark,
+    is_after,
+)
 from spark_sink.read_reports import ReportInbox
 from spark_sink.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.router_client import Shard
 from spark_sink.scope import Offsets, Scope
 from tests.doubles.event_history import (
     SHARDS,
+    FakeStream,
     History,
     Inbox,
     SteppingClock,
@@ -135,6 +144,36 @@ def test_a_backlog_is_cut_into_batches_without_reading_it(in_total_order):
     assert all(5400 <= size <= 6600 for size in sizes[2:])
     plan.close()
     assert history.open_streams == 0
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_the_rest_of_a_backlog_is_one_batch_that_is_planned_without_reading_it(available_now):
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(11_000):
+        if number % 1000 == 0:
+            history.tick(seconds=1)
+        history.insert(number)
+    history.tick(seconds=60)
+    inbox = Inbox()
+    plan = planner(history, inbox=inbox)
+    if available_now:
+        plan.stop_at_present()
+    found: list[str] = []
+    sizes: list[int] = []
+    while len(found) < len(history.keys):
+        history.events_sent = 0
+        batch = plan.next_batch(start, 6000)
+        assert history.events_sent <= SAMPLE + 110
+        [task] = plan.tasks(batch)
+        reader = TaskReader(task, history.watch)
+        found += [event["_id"]["_data"] for event in reader.events()]
+        inbox.passages.append(reader.passage)
+        sizes.append(len(found) - sum(sizes))
+        start = batch.end
+    assert found == history.keys
+    assert len(sizes) <= 4
+    plan.close()
 
 
 def test_bytes_limit_a_batch_once_the_size_of_an_event_is_known():
@@ -325,6 +364,25 @@ def test_a_range_whose_end_is_not_reached_is_an_error():
     stream = EventStream(silent.watch, AtTime(Timestamp(1, 1)))
     with pytest.raises(StreamError, match="has not moved"):
         list(read_range(stream, Token(end), clock=SteppingClock(step=1)))
+
+
+def test_a_range_that_ends_in_a_pause_takes_no_further_request():
+    history = History()
+    start = AtTime(history.now)
+    history.insert(1)
+    end = AtTime(history.tick(seconds=1))
+    beyond = history.tick(seconds=1)
+    asked = []
+
+    class Stream(FakeStream):
+        def try_reply(self, events: list[RawBSONDocument]) -> None:
+            asked.append(len(events))
+            super().try_reply(events)
+            self.resume_token = {"_data": high_water_mark(beyond)}
+
+    stream = EventStream(lambda position: Stream(history, position), start)
+    assert [event["_id"]["_data"] for event in read_range(stream, end)] == history.keys
+    assert len(asked) == 1
 
 
 def test_an_end_before_its_start_is_refused():
