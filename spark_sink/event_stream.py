@@ -190,10 +190,11 @@ def read_runs(
                 return
             yield run
             moved_at = clock()
-            continue
         position = stream.position
         if position is not None and position.data >= limit:
-            return
+            return  # often the last events come with it, and no further request has to wait
+        if run.keys:
+            continue
         if position != seen:
             seen, moved_at = position, clock()
         elif stream.has_stalled(moved_at, clock()):
