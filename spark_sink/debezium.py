@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.errors import OptionError
 from spark_sink.event_slices import decoded_documents
-from spark_sink.event_values import OPERATIONS
+from spark_sink.event_values import OPERATIONS, transaction_name
 from spark_sink.extended_json import CodeDecoder, Wrapped, text_encoder
 from spark_sink.heartbeats import HEARTBEAT
 
@@ -273,7 +273,7 @@ class _Transaction:
 
 
 def _transaction_name(event: dict[str, Any]) -> str:
-    return f"{bytes(event['lsid']['id']).hex()}:{_unwrapped(event['txnNumber'])}"
+    return transaction_name(bytes(event["lsid"]["id"]), _unwrapped(event["txnNumber"]))
 
 
 def _batch(messages: list[tuple[str, str, str | None]]) -> pa.RecordBatch:

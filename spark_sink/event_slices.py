@@ -67,7 +67,11 @@ class Slice(NamedTuple):
 
     def wrapped(self) -> bytes:
         """A document whose only field, named v, has this value."""
-        return _INT.pack(len(self.value) + 8) + bytes((self.kind,)) + b"v\0" + self.value + b"\0"
+        return document_of([(b"v", self)])
+
+    def named(self, name: bytes) -> bytes:
+        """The bytes of a field with this value: its type, its name and the value."""
+        return bytes((self.kind,)) + name + b"\0" + self.value
 
 
 def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slice]:
@@ -106,6 +110,12 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
     except (IndexError, ValueError, struct.error) as error:
         raise InvalidBSON(f"a document ends within a field: {error}") from error
     return fields
+
+
+def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
+    """The BSON document of these fields, by name: what `fields_of` reads."""
+    body = b"".join([value.named(name) for name, value in fields])
+    return _INT.pack(len(body) + 5) + body + b"\0"
 
 
 def _end_of_rare(document: bytes, kind: int, start: int) -> int:

@@ -35,3 +35,8 @@ def fragment_place(value: Slice) -> dict[str, int | None]:
     """Return the number of a fragment and how many its event has. value: the field `splitEvent`."""
     fields = fields_of(value.value) if value.kind == DOCUMENT else _NO_FIELDS
     return {name: fields.get(name.encode(), _NOTHING).whole_number() for name in ("fragment", "of")}
+
+
+def transaction_name(session: bytes, number: int | None) -> str:
+    """Return the name of a transaction. session: the bytes of `lsid.id`; number: `txnNumber`."""
+    return f"{session.hex()}:{number}"

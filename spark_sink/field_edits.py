@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spark_sink.event_runs import Run
-from spark_sink.event_slices import ARRAY, DOCUMENT, STRING, Slice, fields_of
+from spark_sink.event_slices import ARRAY, DOCUMENT, STRING, Slice, document_of, fields_of
 from spark_sink.event_values import namespace_of
 
 _INT = struct.Struct("<i")
@@ -155,7 +155,7 @@ class FieldEdits:
                     found[name] = edit.edited(found[name])
             if _DESCRIPTION in found:
                 found[_DESCRIPTION] = edit.described(found[_DESCRIPTION])
-        return event if found == fields else _document(found.items()).value
+        return event if found == fields else document_of(found.items())
 
 
 def _edited(value: Slice, path: _Path, new: bytes | None) -> Slice:
@@ -165,7 +165,7 @@ def _edited(value: Slice, path: _Path, new: bytes | None) -> Slice:
     fields = fields_of(value.value)
     if value.kind == ARRAY:
         found = {name: _edited(each, path, new) for name, each in fields.items()}
-        return value if found == fields else Slice(ARRAY, _document(found.items()).value)
+        return value if found == fields else Slice(ARRAY, document_of(found.items()))
     name, *rest = path
     if name not in fields:
         return value
@@ -181,13 +181,12 @@ def _edited(value: Slice, path: _Path, new: bytes | None) -> Slice:
 
 
 def _document(fields: Iterable[tuple[bytes, Slice]]) -> Slice:
-    body = b"".join(bytes((each.kind,)) + name + b"\0" + each.value for name, each in fields)
-    return Slice(DOCUMENT, _INT.pack(len(body) + 5) + body + b"\0")
+    return Slice(DOCUMENT, document_of(fields))
 
 
 def _array(values: Iterable[Slice]) -> Slice:
     fields = ((str(index).encode(), each) for index, each in enumerate(values))
-    return Slice(ARRAY, _document(fields).value)
+    return Slice(ARRAY, document_of(fields))
 
 
 def _string(text: bytes) -> Slice:

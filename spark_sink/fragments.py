@@ -7,14 +7,12 @@ them. The fragments of an event follow each other in the stream, since their tok
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 
 from bson.raw_bson import RawBSONDocument
 
-from spark_sink.event_slices import DOCUMENT, NULL, Slice, fields_of
+from spark_sink.event_slices import DOCUMENT, NULL, Slice, document_of, fields_of
 
-_INT = struct.Struct("<i")
 _SPLIT = b"splitEvent"
 _NOTHING = Slice(NULL, b"")
 
@@ -58,7 +56,4 @@ def _whole(parts: list[RawBSONDocument]) -> RawBSONDocument:
     for part in parts:
         fields |= fields_of(bytes(part.raw))  # the token stays at the front, and is the last one
     del fields[_SPLIT]
-    body = b"".join(
-        bytes((field.kind,)) + name + b"\0" + field.value for name, field in fields.items()
-    )
-    return RawBSONDocument(_INT.pack(len(body) + 5) + body + b"\0")
+    return RawBSONDocument(document_of(fields.items()))

@@ -15,7 +15,7 @@ import bson
 from bson.timestamp import Timestamp
 
 from spark_sink.event_runs import Run
-from spark_sink.event_slices import DOCUMENT, FIXED, LED_BY_SIZE, Slice, fields_of
+from spark_sink.event_slices import DOCUMENT, FIXED, LED_BY_SIZE, Slice, document_of, fields_of
 from spark_sink.event_values import READ
 from spark_sink.positions import high_water_mark
 from spark_sink.snapshot.plan import Collection, after
@@ -61,10 +61,10 @@ class KeyFinder:
     def _search(self, raw: bytes) -> tuple[bytes, bytes]:
         fields = fields_of(raw, self._wanted)
         values = [(path, _value_at(fields, path)) for path in self._paths]
-        body = b"".join(_element(path, value) for path, value in values if value is not None)
         if self._has_places and self._wanted <= fields.keys():
             self._remember(raw, fields)
-        return _element(b"_id", fields[b"_id"]), _INT.pack(len(body) + 5) + body + b"\0"
+        key = document_of((path, value) for path, value in values if value is not None)
+        return fields[b"_id"].named(b"_id"), key
 
     def _remember(self, raw: bytes, fields: dict[bytes, Slice]) -> None:
         """Note where the fields lie, with the bytes by which the next document is compared."""
@@ -123,10 +123,6 @@ class DocumentEvents:
                 size = pack(around + len(raw) + len(key))
                 events.append(b"".join((size, head, raw, names, key, b"\0")))
         return Run([self._token] * len(events), events)
-
-
-def _element(path: bytes, value: Slice) -> bytes:
-    return bytes((value.kind,)) + path + b"\0" + value.value
 
 
 def _value_at(fields: dict[bytes, Slice], path: bytes) -> Slice | None:

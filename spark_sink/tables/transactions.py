@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.event_slices import fields_of
+from spark_sink.event_values import transaction_name
 
 _NAMED = "id string, token string, clusterTime timestamp, namespace string"
 _BINARY_HEAD = 5  # the bytes before those of a binary value: its size, and its subtype
@@ -56,4 +57,4 @@ def _named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _name(event: bytes) -> str:
     fields = fields_of(event, (b"lsid", b"txnNumber"))
     session = fields_of(fields[b"lsid"].value)[b"id"].value[_BINARY_HEAD:]
-    return f"{session.hex()}:{fields[b'txnNumber'].whole_number()}"
+    return transaction_name(session, fields[b"txnNumber"].whole_number())
