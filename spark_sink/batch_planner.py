@@ -8,7 +8,8 @@ reads at most a sample of each batch on it:
 - A stream that does not pause has more events than the sample. The pace (spark_sink.pace) says at
   what time about `max_events` have come; a scout is opened there, and the batch ends at its first
   event, which the merge has let through because all shards have passed it. The next batch begins
-  with what this scout has seen, without a sample of its own.
+  with what this scout has seen, without a sample of its own. Where no event follows, and the
+  scout's high water mark shows that all shards have passed that time, the batch ends there.
 
 So planning costs about the same for batches of all sizes. What a batch holds is settled by its two
 ends alone, not by what the planner saw, so a batch that is read again after a crash has the same

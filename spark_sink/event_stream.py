@@ -189,13 +189,10 @@ def read_runs(
                 yield run.until(bisect_right(run.keys, limit))
                 return
             yield run
-            moved_at = clock()
         position = stream.position
         if position is not None and position.data >= limit:
             return  # often the last events come with it, and no further request has to wait
-        if run.keys:
-            continue
-        if position != seen:
+        if run.keys or position != seen:
             seen, moved_at = position, clock()
         elif stream.has_stalled(moved_at, clock()):
             raise StreamError(

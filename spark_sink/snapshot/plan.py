@@ -68,8 +68,8 @@ class SnapshotPlan:
     rows: about how many documents a chunk of it has; chunks: of the batch that ends here;
     collections, planned: how many collections and chunks the snapshot has so far; planned_rows:
     about how many documents these chunks have; ended: whether the batch that ends here is the
-    snapshot's last, which has no chunks; only: the databases and
-    names of the collections that are read, None for all of the scope.
+    snapshot's last, which has no chunks; only: the databases and names of the collections that are
+    read, None for all of the scope.
     """
 
     mark: Timestamp

@@ -7,10 +7,7 @@ from bson import Timestamp
 from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
-from tests.doubles.scripted_cluster import (
-    OWNER,
-    ScriptedCluster,
-)
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, is_tenant
 
 FROM_100 = {"startAtOperationTime": Timestamp(100, 1)}
 
@@ -37,6 +34,14 @@ def belongs(namespace: str, event: dict[str, Any]) -> bool:
     return bool(collection == event["ns"].get("coll"))
 
 
+def with_namespaces(cluster: ScriptedCluster) -> ScriptedCluster:
+    """Return the cluster, whose shards then know namespaces and filters."""
+    for shard in cluster.shards.values():
+        shard.belongs = belongs
+        shard.matches = is_tenant
+    return cluster
+
+
 def write(
     cluster: ScriptedCluster, second: int, collection: str, database: str = "db", **more: Any
 ) -> None:
@@ -49,6 +54,7 @@ def write(
 
 
 async def opened(registry: CursorRegistry, *names: str, **fields: Any) -> list[MergedCursor]:
+    """Open a stream of each of these collections."""
     return [(await registry.open(watch(name, **fields), OWNER))[0] for name in names]
 
 

@@ -10,16 +10,15 @@ from router.streams.admission import Payer
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import (
     ScriptedCluster,
-    is_tenant,
     read_through_move,
     read_until,
     read_until_shared,
 )
 from tests.unit.router.streams.narrow_clients import (
-    belongs,
     namespaces,
     opened,
     watch,
+    with_namespaces,
     write,
 )
 
@@ -27,10 +26,7 @@ from tests.unit.router.streams.narrow_clients import (
 @pytest.fixture
 def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
     """The scripted cluster, whose shards know namespaces and filters."""
-    for shard in cluster.shards.values():
-        shard.belongs = belongs
-        shard.matches = is_tenant
-    return cluster
+    return with_namespaces(cluster)
 
 
 async def test_an_error_by_another_collection_moves_a_stream_to_its_own(

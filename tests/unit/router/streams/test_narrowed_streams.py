@@ -15,7 +15,6 @@ from tests.doubles.scripted_cluster import (
     OWNER,
     REMOTES,
     ScriptedCluster,
-    is_tenant,
     numbers,
     read_nothing_until,
     read_through_move,
@@ -26,10 +25,10 @@ from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.streams.narrow_clients import (
     FROM_100,
-    belongs,
     namespaces,
     opened,
     watch,
+    with_namespaces,
     write,
 )
 
@@ -37,10 +36,7 @@ from tests.unit.router.streams.narrow_clients import (
 @pytest.fixture
 def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
     """The scripted cluster, whose shards know namespaces and filters."""
-    for shard in cluster.shards.values():
-        shard.belongs = belongs
-        shard.matches = is_tenant
-    return cluster
+    return with_namespaces(cluster)
 
 
 def end(member: ScriptedMember, second: int, operation: str, **namespace: str) -> str:
