@@ -90,6 +90,18 @@ class CommandError(Exception):
             },
         )
 
+    @classmethod
+    def unexpected(cls, error: Exception) -> Self:
+        """Return the error of a stream that ``error`` has interrupted: a defect of the router.
+
+        It is resumable: the client has got no token beyond the events that it has received, so a
+        stream that it resumes from there has all others. ``error`` becomes the cause.
+        """
+        message = f"The router failed to process the change stream: {error!r:.300}"
+        interrupted = cls(ErrorCode.InternalError, message, labels=(RESUMABLE_LABEL,))
+        interrupted.__cause__ = error
+        return interrupted
+
     def to_reply(self) -> dict[str, Any]:
         """Return the reply document, with the fields in the order that servers use."""
         reply: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Log readers: one client's reading of a merged stream."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
@@ -93,9 +94,10 @@ class LogReader:
         self._mark = point.mark
         self._mark_key = point.mark_key
         self._error: CommandError | None = None
-        # Events read from the log but not returned yet: only events that share a key or a time.
+        self._resume: ResumePoint | None = None
+        # Events read from the log but not returned yet: those that share the last one's key, and
+        # after a resume those of the block in which the resume point was passed.
         self._held: list[bytes] = []
-        self._resume = ResumePoint(point.resume) if point.resume is not None else None
         self.attach(stream)
 
     # Location.
@@ -149,10 +151,18 @@ class LogReader:
         return self._number
 
     def attach(self, stream: ReadableStream) -> None:
-        """Continue on ``stream``, a stream that covers all events beyond ``needs``."""
-        if self._resume is not None and self._point.resume is not None:
-            # The events of its cluster time that were already seen come again.
-            self._resume = ResumePoint(self._point.resume)
+        """Continue on ``stream``, a stream that covers all events beyond ``needs``.
+
+        Of the events that have been read but not returned, it keeps those that share their key
+        with the last one that was: ``stream`` is read beyond that key.
+        """
+        if self.at_start:
+            # All events of its starting point's cluster time come again.
+            self._held = []
+            self._resume = _resume_point(self._point)
+        else:
+            end = bisect_right(self._held, self._mark_key, key=event_key)
+            self._held = self._held[:end]
         self._go_on(stream, self.needs)
 
     def join(
@@ -302,3 +312,9 @@ class LogReader:
         mark = self._stream.mark
         if mark is not None and mark[0] > self._mark_key and mark[0] > self._point.floor:
             self._mark_key, self._mark = mark
+            if self._resume is not None and self._resume.found:
+                self._resume = None  # the mark is beyond it, and so is every event to come
+
+
+def _resume_point(point: StartingPoint) -> ResumePoint | None:
+    return None if point.resume is None else ResumePoint(point.resume)

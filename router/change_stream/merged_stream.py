@@ -1,6 +1,6 @@
 """One change stream over all shards, as a state machine without I/O."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from bson.errors import InvalidBSON
@@ -23,7 +23,7 @@ from router.change_stream.resume_token import (
     first_key,
 )
 from router.merge.merged_log import MergedLog
-from router.merge.merger import Block, Event, MergeOrderError, Merger
+from router.merge.merger import Event, MergeOrderError, Merger
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
@@ -73,8 +73,7 @@ class MergedStream:
         self.error: CommandError | None = None
         self.refused = False
         self.swallowed: list[bytes] = []
-        self.distribute: Callable[[Block], None] | None = None
-        """Called with each block before it is appended to the log; None without filters."""
+        self._sizes = sizes
         self._merger = Merger(sizes)
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
@@ -184,6 +183,17 @@ class MergedStream:
         self.refused = not state.heard
         self.error = error
 
+    def fail(self, error: Exception) -> None:
+        """Record an unexpected exception in processing the stream, which then releases no more.
+
+        What was being processed may be lost, so the stream makes no promise from now on either.
+        Readers get the error after the events in the log, and can resume.
+        """
+        self.error = CommandError.unexpected(error)
+        self._merger = Merger(self._sizes)
+        self._remotes.follow(self._merger)
+        self._unread = {}
+
     def merge_ahead(self, size: int) -> None:
         """Merge ready events before a client requests them, up to ``size`` bytes."""
         self._merger.merge_ahead(size)
@@ -193,15 +203,17 @@ class MergedStream:
 
         Return False if nothing is ready.
         """
-        block = self._merger.next_block()
-        if block is None:
-            self._unread = {}
+        try:
+            block = self._merger.next_block()
+            if block is None:
+                self._unread = {}
+                return False
+            self._unread = block.shares
+            self.log.append(block.events, block.size, block.last_key)
+            self.log.trim(self.keep_bytes)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the block may be lost
+            self.fail(error)
             return False
-        self._unread = block.shares
-        if self.distribute is not None:
-            self.distribute(block)
-        self.log.append(block.events, block.size, block.last_key)
-        self.log.trim(self.keep_bytes)
         return True
 
     @property

@@ -98,6 +98,12 @@ class Remotes:
         """Return the remote, or None if it is closed."""
         return self._open.get(number)
 
+    def follow(self, merger: Merger) -> None:
+        """Keep in step with ``merger`` instead, a new one, which has heard from no remote."""
+        self._merger = merger
+        for number, remote in self._open.items():
+            merger.add_remote(number, topology=remote.opening.topology)
+
     @property
     def targets(self) -> Mapping[int, str]:
         """Open remotes: number to target."""

@@ -21,18 +21,18 @@ class ResumePoint:
     """Drops a merged stream's events up to and including the token's event, which must occur.
 
     Every shard starts at the token's cluster time, so only events of that time are compared with
-    the token. The point is passed once an event beyond the token has arrived; no later events are
-    compared.
+    the token. The event is ``found`` once it has arrived. The point is ``passed`` once an event
+    beyond the token has arrived; no later events are compared.
     """
 
     def __init__(self, token: ResumeToken) -> None:
         self._token = token
-        self._found = False
+        self.found = False
         self.passed = False
 
     def swallowed(self, key: bytes) -> None:
         """Record a swallowed invalidate, which may be the token's own event."""
-        self._found = self._found or self._order(key) == 0
+        self.found = self.found or self._order(key) == 0
 
     def concerned(self, events: list[bytes]) -> list[bytes]:
         """Return the events to compare: those up to the first key of a later time, inclusive."""
@@ -52,12 +52,12 @@ class ResumePoint:
         beyond: list[bytes] = []
         for event in events[:end]:
             order = self._order(event_key(event))
-            self._found = self._found or order == 0
+            self.found = self.found or order == 0
             if order > 0:
                 beyond.append(event)
         beyond += events[end:]
         if beyond:
-            if not self._found:
+            if not self.found:
                 raise CommandError(
                     ErrorCode.ChangeStreamFatalError,
                     "cannot resume stream; the resume token was not found. "

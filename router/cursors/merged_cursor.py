@@ -2,6 +2,8 @@
 
 import asyncio
 
+import structlog
+
 from router.change_stream.log_reader import Batch, LogReader
 from router.change_stream.request import StreamRequest
 from router.streams.admission import NOBODY, Payer
@@ -10,6 +12,8 @@ from router.streams.runner import release
 from router.streams.shared_stream import SharedStream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+
+log = structlog.get_logger()
 
 
 class MergedCursor:
@@ -41,7 +45,6 @@ class MergedCursor:
     ) -> None:
         self.cursor_id = cursor_id
         self.namespace = request.namespace
-        self._request = request
         self._streams = streams
         self._shared: SharedStream | None = shared
         self._log_reader = log_reader
@@ -202,9 +205,12 @@ class MergedCursor:
 
     async def _follow(self) -> None:
         try:
-            self._shared = await self._streams.follow(self._request, self._log_reader, self._payer)
+            self._shared = await self._streams.follow(self._log_reader, self._payer)
         except CommandError as error:
             self._move_error = error
+        except Exception as error:
+            log.exception("move to another stream failed")
+            self._move_error = CommandError.unexpected(error)
         finally:
             self._moving = None
             self._wake()

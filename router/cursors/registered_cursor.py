@@ -1,8 +1,9 @@
 """An open cursor as the registry keeps it, and its use by one getMore at a time."""
 
-import asyncio
 from collections.abc import Callable
 from types import TracebackType
+
+import structlog
 
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.owner import Owner, check_session, check_user
@@ -10,18 +11,21 @@ from router.streams.admission import Ticket
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
+log = structlog.get_logger()
+
 
 class RegisteredCursor:
     """A merged cursor with its owner, its ticket, and whether a getMore uses it.
 
     It is a context manager: the cursor is busy inside the ``with`` block of a getMore. Call
-    ``check`` first.
+    ``check`` first. A getMore that an unexpected exception interrupts may have lost events: it
+    raises CommandError, labelled resumable, and ends the cursor.
 
     Args:
         cursor: the cursor.
         owner: the client that opened it.
         ticket: the right to keep it open.
-        used: called with it and whether the getMore was cancelled, after each use.
+        used: called with it and whether the getMore was interrupted, after each use.
         now: the loop's time in seconds, at which the idle time begins.
     """
 
@@ -64,4 +68,11 @@ class RegisteredCursor:
         trace: TracebackType | None,
     ) -> None:
         self.busy = False
-        self._used(self, isinstance(error, asyncio.CancelledError))
+        expected = error is None or isinstance(error, CommandError)
+        try:
+            self._used(self, not expected)
+        except Exception:  # the reply is right all the same
+            log.exception("closing a cursor failed", cursor=self.cursor.cursor_id)
+        if isinstance(error, Exception) and not expected:
+            log.error("getMore failed", cursor=self.cursor.cursor_id, exc_info=error)
+            raise CommandError.unexpected(error) from error

@@ -149,7 +149,7 @@ class CursorRegistry:
         """Check the cursor out for one getMore, until the end of the ``with`` block.
 
         Raises CommandError: 43 CursorNotFound, 143 CursorInUse, or the error for a different
-        session or user. A cursor that has ended or failed, or whose getMore is cancelled, is
+        session or user. A cursor that has ended or failed, or whose getMore is interrupted, is
         removed afterwards.
         """
         entry = self._entries.get(cursor_id)
@@ -316,10 +316,10 @@ class CursorRegistry:
             completion=completion, enough=enough, memory=memory,
         )  # fmt: skip
 
-    def _used(self, entry: RegisteredCursor, cancelled: bool) -> None:
+    def _used(self, entry: RegisteredCursor, interrupted: bool) -> None:
         """Start the idle time of a cursor whose getMore has ended, or remove the cursor."""
         entry.last_used = self._loop.time()
-        if cancelled or entry.cursor.finished:
+        if interrupted or entry.cursor.finished:
             self._remove(entry.cursor.cursor_id)
 
     def _new_id(self) -> int:

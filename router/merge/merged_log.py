@@ -130,10 +130,17 @@ class MergedLog:
         end = None if max_events is None else offset + max_events
         return cut(block.events[offset:end], max_events, space, first=first)
 
-    def block_from(self, number: int) -> list[bytes]:
-        """Return a copy of the events from ``number`` up to the end of its block."""
+    def block_from(self, number: int, most: int | None = None) -> list[bytes]:
+        """Return a copy of the events from ``number`` up to the end of its block.
+
+        With ``most``, about so many of them: more where events with equal sort keys follow.
+        """
         block, offset = self._at(number)
-        return block.events[offset:]
+        end = len(block.events)
+        if most is not None and offset + most < end:
+            last = self._key_of(block.events[offset + most - 1])
+            end = bisect_right(block.events, last, lo=offset + most, key=self._key_of)
+        return block.events[offset:end]
 
     def _last_key(self, block: _Block) -> bytes:
         return block.last_key or self._key_of(block.events[-1])

@@ -6,7 +6,7 @@ from typing import Any, Self
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.change_stream.narrowed_stream import NarrowingDistribution
+from router.change_stream.fan_out import FanOut
 
 _MS = 1000
 
@@ -69,16 +69,16 @@ class FilterCounts:
     matches: int
 
     @classmethod
-    def of(cls, distribution: NarrowingDistribution) -> Self | None:
-        """Return the counts of a distribution; None if no filter is evaluated."""
-        if not distribution.readers:
+    def of(cls, fan_out: FanOut) -> Self | None:
+        """Return the counts of a fan-out; None if no filter is evaluated."""
+        if not fan_out.readers:
             return None
         return cls(
-            distribution.readers,
-            distribution.filters,
-            distribution.namespaces,
-            distribution.examined,
-            distribution.matches,
+            fan_out.readers,
+            fan_out.filters,
+            fan_out.namespaces,
+            fan_out.examined,
+            fan_out.matches,
         )
 
     def to_document(self) -> dict[str, Any]:

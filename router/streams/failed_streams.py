@@ -40,20 +40,23 @@ class FailedStreams:
     def __init__(self) -> None:
         self._failures: dict[bytes, _Failure] = {}
 
-    def add(self, key: bytes, reason: str, entered: float, now: float) -> None:
+    def add(self, key: bytes, reason: str, entered: float, now: float) -> bool:
         """Record that a stream has failed for a reader that entered it at the time ``entered``.
 
-        Readers that entered it before its last failure report that failure once more.
+        Return whether the failure is a new one: readers that entered the stream before its last
+        failure report that failure once more.
         """
         name = _name(key)
         last = self._failures.pop(name, None)
+        new = last is None or entered > last.at
         if last is None or now - last.until > LONGEST_PAUSE:
             last = _Failure(reason[:_MOST_TEXT], now, FIRST_PAUSE)
-        elif entered > last.at:
+        elif new:
             last = _Failure(reason[:_MOST_TEXT], now, min(2 * last.pause, LONGEST_PAUSE))
         self._failures[name] = last
         if len(self._failures) > MOST_STREAMS:
             del self._failures[next(iter(self._failures))]
+        return new
 
     def avoids(self, key: bytes, now: float) -> bool:
         """Return whether no client should enter the stream now."""

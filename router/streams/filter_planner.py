@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from router.change_stream.filtered_stream import Traffic
 from router.change_stream.request import StreamRequest
+from router.change_stream.traffic import Traffic
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.stream_settings import StreamSettings

@@ -1,20 +1,23 @@
-"""The readers of one merged stream's filtered parts, and the distribution of its events to them."""
+"""The readers of one merged stream's views: when events are passed on, and when readers wake."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from router.change_stream.filtered_stream import FilteredStream
+from router.change_stream.fan_out import FanOut
 from router.change_stream.log_reader import LogReader, ReadableStream
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.narrowed_stream import Namespace, NarrowingDistribution
-from router.filters.stream_filter import StreamFilter
+from router.change_stream.views import View
 
 _LEAST_DELAY: Final = 0.25
 _MOST_DELAY: Final = 0.5
 """Bounds of the seconds for which a backlog may delay the wake of a reader that has events."""
+
+_TURN: Final = 0.001
+"""Seconds for which events are passed on before other tasks get a turn."""
 
 _GRACE: Final = 0.05
 """Seconds without ready events after which a backlog has ended: the members may still send more."""
@@ -35,44 +38,35 @@ class _Served(NamedTuple):
 
 
 class FilteredReaders:
-    """Distributes released events while filtered readers want them.
+    """Passes released events on to views while their readers want them.
 
-    A waiting reader is woken by events that its own filter lets through, not by others. One block
-    is released in each iteration of the event loop, so that a backlog of which filters let little
-    through does not delay other tasks. During a backlog a reader with few events waits for more: it
-    is woken when it has many, when it has had some for the delay, or at the backlog's end, and no
-    sooner than the replies to those woken before can have been sent. So under load replies have
-    many events each. ``released`` is called after each block. Must be created in a running loop.
+    A waiting reader is woken by events that its own view gets, not by others. The fan-out works for
+    a millisecond in each iteration of the event loop, and the next block is released when it is
+    done, so that neither a backlog nor costly filters delay other tasks. During a backlog a reader
+    with few events waits for more: it is woken when it has many, when it has had some for the
+    delay, or at the backlog's end, and no sooner than the replies to those woken before can have
+    been sent. So under load replies have many events each. ``released`` is called after each part.
+    Must be created in a running loop.
     """
 
     def __init__(self, stream: MergedStream, kept_bytes: int, released: Callable[[], None]) -> None:
-        self.distribution = NarrowingDistribution(stream, kept_bytes)
+        self.fan_out = FanOut(stream, kept_bytes)
         self._stream = stream
         self._released = released
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[FilteredStream, asyncio.Future[None]] = {}
+        self._waiting: dict[View, asyncio.Future[None]] = {}
         self._next: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._stepping = False
         # The readers that are to be woken, by the time at which they got events.
-        self._served: dict[FilteredStream, _Served] = {}
+        self._served: dict[View, _Served] = {}
         self._not_before = 0.0
         self._backlog_until = 0.0
 
-    def open(self, stream_filter: StreamFilter, after: bytes) -> FilteredStream:
-        """Return what ``stream_filter`` lets through beyond the sort key ``after``."""
-        return self.distribution.open(stream_filter, after)
-
-    def open_narrowed(
-        self, namespace: Namespace, stream_filter: StreamFilter, after: bytes
-    ) -> FilteredStream:
-        """Return the stream of ``namespace``, filtered, beyond the sort key ``after``."""
-        return self.distribution.open_narrowed(namespace, stream_filter, after)
-
     def close(self, stream: ReadableStream) -> None:
-        """Stop distributing to ``stream`` if it is filtered and open."""
-        if isinstance(stream, FilteredStream) and not stream.closed:
-            self.distribution.close(stream)
+        """Stop filling ``stream`` if it is a view."""
+        if isinstance(stream, View):
+            self.fan_out.close(stream)
 
     @property
     def waiting(self) -> bool:
@@ -80,37 +74,38 @@ class FilteredReaders:
         return bool(self._waiting)
 
     def forget(self, stream: ReadableStream, number: int) -> None:
-        """Drop the events of ``stream`` before ``number``, which have been read, if filtered."""
-        if isinstance(stream, FilteredStream) and not stream.closed:
-            self.distribution.forget(stream, number)
+        """Drop the events of ``stream`` before ``number``, which have been read, if a view."""
+        if isinstance(stream, View):
+            self.fan_out.forget(stream, number)
 
     def serves(self, log_reader: LogReader) -> bool:
-        """Return whether the log reader reads a filtered stream."""
-        return isinstance(log_reader.stream, FilteredStream)
+        """Return whether the log reader reads a view."""
+        return isinstance(log_reader.stream, View)
 
     def gathers(self, log_reader: LogReader, max_events: int | None) -> bool:
         """Return whether a reader with events to read should wait for more: there is a backlog."""
         stream = log_reader.stream
-        if not isinstance(stream, FilteredStream):
+        if not isinstance(stream, View):
             return False
-        if not self._stream.ready and self._loop.time() >= self._backlog_until:
+        if not self._is_more and self._loop.time() >= self._backlog_until:
             return False
         unread = stream.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
             return False
-        return not stream.full and self.distribution.error is None
+        return stream.log.memory < self.fan_out.full and stream.error is None
 
     def add_waiter(self, log_reader: LogReader, waiter: asyncio.Future[None]) -> bool:
-        """Complete ``waiter`` once the filter has let an event through, or the stream is over.
+        """Complete ``waiter`` once the view has got an event, or is over.
 
-        Return whether the log reader's stream is filtered; otherwise nothing is done.
+        Return whether the log reader reads a view; otherwise nothing is done.
         """
         stream = log_reader.stream
-        if not isinstance(stream, FilteredStream):
+        if not isinstance(stream, View):
             return False
         self._waiting[stream] = waiter
         stream.waited_for = True
-        if stream.log.end > log_reader.number:
+        self.fan_out.settle()
+        if stream.log.end > log_reader.number or stream.error is not None or stream.ended:
             self._serve(stream, waiter)
         else:
             stream.on_events = partial(self._serve, stream, waiter)
@@ -119,57 +114,85 @@ class FilteredReaders:
 
     def remove_waiter(self, stream: ReadableStream) -> None:
         """Undo ``add_waiter``."""
-        if isinstance(stream, FilteredStream):
+        if isinstance(stream, View):
             self._waiting.pop(stream, None)
             self._served.pop(stream, None)
             stream.waited_for = False
             stream.on_events = None
 
     def arrived(self) -> None:
-        """Distribute what is ready, if a reader waits: a remote's batch has been merged."""
-        if self._waiting and self._next is None:
+        """Pass on what is ready, if a reader waits: a remote's batch has been merged."""
+        if self._next is None and self._waiting:
             self._step()
+        else:
+            self.schedule()
 
     def advance(self, stream: ReadableStream) -> None:
-        """Distribute one block for a reader of ``stream`` that has read everything, if filtered.
+        """Pass some events on for a reader of ``stream`` that has read everything, if it is a view.
 
-        Readers that never wait depend on it. Does nothing if a block has been released in this
-        iteration of the loop.
+        Readers that never wait depend on it. Does nothing if a step is due in this iteration of
+        the loop.
         """
-        if self._next is None and isinstance(stream, FilteredStream):
+        if self._next is None and isinstance(stream, View):
             self._next = self._loop.call_soon(self._step)
-            self._release()
+            self._pass()
+
+    def schedule(self) -> None:
+        """Pass on soon what another reader has made the stream release."""
+        if self._next is None and self.fan_out.behind:
+            self._next = self._loop.call_soon(self._step)
 
     def wake(self) -> None:
         """Complete all waiters at once."""
         for waiter in self._waiting.values():
             _complete(waiter)
 
-    def _schedule(self) -> None:
-        if self._next is None and self._waiting and self._may_wake:
-            self._next = self._loop.call_soon(self._step)
-
     @property
-    def _may_wake(self) -> bool:
-        stream = self._stream
-        return stream.ready or stream.ended or self.distribution.error is not None
+    def _is_more(self) -> bool:
+        """Whether there are events to pass on."""
+        return self._stream.ready or self.fan_out.behind
+
+    def _schedule(self) -> None:
+        if self._next is None and self._waiting and self._is_more:
+            self._next = self._loop.call_soon(self._step)
+        else:
+            self.schedule()
 
     def _step(self) -> None:
-        self._next = None
-        if not self._waiting:
-            return
-        self._stepping = True
-        self._release()
-        self._stepping = False
-        if self._stream.ended or self.distribution.error is not None:
+        try:
+            self._next = None
+            if self._waiting or self.fan_out.behind:
+                self._stepping = True
+                self._pass()
+                self._stepping = False
+                self._wake_or_go_on()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+            self._fail(error)
+
+    def _wake_late(self) -> None:
+        try:
+            self._later = None
+            self._wake_or_go_on()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+            self._fail(error)
+
+    def _wake_or_go_on(self) -> None:
+        """Wake the readers whose time has come, before the next events are passed on."""
+        if not self._is_more and (self._stream.ended or self._stream.error is not None):
             self.wake()
             return
-        # Those woken read before the next block is released.
         self._wake_served()
         self._schedule()
 
-    def _serve(self, stream: FilteredStream, waiter: asyncio.Future[None]) -> None:
-        """Wake a reader soon: its filter has let events through."""
+    def _fail(self, error: Exception) -> None:
+        """End all views, which may lack events now; their readers may continue elsewhere."""
+        self._next = self._later = None
+        self._stepping = False
+        self.fan_out.fail(error)
+        self.wake()
+
+    def _serve(self, stream: View, waiter: asyncio.Future[None]) -> None:
+        """Wake a reader soon: its view has got events, or is over."""
         stream.on_events = None
         self._served[stream] = _Served(waiter, self._loop.time())
         if self._next is None and not self._stepping:
@@ -182,17 +205,17 @@ class FilteredReaders:
 
     def _wake_served(self) -> None:
         """Wake the readers that have enough events, or have had some for long enough."""
-        for stream in self.distribution.pressed:
+        for stream in self.fan_out.pressed:
             full = self._served.pop(stream, None)
             if full is not None:
                 _complete(full.waiter)
-        self.distribution.pressed.clear()
+        self.fan_out.pressed.clear()
         if not self._served:
             return
         now, served = self._loop.time(), self._served
-        ready, delay = self._stream.ready, self._delay
+        more, delay = self._is_more, self._delay
         if now >= self._not_before:
-            if not ready and now >= self._backlog_until:
+            if not more and now >= self._backlog_until:
                 woken = list(served)
             else:
                 woken = list(takewhile(lambda each: served[each].since + delay <= now, served))
@@ -200,24 +223,30 @@ class FilteredReaders:
                 _complete(served.pop(stream).waiter)
             if woken:
                 self._not_before = now + _REPLY_COST * len(woken)
-        if served and not ready and self._later is None:  # else the next step decides
+        if served and not more and self._later is None:  # else the next step decides
             due = next(iter(served.values())).since + delay
             until = max(self._not_before, min(due, self._backlog_until))
             self._later = self._loop.call_at(until, self._wake_late)
 
-    def _wake_late(self) -> None:
-        self._later = None
-        self._wake_served()
-        self._schedule()
-
-    def _release(self) -> None:
-        stream = self._stream
-        if stream.release() and not stream.ready:
-            # The second call tells the stream that its last block has been read.
-            stream.release()
-        self.distribution.settle()
-        if stream.ready:
-            self._backlog_until = self._loop.time() + _GRACE
+    def _pass(self) -> None:
+        """Pass a part of the released events on; release more if there is none left."""
+        stream, fan_out, traffic = self._stream, self.fan_out, self.fan_out.traffic
+        try:
+            if not fan_out.behind:
+                stream.release()
+            fan_out.step(time.perf_counter, _TURN)
+        except Exception as error:  # noqa: BLE001 - whatever it is, views may lack events now
+            self._fail(error)
+        now = self._loop.time()
+        ended = now >= self._backlog_until
+        if self._is_more:
+            if ended or traffic.behind_since is None:
+                traffic.behind_since = now
+            self._backlog_until = now + _GRACE
+        else:
+            stream.release()  # which tells the stream that its last block has been read
+            if ended:
+                traffic.behind_since = None
         self._released()
 
 

@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from router.change_stream.log_reader import LogReader
 from router.change_stream.request import StreamRequest
+from router.change_stream.resume_token import TIME_DIGITS, is_high_water_mark
+from router.change_stream.views import View
 from router.filters.stream_filter import StreamFilter
 from router.streams.sources import Source
 
@@ -38,6 +41,20 @@ class Placement:
     scope_reason: str = ""
     wider: Sequence[Source] = ()
     beyond: bytes = b""
+
+    def may_narrow(self, log_reader: LogReader, after: bytes) -> bool:
+        """Return whether a reader may continue on a part of a wider stream beyond a sort key.
+
+        It may from the beginning of a cluster time on, or beyond a high water mark. Beyond an event
+        it may not: that event, or one that a filter has left out, may be the cause of an invalidate
+        that is still to come. Nor may it before the end of the wider stream that it has left.
+        """
+        stream = log_reader.stream
+        if isinstance(stream, View) and stream.ending:
+            return False
+        if after < self.beyond:
+            return False
+        return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
 
 def mode_of(request: StreamRequest, name: str, default: str) -> str:

@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Coroutine, Set
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.change_stream.filtered_stream import FilteredStream
 from router.change_stream.log_reader import LogReader, ReadableStream
-from router.change_stream.narrowed_stream import NarrowedStream
 from router.change_stream.remotes import ShardSpan
-from router.change_stream.request import AtTime, StreamRequest
-from router.change_stream.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
+from router.change_stream.request import AtTime, Start, StreamRequest
+from router.change_stream.resume_token import cluster_time_of
 from router.change_stream.starting_point import StartingPoint, starting_point
+from router.change_stream.views import View
 from router.stream_settings import StreamSettings
 from router.streams.admission import NOBODY, Payer
 from router.streams.failed_streams import FailedStreams
@@ -28,7 +28,17 @@ from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 
+log = structlog.get_logger()
+
 _LEAST_REPLY: Final = 64 * 1024
+
+
+class _Beginning(NamedTuple):
+    """A shared stream, entered, the time at which a client starts on it, and where."""
+
+    shared: SharedStream
+    start_at: Timestamp
+    point: StartingPoint
 
 
 def _scope_of(request: StreamRequest) -> spans.Attributes:
@@ -80,106 +90,143 @@ class StreamPool:
             source = self._source(placement, start_at)
             if source.namespace is not None:
                 # The shards check the client's own stream: only they know which names are views'.
-                shared, start_at = await self._open_streams.enter(request, start_at, payer)
-                point = starting_point(request, start_at, self._cluster.token_version)
-                wider = None
-                try:
-                    wider = await self._enter_wider(placement, source, start_at, payer, point.after)
-                finally:
-                    shared.leave(lingering=wider is None)
-                if wider is not None:
-                    return wider, self._begun(placement, source, wider, point)
+                begun = await self._begin(placement, placement.own, start_at, payer)
+                return await self._widen(placement, source, begun, payer)
+            try:
+                begun = await self._begin(placement, source, start_at, payer)
+            except CommandError as error:
+                if source is placement.own:
+                    raise
+                self._refused(placement, source, error)
                 source = placement.own
-            while True:
-                shared, start_at = await self._open_streams.enter(
-                    source.starting(request), start_at, payer
-                )
-                point = starting_point(request, start_at, self._cluster.token_version)
-                if shared.covers(point.after):
-                    return shared, self._begun(placement, source, shared, point)
-                # Other readers have advanced past the starting point during the opening.
-                shared.leave()
+                begun = await self._begin(placement, source, start_at, payer)
+            return begun.shared, self._reader(placement, source, begun)
         except BaseException:
             self._filters.leave(placement)
             self._scopes.leave(placement)
             raise
 
-    async def _enter_wider(
+    async def _begin(
+        self, placement: Placement, source: Source, start_at: Timestamp | None, payer: Payer
+    ) -> _Beginning:
+        """Return the stream of ``source``, entered, and the client's starting point on it."""
+        request = placement.own.request
+        while True:
+            shared, start_at = await self._open_streams.enter(
+                source.starting(request), start_at, payer
+            )
+            point = starting_point(request, start_at, self._cluster.token_version)
+            if shared.covers(point.after):
+                return _Beginning(shared, start_at, point)
+            # Other readers have advanced past the starting point during the opening.
+            shared.leave()
+
+    async def _widen(
+        self, placement: Placement, source: Source, own: _Beginning, payer: Payer
+    ) -> tuple[SharedStream, LogReader]:
+        """Begin on the wider stream ``source``, or on ``own`` if that cannot be read."""
+        at, after = own.start_at, own.point.after
+        try:
+            wider = await self._enter(placement, source, AtTime(at), at, payer, after)
+        except BaseException:
+            own.shared.leave()
+            raise
+        if wider is None:
+            return own.shared, self._reader(placement, placement.own, own)
+        own.shared.leave(lingering=False)
+        return wider, self._reader(placement, source, own._replace(shared=wider))
+
+    async def _enter(
         self,
         placement: Placement,
         source: Source,
+        start: Start,
         start_at: Timestamp,
         payer: Payer,
         after: bytes,
         spans: Set[ShardSpan] = frozenset(),
     ) -> SharedStream | None:
-        """Return the wider stream, entered, or None if it does not cover ``after``.
+        """Return the stream of ``source``, entered, that covers the events beyond ``after``.
 
-        A wider stream that cannot be opened is not tried again for a while; for this client not at
-        all if it has as many streams as it may.
+        ``start_at`` is the cluster time of ``start``. Return None for another stream than the
+        client's own that cannot be opened. Raises CommandError for the client's own.
         """
-        wanted = replace(source.request, start=AtTime(start_at))
-        begun = self._loop.time()
-        try:
-            wider, _ = await self._open_streams.enter(wanted, start_at, payer, after, spans)
-        except CommandError as error:
-            if error.code == ErrorCode.TemporarilyUnavailable:
-                self._give_up(placement, str(error))
-            else:
-                self._failed.add(source.key, str(error), begun, self._loop.time())
-            return None
-        if wider.covers(after, spans):
-            return wider
-        wider.leave()
-        return None
+        request = replace(source.request, start=start)
+        while True:
+            try:
+                shared, _ = await self._open_streams.enter(request, start_at, payer, after, spans)
+            except CommandError as error:
+                if source is placement.own:
+                    raise
+                self._refused(placement, source, error)
+                return None
+            if shared.covers(after, spans):
+                return shared
+            shared.leave()
 
-    def _begun(
-        self, placement: Placement, source: Source, shared: SharedStream, point: StartingPoint
-    ) -> LogReader:
-        log_reader = LogReader(source.part_of(shared)(point.after), point)
+    def _refused(self, placement: Placement, source: Source, error: CommandError) -> None:
+        """Record that a stream that serves others as well could not be opened.
+
+        It is not tried again for a while; for this client not at all if it has as many streams as
+        it may.
+        """
+        if error.code != ErrorCode.TemporarilyUnavailable:
+            now = self._loop.time()
+            self._failed.add(source.key, str(error), now, now)
+        elif source.namespace is not None:
+            self._scopes.leave(placement)
+            placement.wider = ()
+            placement.scope_reason = f"the wider stream was refused: {error}"
+        else:
+            self._filters.leave(placement)
+            placement.whole = None
+            placement.reason = f"the shared stream was refused: {error}"
+
+    def _reader(self, placement: Placement, source: Source, begun: _Beginning) -> LogReader:
+        """Return the client's log reader; on an exception, leave the stream."""
+        try:
+            log_reader = LogReader(source.part_of(begun.shared)(begun.point.after), begun.point)
+        except BaseException:
+            begun.shared.leave()
+            raise
         placement.source = source
         placement.entered = self._loop.time()
         self._placements[log_reader] = placement
         return log_reader
 
-    async def follow(
-        self, request: StreamRequest, log_reader: LogReader, payer: Payer
-    ) -> SharedStream:
+    async def follow(self, log_reader: LogReader, payer: Payer) -> SharedStream:
         """Return a shared stream, entered, to which the log reader ``log_reader`` is attached.
 
         For a log reader of ``payer`` whose shared stream no longer covers the events that it
         needs, or that should read another source from now on. Raises CommandError.
         """
         placement = self._placements[log_reader]
+        own = placement.own
         start_at = cluster_time_of(log_reader.needs)
         source = self._source(placement, start_at, log_reader)
-        if source.namespace is not None:
+        start: Start = AtTime(start_at)
+        if own.request.starts_after_invalidate:
+            # Wherever the reader is by now, its shards must leave out the same invalidates.
+            start, start_at = own.request.start, own.request.start_time or start_at
+        shared = None
+        while shared is None:
             needs, spans = log_reader.needs, log_reader.needs_spans
-            wider = await self._enter_wider(placement, source, start_at, payer, needs, spans)
-            if wider is not None:
-                log_reader.attach(source.part_of(wider)(needs))
-                self._moved(placement, source)
-                return wider
-            source = placement.own
-        wanted = source.starting(placement.own.request)
-        if not (request.starts_after_invalidate and log_reader.at_start):
-            wanted = replace(wanted, start=AtTime(start_at))
-        while True:
-            spans = log_reader.needs_spans
             try:
-                shared, _ = await self._open_streams.enter(
-                    wanted, wanted.start_time, payer, log_reader.needs, spans
-                )
+                shared = await self._enter(placement, source, start, start_at, payer, needs, spans)
             except CommandError as error:
                 if error.code != ErrorCode.TemporarilyUnavailable:
                     raise
                 # The cursor ends; the driver resumes by an aggregate, which it may retry.
                 raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
-            if shared.covers(log_reader.needs, spans):
-                log_reader.attach(source.part_of(shared)(log_reader.needs))
-                self._moved(placement, source)
-                return shared
+            if shared is None:
+                source = own
+        try:
+            log_reader.attach(source.part_of(shared)(needs))
+        except BaseException:
             shared.leave()
+            raise
+        self._moved(placement, source)
+        return shared
 
     def join_main(self, shared: SharedStream, log_reader: LogReader) -> SharedStream | None:
         """Move a reader of ``shared`` to the main stream of its group if that has the next events.
@@ -201,8 +248,8 @@ class StreamPool:
             return None
         if not main.readers and main.is_before(log_reader.reached):
             return None  # it would be read for this client alone, which has its own remotes
-        if source.namespace is not None and not _may_narrow(
-            placement, log_reader, log_reader.reached
+        if source.namespace is not None and not placement.may_narrow(
+            log_reader, log_reader.reached
         ):
             return None
         left = log_reader.stream
@@ -214,7 +261,7 @@ class StreamPool:
         return main
 
     def leave(self, shared: SharedStream, stream: ReadableStream) -> None:
-        """Remove a reader of ``stream``, which is ``shared``'s stream or a filtered part of it."""
+        """Remove a reader of ``stream``, which is ``shared``'s stream or a view of it."""
         shared.runner.filtered.close(stream)
         shared.leave()
 
@@ -228,9 +275,7 @@ class StreamPool:
             return True
         if not self._is_recent(cluster_time_of(log_reader.needs)):
             return False
-        if source.namespace is not None and not _may_narrow(
-            placement, log_reader, log_reader.needs
-        ):
+        if source.namespace is not None and not placement.may_narrow(log_reader, log_reader.needs):
             return False
         group = self._open_streams.group(source.key)
         return group is None or group.main is None or not group.main.healthy
@@ -244,14 +289,21 @@ class StreamPool:
         """
         stream = log_reader.stream
         placement = self._placements[log_reader]
-        if isinstance(stream, NarrowedStream) and stream.overtaken:
+        if not isinstance(stream, View):
+            return False
+        if stream.overtaken:
             placement.beyond = stream.gate or b""
             return True
-        if not isinstance(stream, FilteredStream) or RESUMABLE_LABEL in error.labels:
+        if RESUMABLE_LABEL in error.labels or error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
-        if error.code == ErrorCode.ChangeStreamHistoryLost:
-            return False
-        self._failed.add(placement.source.key, str(error), placement.entered, self._loop.time())
+        now = self._loop.time()
+        if self._failed.add(placement.source.key, str(error), placement.entered, now):
+            log.warning(
+                "shared stream failed; its clients read their own",
+                namespace=placement.source.request.namespace,
+                error=str(error),
+                exc_info=error.__cause__,
+            )
         self._moved(placement, placement.own)
         return True
 
@@ -287,17 +339,11 @@ class StreamPool:
         placement.source = source
         placement.entered = self._loop.time()
 
-    def _give_up(self, placement: Placement, reason: str) -> None:
-        """Read no wider stream for this client any more."""
-        self._scopes.leave(placement)
-        placement.wider = ()
-        placement.scope_reason = f"the wider stream was refused: {reason}"
-
     def _preferred(self, placement: Placement, log_reader: LogReader | None = None) -> Source:
         """Return the source that a client should read, if it could be found anywhere."""
         traffic = None
-        if log_reader is not None and isinstance(log_reader.stream, FilteredStream):
-            traffic = log_reader.stream.traffic
+        if log_reader is not None and isinstance(log_reader.stream, View):
+            traffic = log_reader.stream.scan.traffic
         now = self._loop.time()
         wider = self._scopes.source(placement, now, traffic)
         if wider is not None:
@@ -316,8 +362,9 @@ class StreamPool:
         """
         source = self._preferred(placement, log_reader)
         if source.namespace is not None and log_reader is not None:
-            left = isinstance(log_reader.stream, NarrowedStream)
-            if left or not _may_narrow(placement, log_reader, log_reader.needs):
+            stream = log_reader.stream
+            left = isinstance(stream, View) and not stream.incarnation.is_whole
+            if left or not placement.may_narrow(log_reader, log_reader.needs):
                 return placement.own
         always = placement.mode if source.namespace is None else placement.scope_mode
         recent = start_at is None or self._is_recent(start_at)
@@ -346,18 +393,3 @@ class StreamPool:
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
         await self._open_streams.close()
-
-
-def _may_narrow(placement: Placement, log_reader: LogReader, after: bytes) -> bool:
-    """Return whether a reader may continue on a part of a wider stream beyond a sort key.
-
-    It may from the beginning of a cluster time on, or beyond a high water mark. Beyond an event it
-    may not: that event, or one that a filter has left out, may be the cause of an invalidate that
-    is still to come. Nor may it before the end of the wider stream that it has left.
-    """
-    stream = log_reader.stream
-    if isinstance(stream, NarrowedStream) and stream.ending:
-        return False
-    if after < placement.beyond:
-        return False
-    return len(after) == TIME_DIGITS or is_high_water_mark(after)

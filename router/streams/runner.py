@@ -98,9 +98,12 @@ class StreamRunner:
         """
         self._steering.client_reads()
         enough = self._limits.reply_target_bytes if max_events is None else None
-        if max_events != 0 and not log_reader.release():
-            self.filtered.advance(log_reader.stream)
-        batch = log_reader.take(max_events, max_bytes, enough)
+        try:
+            if max_events != 0 and not log_reader.release():
+                self.filtered.advance(log_reader.stream)
+            batch = log_reader.take(max_events, max_bytes, enough)
+        finally:
+            self._stop_if_broken()
         self.filtered.forget(log_reader.stream, log_reader.number)
         loads = self._nudge_sender.loads
         loads.delivered += len(batch.events)
@@ -109,6 +112,7 @@ class StreamRunner:
         self._count()
         self._steering.client_took(batch.size)
         if not self.filtered.serves(log_reader):
+            self.filtered.schedule()
             self._steering.read_on()
         return batch
 
@@ -132,7 +136,7 @@ class StreamRunner:
                 remote.describe(stream.promise(number), stream.buffered_bytes(number))
                 for number, remote in self._remotes.items()
             ),
-            filtered=FilterCounts.of(self.filtered.distribution),
+            filtered=FilterCounts.of(self.filtered.fan_out),
         )
 
     async def wait(
@@ -250,6 +254,13 @@ class StreamRunner:
     # Replies and failures of the remotes.
 
     def _batch_arrived(self, number: int, batch: CursorBatch) -> None:
+        try:
+            self._process(number, batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, events may be lost
+            self.stream.fail(error)
+        self._stop_if_broken()
+
+    def _process(self, number: int, batch: CursorBatch) -> None:
         remote = self._remotes.get(number)
         if remote is None or self._closed:
             return
@@ -275,9 +286,7 @@ class StreamRunner:
             self._has_opened(remote)
         self._steering.batch_arrived(number, remote, now, len(batch.events))
         stream = self.stream
-        if stream.error is not None:
-            self.stop_reading()
-        elif self._waiters and (stream.release() or stream.ended):
+        if stream.error is None and self._waiters and (stream.release() or stream.ended):
             # Waiting clients have consumed the log, so new events wake them.
             self._wake()
         self.filtered.arrived()
@@ -295,8 +304,19 @@ class StreamRunner:
             self._wake()
         self.filtered.arrived()
 
+    def _stop_if_broken(self) -> None:
+        """Stop reading after a failure of the stream itself; its readers get the error."""
+        error = self.stream.error
+        if error is None or not self._remotes:
+            return
+        log.error("stream broke", error=str(error), exc_info=error.__cause__)
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_exception(error)
+        self.stop_reading()
+
     def _distributed(self) -> None:
         """Resume prefetching after events have been distributed to filtered readers."""
+        self._stop_if_broken()
         self._count()
         self._steering.read_on()
         self._steering.nudge_laggards(self._loop.time())
@@ -331,7 +351,7 @@ class StreamRunner:
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
-            self._held.size = self.stream.held_bytes + self.filtered.distribution.held_bytes
+            self._held.size = self.stream.held_bytes + self.filtered.fan_out.held_bytes
 
 
 def release(waiter: asyncio.Future[None]) -> None:

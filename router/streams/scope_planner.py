@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from router.change_stream.filtered_stream import Traffic
-from router.change_stream.narrowed_stream import Namespace
+from router.change_stream.namespace import Namespace
 from router.change_stream.request import Scope, StreamRequest
+from router.change_stream.traffic import Traffic
 from router.stream_settings import StreamSettings
 from router.streams.failed_streams import FailedStreams
 from router.streams.placement import ALWAYS, AUTO, NEVER, Placement, mode_of

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from router.change_stream.filtered_stream import Traffic
+from router.change_stream.traffic import Traffic
 
 _FRACTION_TO_STAY: Final = 0.5
 """A shared scan goes on with few readers if they get at least this fraction of its events."""
@@ -13,7 +13,7 @@ _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
 (docs/performance.md#streams-of-many-collections)."""
 
-RESTS: Final = "the shared stream read many more bytes than its readers"
+RESTS: Final = "the shared stream read much more than its readers"
 """Why a scan is not shared for a while, for explain."""
 
 _REST: Final = 60
@@ -35,7 +35,9 @@ class SharedScans:
 
     A scan is shared from the ``least``-th part on, and no longer when there have been less than
     half as many for ``hold`` seconds, unless they get most of its events. While the shards would
-    send much more than the parts need, it rests: that costs more than the scans that it saves.
+    send much more than the parts need, it rests: that costs more than the scans that it saves. It
+    also rests when the router has been behind for ``hold`` seconds with events that few readers
+    get: the shards can leave these out.
     """
 
     def __init__(self, least: int, hold: float) -> None:
@@ -79,10 +81,13 @@ class SharedScans:
         if state is None or not state.wanted or now < state.resting_until:
             return False
         count = len(state.parts)
-        if traffic is not None and traffic.unwatched_bytes > count * _BYTES_OF_A_SCAN:
-            state.resting_until = now + _REST * self._hold
-            return False
         let_through = 0.0 if traffic is None else traffic.let_through
+        if traffic is not None:
+            costly = traffic.unwatched_bytes > count * _BYTES_OF_A_SCAN
+            late = traffic.is_behind(now - self._hold) and let_through < _FRACTION_TO_STAY
+            if costly or late:
+                state.resting_until = now + _REST * self._hold
+                return False
         if count * 2 >= self._least or (count > 1 and let_through >= _FRACTION_TO_STAY):
             state.below_since = None
         elif state.below_since is None:

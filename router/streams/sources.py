@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import bson
 
 from router.change_stream.log_reader import ReadableStream
-from router.change_stream.narrowed_stream import Namespace
+from router.change_stream.namespace import Namespace
 from router.change_stream.request import AfterToken, StreamRequest
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.streams.shared_stream import SharedStream
@@ -57,12 +56,11 @@ class Source:
 
     def part_of(self, shared: SharedStream) -> Callable[[bytes], ReadableStream]:
         """Return a function that opens the client's part of ``shared`` beyond a sort key."""
-        if self.namespace is not None:
-            readers = shared.runner.filtered
-            return partial(readers.open_narrowed, self.namespace, self.filter or EVERYTHING)
-        if self.filter is not None:
-            return partial(shared.runner.filtered.open, self.filter)
-        return lambda after: shared.runner.stream
+        if self.filter is None and self.namespace is None:
+            return lambda after: shared.runner.stream
+        fan_out = shared.runner.filtered.fan_out
+        stream_filter, namespace = self.filter or EVERYTHING, self.namespace
+        return lambda after: fan_out.open(stream_filter, after, namespace)
 
     def starting(self, request: StreamRequest) -> StreamRequest:
         """Return the request that opens this stream with the start of ``request``."""

@@ -103,7 +103,7 @@ class Steering:
         if cursor is None:
             return
         size = self._memory.batch_bytes
-        if self._filtered.distribution.readers:
+        if self._filtered.fan_out.readers:
             size = min(size, self._flow.batch_bytes(len(self._remotes), filtered=True))
         cursor.aim_at(size)
         stream = self._stream
@@ -195,5 +195,5 @@ class Steering:
             stream.buffered_bytes(number),
             stream.all_buffered_bytes,
             len(self._remotes),
-            filtered=self._filtered.distribution.readers > 0,
+            filtered=self._filtered.fan_out.readers > 0,
         )

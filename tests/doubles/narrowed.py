@@ -1,13 +1,15 @@
 """A narrowed stream and the wider stream that it is a part of."""
 
 from collections.abc import Mapping
+from itertools import count
 
 from bson.timestamp import Timestamp
 
 from router.change_stream.actions import Action
+from router.change_stream.fan_out import FanOut
 from router.change_stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.change_stream.merged_stream import MergedStream
-from router.change_stream.narrowed_stream import Namespace, NarrowingDistribution
+from router.change_stream.namespace import Namespace
 from router.change_stream.request import StreamRequest
 from router.change_stream.starting_point import starting_point
 from router.filters.stream_filter import EVERYTHING, StreamFilter
@@ -30,11 +32,11 @@ class PartOfStream:
         self.wide = MergedStream(
             request, shards, start_at=start_at, topology_from=topology_from, keep_bytes=1 << 30
         )
-        self.distribution = NarrowingDistribution(self.wide, 1 << 30)
+        self.fan_out = FanOut(self.wide, 1 << 30)
         point = starting_point(narrow, start_at, 1)
         name = None if narrow.collection is None else narrow.collection.encode()
         namespace = Namespace(narrow.database.encode(), name)
-        self.part = self.distribution.open_narrowed(namespace, stream_filter, point.after)
+        self.part = self.fan_out.open(stream_filter, point.after, namespace)
         self.log_reader = LogReader(self.part, point)
 
     def start(self) -> list[Action]:
@@ -45,10 +47,19 @@ class PartOfStream:
 
     @property
     def ready(self) -> bool:
+        self.pass_on()
         while not self.log_reader.release():
             if not self.wide.release():
                 return False
+            self.pass_on()
         return True
+
+    def pass_on(self) -> None:
+        """Give the views all events of the log, a few at a time."""
+        clock = count().__next__
+        self.fan_out.step(clock, 1)
+        while self.fan_out.behind:
+            self.fan_out.step(clock, 1)
 
     def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch:
         return self.log_reader.take(max_events, max_bytes)

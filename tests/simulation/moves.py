@@ -5,14 +5,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from router.change_stream import filtered_stream
+from router.change_stream import traffic
 from router.streams import shared_scans
 from router.streams.placement import Placement
 from router.streams.pool import StreamPool
 from router.streams.sources import Source
 
 _CONSTANTS = {
-    "recent_events": (filtered_stream, "_RECENT_EVENTS"),
+    "recent_events": (traffic, "_RECENT_EVENTS"),
     "bytes_of_a_scan": (shared_scans, "_BYTES_OF_A_SCAN"),
     "rest": (shared_scans, "_REST"),
 }

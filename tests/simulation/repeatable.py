@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from unittest import mock
 
 import bson.objectid
@@ -22,8 +23,12 @@ def with_fixed_hashes() -> None:
 
 @contextmanager
 def repeatable(seed: int, wall: Callable[[], float]) -> Iterator[None]:
-    """Derive ``random``, the system's random bytes, object ids and the wall clock from ``seed``."""
+    """Derive ``random``, the system's random bytes, object ids and the clocks from ``seed``.
+
+    The clock that measures work advances at random, so that a piece of work is divided anywhere.
+    """
     source = random.Random(f"system {seed}")
+    worked = accumulate(iter(lambda: source.choice((0.0, 1e-6, 1e-4, 1e-3)), None))
     before = random.getstate()
     random.seed(f"module {seed}")
     object_id = bson.objectid.ObjectId
@@ -31,6 +36,7 @@ def repeatable(seed: int, wall: Callable[[], float]) -> Iterator[None]:
         mock.patch.object(os, "urandom", source.randbytes),
         mock.patch.object(random, "_urandom", source.randbytes),
         mock.patch.object(time, "time", wall),
+        mock.patch.object(time, "perf_counter", worked.__next__),
         mock.patch.object(object_id, "_random", return_value=b"simul"),
         mock.patch.object(object_id, "_inc", 0),
     ):

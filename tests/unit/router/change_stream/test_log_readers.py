@@ -150,10 +150,14 @@ class Fanout:
         self.private += 1
         return self.streams.open(start_at, 0)
 
-    def read(self, client: Client, *, greedy: bool = False) -> None:
+    def read(self, client: Client, *, greedy: bool = False, moves: bool = False) -> None:
         log_reader = client.log_reader
+        start_at = cluster_time_of(log_reader.needs)
         if log_reader.lost:
-            client.stream = self.source(log_reader.needs, cluster_time_of(log_reader.needs))
+            client.stream = self.source(log_reader.needs, start_at)
+            log_reader.attach(client.stream)
+        elif moves:  # perhaps with events in hand
+            client.stream = self.streams.open(start_at, 0)
             log_reader.attach(client.stream)
         if not self.shared.ended and log_reader.join(self.shared):
             client.stream = self.shared
@@ -193,7 +197,7 @@ class Fanout:
             last = len(self.clients) - 1
             client = self.clients[round(last * self.rnd.random() ** 0.4)]
             if not client.over:
-                self.read(client)
+                self.read(client, moves=self.rnd.random() < 0.2)
 
 
 def expected(client: Client, scripts: dict[str, Script], rnd: Random) -> Driver | CommandError:

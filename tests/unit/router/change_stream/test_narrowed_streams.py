@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.change_stream.narrowed_stream import invalidate_after
+from router.change_stream.namespace import invalidate_after
 from router.change_stream.request import StreamRequest, parse_request
 from router.change_stream.resume_token import (
     event_key,
@@ -223,8 +223,9 @@ def test_a_later_stream_of_the_name_is_not_ended_by_an_earlier_drop() -> None:
     assert [bson.decode(raw)["operationType"] for raw in first.events] == ["drop", "invalidate"]
     while stream.wide.release():
         pass
-    namespace = stream.part.scope.namespace
-    later = stream.distribution.open_narrowed(namespace, EVERYTHING, first_key(Timestamp(25, 1)))
+    namespace = stream.part.incarnation.namespace
+    later = stream.fan_out.open(EVERYTHING, first_key(Timestamp(25, 1)), namespace)
+    stream.pass_on()
     kinds = [bson.decode(raw)["operationType"] for raw in later.log.block_from(0)]
     assert kinds == ["insert", "drop", "invalidate"]
     assert later.ended
@@ -232,10 +233,9 @@ def test_a_later_stream_of_the_name_is_not_ended_by_an_earlier_drop() -> None:
 
 def test_a_stream_that_has_the_name_no_more_keeps_nothing() -> None:
     stream = part(request(1), request("a"), EVERYTHING)
-    assert stream.distribution.namespaces == 1
-    stream.distribution.close(stream.part)
-    assert stream.distribution.namespaces == 0
-    assert stream.wide.distribute is None
+    assert stream.fan_out.namespaces == 1
+    stream.fan_out.close(stream.part)
+    assert stream.fan_out.namespaces == stream.fan_out.readers == 0
 
 
 def test_high_water_marks_are_known_by_their_keys() -> None:

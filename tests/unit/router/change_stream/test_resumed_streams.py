@@ -187,3 +187,17 @@ def test_starting_after_a_missing_invalidate_is_fatal():
     with pytest.raises(CommandError) as caught:
         stream.take(None)
     assert caught.value.code == 280
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_reader_that_moves_with_events_in_hand_gets_each_once(taken: int):
+    events = [at(10, number) for number in (3, 5, 6, 7, 8)] + [at(11), at(12)]
+    first, second = resumed_after(data_of(10, 5)), resumed_after(data_of(10, 5))
+    feed(first, *events)
+    feed(second, *events)
+    reader = first.log_reader
+    got = reader.take(taken).events
+    assert len(got) == taken
+    reader.attach(second)
+    got += reader.take(None).events
+    assert got == [raw for _, raw in events[2:]]
