@@ -186,12 +186,12 @@ class StreamPool:
         """Return the client's log reader; on an exception, leave the stream."""
         try:
             log_reader = LogReader(source.part_of(begun.shared)(begun.point.after), begun.point)
+            placement.source = source
+            placement.entered = self._loop.time()
+            self._placements[log_reader] = placement
         except BaseException:
             begun.shared.leave()
             raise
-        placement.source = source
-        placement.entered = self._loop.time()
-        self._placements[log_reader] = placement
         return log_reader
 
     async def follow(self, log_reader: LogReader, payer: Payer) -> SharedStream:
