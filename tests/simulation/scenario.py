@@ -66,7 +66,8 @@ def simulate(
     scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
 
-    with repeatable(seed, scenario.wall), frequent_moves(plan.sharing) as moves:
+    moving = frequent_moves(plan.sharing, plan.whim, Random(f"moves {seed}"))
+    with repeatable(seed, scenario.wall), moving as moves:
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
@@ -113,7 +114,9 @@ class Scenario:
             random=self._draw(),
         )
         await in_process("cluster", cluster.start)
-        workload = Workload(cluster, self._draw(), self._trace)
+        workload = Workload(
+            cluster, self._draw(), self._trace, transactions=self._plan.transactions
+        )
         await workload.prepare()
         router_process = RouterProcess(
             self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,

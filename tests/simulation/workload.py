@@ -24,10 +24,13 @@ _EXPECTED = frozenset({20, 24, 26, 48, 96, 112, 117, 118, 225, 251, 11000, 263, 
 class Workload:
     """Writers and one administrator, each a coroutine that ends after its steps."""
 
-    def __init__(self, cluster: EmbeddedCluster, chance: Random, trace: Trace) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster, chance: Random, trace: Trace, *, transactions: float
+    ) -> None:
         self._cluster = cluster
         self._chance = chance
         self._trace = trace
+        self._transactions = transactions
         self._client = Client()
         self._numbers = iter(range(1, 1_000_000))
         self._ids: dict[str, list[int]] = {}
@@ -69,7 +72,7 @@ class Workload:
         lsid = {"id": Binary(self._chance.randbytes(16), 4)}
         for number in range(1, steps + 1):
             await asyncio.sleep(self._chance.expovariate(1 / pause))
-            if self._chance.random() < 0.12:
+            if self._chance.random() < self._transactions:
                 await self._transaction(lsid, number)
             else:
                 await self._step()
