@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.network import Weather
+from tests.simulation.planted import Planting, draw_plantings
 from tests.simulation.watcher import Mood, Watch
 
 _LINKS = ("cut", "cut", "cut all", "lose", "client")
@@ -84,10 +85,13 @@ class Plan:
     transactions: float = 0.12
     """The fraction of the applications' steps that are transactions."""
 
+    planted: tuple[Planting, ...] = ()
+    """Exceptions on the path from a block to its readers."""
+
     @property
     def calm(self) -> bool:
         """Whether no faults are injected, so that nothing at all may be left behind."""
-        return not self.faults
+        return not self.faults and not self.planted
 
 
 def draw(chance: Random) -> Plan:
@@ -124,6 +128,9 @@ def draw(chance: Random) -> Plan:
         _move_often(plan, sharing)
     if theme != "removal" and sharing.random() < 0.3:
         plan = _crowd(plan, sharing)
+    if theme != "removal" and sharing.random() < 0.3:
+        # A feed ends without a label; its clients are not drivers.
+        plan = replace(plan, planted=draw_plantings(sharing), feed=None)
     return plan
 
 

@@ -19,6 +19,7 @@ from tests.simulation.loop import SimulatedLoop, Stuck, run
 from tests.simulation.moves import Moves, frequent_moves
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, WatcherPlan, draw
+from tests.simulation.planted import MARK, Planted, planted
 from tests.simulation.processes import RouterProcess, in_process
 from tests.simulation.repeatable import repeatable
 from tests.simulation.trace import Trace
@@ -67,7 +68,8 @@ def simulate(
     loop.set_exception_handler(scenario.unhandled)
 
     moving = frequent_moves(plan.sharing, plan.whim, Random(f"moves {seed}"))
-    with repeatable(seed, scenario.wall), moving as moves:
+    planting = planted(plan.planted, trace.note)
+    with repeatable(seed, scenario.wall), moving as moves, planting as scenario.planted:
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
@@ -89,6 +91,7 @@ class Scenario:
         self, plan: Plan, chance: Random, loop: SimulatedLoop, network: Network, trace: Trace
     ) -> None:
         self.events = 0
+        self.planted: Planted | None = None
         self._plan = plan
         self._chance = chance
         self._loop = loop
@@ -101,8 +104,9 @@ class Scenario:
 
     def unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report an exception that no task awaited as a problem."""
-        error = context.get("exception")
-        self._trace.problem(f"unhandled: {context.get('message')} {error!r}")
+        text = f"unhandled: {context.get('message')} {context.get('exception')!r}"
+        # What counts of a planted exception is what its readers get.
+        (self._trace.note if MARK in text else self._trace.problem)(text)
 
     async def play(self) -> None:
         """Start everything, run it, stop it and check it."""
@@ -178,6 +182,8 @@ class Scenario:
             task.cancel()
         for task in done:
             task.result()
+        if self.planted is not None:
+            self.planted.armed = False
         audit = Audit(
             self._loop, self._trace, self._chance, workload, router_process, end, calm=plan.calm
         )

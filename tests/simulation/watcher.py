@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address
 from tests.simulation.driver import Batch, DriverCursor, Token, ask, is_resumable
+from tests.simulation.planted import MARK
 from tests.simulation.trace import Trace
 
 _CURSOR_KILLED = 237
@@ -135,9 +136,12 @@ class Watcher:
                 if getattr(error, "code", 0) == _INVALID_RESUME_TOKEN and self.watch.pipeline:
                     # The stream ended meanwhile, and its invalidate was filtered out.
                     self._after_invalidate = True
+                elif MARK in str(error) and not self._works:
+                    pass  # an application tries an opening again
                 elif not is_resumable(error) or "broke its rules" in str(error):
                     self._trace.problem(f"{self.name} ({self.watch}) got {code} {error}")
-                    return
+                    if MARK not in str(error):
+                        return
             finally:
                 cursor.vanish()
             if self._works:
