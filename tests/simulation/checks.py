@@ -74,6 +74,14 @@ def _reply_problems(segment: Segment, keys: Sequence[str]) -> Iterator[str]:
             return
 
 
+def end_problems(segment: Segment, end: str) -> Iterator[str]:
+    """Check that a stream ends at the sort key ``end``, or not before its last reply if ""."""
+    if end and end < segment.end:
+        yield f"goes on to {segment.end}, beyond its invalidate {end}"
+    elif segment.closed and end != segment.end:
+        yield f"ends at {segment.end} instead of {end or 'never'}"
+
+
 def start_problems(segment: Segment, shards: Iterable[Any]) -> Iterator[str]:
     """Check that a stream from now has all events written after it was open."""
     if segment.positions is None:

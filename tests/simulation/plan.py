@@ -85,6 +85,8 @@ class Plan:
     transactions: float = 0.12
     """The fraction of the applications' steps that are transactions."""
 
+    definitions: float = 0.03
+    """The fraction of their other steps that drop, rename or create something."""
     planted: tuple[Planting, ...] = ()
     """Exceptions on the path from a block to its readers."""
 
@@ -128,6 +130,8 @@ def draw(chance: Random) -> Plan:
         _move_often(plan, sharing)
     if theme != "removal" and sharing.random() < 0.3:
         plan = _crowd(plan, sharing)
+    if theme != "removal" and sharing.random() < 0.2:
+        plan = _incarnations(plan, sharing)
     if theme != "removal" and sharing.random() < 0.3:
         # A feed ends without a label; its clients are not drivers.
         plan = replace(plan, planted=draw_plantings(sharing), feed=None)
@@ -208,6 +212,16 @@ def _crowd(plan: Plan, chance: Random) -> Plan:
         transactions=0.5,
         block_bytes=300,
     )
+
+
+def _incarnations(plan: Plan, chance: Random) -> Plan:
+    """Drop what clients watch again and again, and create it on another shard."""
+    for _ in range(2):
+        watch = Watch("tmp", chance.choice((1, "scratch")), batch_size=chance.choice((None, 1)))
+        mood = Mood(slow=chance.choice((0.0, 0.3)), longest_pause=1.0)
+        plan.watchers.append(WatcherPlan(watch, mood, 0.0, from_the_start=True))
+    homes = ["move home"] * chance.choice((3, 6))
+    return replace(plan, definitions=0.5, steps=[*plan.steps, *homes])
 
 
 def _steps(theme: str, chance: Random) -> list[str]:

@@ -119,7 +119,11 @@ class Scenario:
         )
         await in_process("cluster", cluster.start)
         workload = Workload(
-            cluster, self._draw(), self._trace, transactions=self._plan.transactions
+            cluster,
+            self._draw(),
+            self._trace,
+            transactions=self._plan.transactions,
+            definitions=self._plan.definitions,
         )
         await workload.prepare()
         router_process = RouterProcess(

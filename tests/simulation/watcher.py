@@ -66,6 +66,8 @@ class Segment:
     """The sort key that the next cursor resumes from."""
     replies: list[tuple[str, int]] = field(default_factory=list)
     """Each reply's promise, and the number of events that had come by its end."""
+    closed: bool = False
+    """Whether an invalidate ended the stream."""
     positions: dict[str, int] | None = None
     """Each shard's oplog position when a stream from now was open."""
 
@@ -179,6 +181,7 @@ class Watcher:
         self._take(segment, batch)
         while not self.done:
             if not batch.cursor_id:
+                segment.closed = True
                 if not self._after_invalidate and not self.watch.pipeline:
                     self._trace.problem(f"{self.name} was closed without an invalidate")
                 # It may have been filtered out. Drivers use startAfter until the next event.
