@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 from unittest import mock
 
 from router.change_stream import filtered_stream
-from router.change_stream.filtered_stream import Traffic
 from router.streams import shared_scans
 from router.streams.placement import Placement
 from router.streams.pool import StreamPool
@@ -49,7 +49,7 @@ def frequent_moves(constants: Mapping[str, float], whim: float, chance: Random) 
 
     is_shared = SharedScans.is_shared
 
-    def rest(scans: SharedScans, scan: bytes, now: float, traffic: Traffic | None = None) -> bool:
+    def rest(scans: SharedScans, scan: bytes, now: float, traffic: Any = None) -> bool:
         if not is_shared(scans, scan, now, traffic):
             return False
         if chance.random() >= whim:

@@ -8,6 +8,7 @@ import ast
 import decimal
 import importlib
 import inspect
+import pkgutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,41 +27,41 @@ _ERRORS: tuple[Callable[[str], Exception], ...] = (
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
 
-_EVERY = frozenset({"*"})
-_PATH: dict[str, frozenset[str]] = {
-    "router.merge.merger": _EVERY,
-    "router.merge.merged_log": _EVERY,
-    "router.change_stream.merged_stream": frozenset(
-        {"batch_arrived", "release", "merge_ahead", "ready", "mark", "gate", "ended", "_swallow"}
-    ),
-    "router.change_stream.filtered_stream": _EVERY,
-    "router.change_stream.narrowed_stream": _EVERY,
-    "router.change_stream.log_reader": _EVERY,
-    "router.change_stream.resume_point": _EVERY,
-    "router.filters.index": _EVERY,
-    "router.filters.conditions": _EVERY,
-    "router.filters.fields": _EVERY,
-    "router.filters.layouts": _EVERY,
-    "router.filters.paths": _EVERY,
-    "router.filters.projection": _EVERY,
-    "router.filters.stream_filter": frozenset({"project"}),
-    "router.filters.values": _EVERY,
-    "router.streams.filtered_readers": _EVERY,
+_PACKAGES = ("router.merge", "router.change_stream", "router.filters")
+"""The packages whose modules are on the path."""
+
+_OPENINGS = frozenset(
+    {
+        "actions", "aggregate_fields", "bson_text", "event_conditions", "keystring",
+        "match_compiler", "options", "plan", "progress_command", "read_preference", "recognition",
+        "remotes", "request", "resume_token", "stages", "starting_point", "topology",
+    }
+)  # fmt: skip
+"""Modules of these packages that serve openings only, or the set of shards."""
+
+_FUNCTIONS: dict[str, frozenset[str]] = {
+    "router.streams.filtered_readers": frozenset(),
     "router.streams.runner": frozenset(
-        {"take", "wait", "_wake", "_batch_arrived", "_distributed", "_count"}
+        {"take", "wait", "_wake", "_batch_arrived", "_process", "_distributed", "_count"}
     ),
     "router.streams.pool": frozenset(
         {
-            "_enter_wider", "_begun", "follow", "join_main", "is_misplaced", "outlives",
-            "_preferred", "_source", "_moved", "reply_bytes", "_may_narrow",
+            "_begun", "_enter", "_enter_wider", "_moved", "_preferred", "_reader", "_source",
+            "follow", "is_misplaced", "join_main", "outlives", "reply_bytes",
         }
     ),
     "router.cursors.merged_cursor": frozenset({"_follow", "_take_ready"}),
 }  # fmt: skip
-"""The modules of the path, with the names of their functions on it."""
+"""Other modules of the path, with the names of their functions on it; none for all."""
 
-_OFF_THE_PATH = frozenset({"close", "_closed", "remove", "remove_waiter", "leave", "kill"})
-"""Functions that run when a reader leaves, not between a block and its readers."""
+_OFF_THE_PATH = frozenset(
+    {
+        "__init__", "_closed", "_end", "_stop_if_broken", "close", "compile_project",
+        "compile_unset", "compile_filter", "fail", "leave", "remote_failed", "remove",
+        "remove_remote", "remove_waiter", "retire_remote", "start",
+    }
+)  # fmt: skip
+"""Functions that run when something is made, fails or ends, not between a block and its readers."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,24 @@ def planted(plantings: tuple[Planting, ...], note: Callable[[str], None]) -> Ite
 def lines_of_the_path() -> tuple[Line, ...]:
     """Return all lines on which exceptions are planted."""
     lines: list[Line] = []
-    for name, functions in _PATH.items():
+    for name, wanted in _modules().items():
         tree = ast.parse(inspect.getsource(importlib.import_module(name)))
         for qualified, function in _functions(tree, ""):
             own = function.name
-            if own in _OFF_THE_PATH or (functions is not _EVERY and own not in functions):
-                continue
-            numbers = {each.lineno for each in _statements(function)}
-            lines += [Line(name, qualified, number) for number in sorted(numbers)]
+            if own not in _OFF_THE_PATH and (not wanted or own in wanted):
+                numbers = {each.lineno for each in _statements(function)}
+                lines += [Line(name, qualified, number) for number in sorted(numbers)]
     return tuple(lines)
+
+
+def _modules() -> dict[str, frozenset[str]]:
+    """Return the modules of the path, with the names of their functions on it; none for all."""
+    modules: dict[str, frozenset[str]] = {}
+    for package in _PACKAGES:
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            if found.name not in _OPENINGS:
+                modules[f"{package}.{found.name}"] = frozenset()
+    return modules | _FUNCTIONS
 
 
 def _functions(
