@@ -56,7 +56,8 @@ _FUNCTIONS: dict[str, frozenset[str]] = {
 
 _OFF_THE_PATH = frozenset(
     {
-        "__init__", "_closed", "_end", "_stop_if_broken", "close", "compile_project",
+        "__init__", "_closed", "_count_readers", "_end", "_stop_if_broken", "close",
+        "compile_project",
         "compile_unset", "compile_filter", "fail", "leave", "remote_failed", "remove",
         "remove_remote", "remove_waiter", "retire_remote", "start",
     }
