@@ -69,7 +69,7 @@ def simulate(
 
     moving = frequent_moves(plan.sharing, plan.whim, Random(f"moves {seed}"))
     planting = planted(plan.planted, trace.note)
-    with repeatable(seed, scenario.wall), moving as moves, planting as scenario.planted:
+    with repeatable(seed, scenario.wall), planting as scenario.planted, moving as moves:
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
