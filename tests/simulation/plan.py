@@ -128,7 +128,7 @@ def draw(chance: Random) -> Plan:
     plan.limits["share_filters_hold"] = sharing.choice((0.05, 0.5))
     if theme != "removal" and sharing.random() < 0.5:
         _move_often(plan, sharing)
-    if theme != "removal" and sharing.random() < 0.3:
+    if theme != "removal" and sharing.random() < 0.4:
         plan = _crowd(plan, sharing)
     if theme != "removal" and sharing.random() < 0.2:
         plan = _incarnations(plan, sharing)
@@ -191,9 +191,9 @@ def _crowd(plan: Plan, chance: Random) -> Plan:
         )
         mood = Mood(
             restless=chance.choice((0.0, 0.05)),
-            torn=chance.choice((0.0, 0.3, 0.6)),
+            torn=chance.choice((0.3, 0.6)),
             slow=chance.choice((0.0, 0.1)),
-            sips=chance.choice((0.0, 0.2, 0.5)),
+            sips=chance.choice((0.2, 0.5)),
             longest_pause=2.0,
         )
         delay = chance.random() * plan.span
@@ -207,7 +207,7 @@ def _crowd(plan: Plan, chance: Random) -> Plan:
     return replace(
         plan,
         span=1.0,
-        whim=chance.choice((0.02, 0.1, 0.3)),
+        whim=chance.choice((0.1, 0.3)),
         writers=[2 * steps for steps in plan.writers],
         transactions=0.5,
         block_bytes=300,
