@@ -7,13 +7,18 @@ from typing import Any
 from shard_client.errors import CommandError, NetworkError
 from shard_client.remote_cursor.late_kills import LATE_KILLS
 from shard_client.wire.connection_pool import PoolLimits
-from tests.simulation.checks import problems_of, segment_problems, start_problems
+from tests.simulation.checks import (
+    end_problems,
+    problems_of,
+    segment_problems,
+    start_problems,
+)
 from tests.simulation.driver import DriverCursor, ask
 from tests.simulation.feed_client import FeedClient
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.processes import RouterProcess
 from tests.simulation.trace import Trace
-from tests.simulation.truth import Event, key_of, tokens_of, whole_history
+from tests.simulation.truth import Event, History, end_after, key_of, tokens_of, whole_history
 from tests.simulation.watcher import Segment, Watcher
 from tests.simulation.workload import Workload
 
@@ -59,24 +64,40 @@ class Audit:
         for watcher in watchers:
             history = await whole_history(shards, watcher.watch)
             self.events += sum(len(segment.events) for segment in watcher.segments)
-            for problem in problems_of(watcher, history):
+            for problem in problems_of(watcher, history.events):
                 self._trace.problem(problem)
             for segment in watcher.segments:
+                # A removed shard may have ended a stream that nobody could read any more.
+                for problem in [] if left else await self._end_problems(watcher, segment, history):
+                    self._trace.problem(f"{watcher.name} ({watcher.watch}) {problem}")
                 for problem in start_problems(segment, shards):
                     self._trace.problem(f"{watcher.name} {problem}")
             # Removed shards may have taken their events with them.
-            rest = await whole_history(present, watcher.watch)
+            rest = await whole_history(present, watcher.watch) if left else history
             gone = await tokens_of(left, watcher.watch)
             if gone:
                 gone -= await tokens_of(present, watcher.watch)
             tokens = [token for token in watcher.seen if token["_data"] not in gone]
             for token in self._chance.sample(tokens, min(_RESUMED, len(tokens))):
-                await self._resume(watcher, token, history, rest)
+                await self._resume(watcher, token, history.events, rest.events)
         await self._check_leaks()
+
+    async def _end_problems(
+        self, watcher: Watcher, segment: Segment, history: History
+    ) -> list[str]:
+        """Check where a cursor has ended, by the rule for its start."""
+        if segment.start in history.ends:
+            if watcher.watch.pipeline:
+                return []  # what a shard's cursor sees depends on how its filter is evaluated
+            shards = self._workload.shards_ever.values()
+            end = await end_after(shards, watcher.watch, segment.start)
+        else:
+            end = next((each for each in history.ends if each > segment.start), "")
+        return list(end_problems(segment, end))
 
     async def check_feed(self, client: FeedClient, reading: asyncio.Task[None]) -> None:
         """Wait until the feed client has all events, check them, and stop it."""
-        history = await whole_history(self._workload.shards_ever.values(), client.watch)
+        history = (await whole_history(self._workload.shards_ever.values(), client.watch)).events
         last = key_of(history[-1]) if history else ""
         try:
             async with asyncio.timeout(_TIME_FOR_THE_FEED):

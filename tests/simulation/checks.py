@@ -1,5 +1,6 @@
 """Comparing the events that clients received with the shards' oplogs."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, pairwise
 from typing import Any
@@ -35,6 +36,8 @@ def segment_problems(
     if keys != sorted(keys):
         yield f"events are out of order: {_out_of_order(keys)}"
         return
+    if present is None:
+        yield from _reply_problems(segment, [key_of(event) for event in history])
     wanted = [event for event in history if segment.start < key_of(event) <= segment.end]
     by_key = _groups(got)
     needed = _groups(history if present is None else present)
@@ -52,6 +55,31 @@ def segment_problems(
     for key, events in list(by_key.items())[:_SHOWN]:
         where = "never happened" if not any(key_of(e) == key for e in history) else "out of place"
         yield f"{where}: {_short(events[0])} (cursor from {segment.start} to {segment.end})"
+
+
+def _reply_problems(segment: Segment, keys: Sequence[str]) -> Iterator[str]:
+    """Check that each reply's promise covers exactly the events that had come by its end.
+
+    ``keys`` are those of the stream's whole history. Of events that share the promise's token, as
+    only DDL events do, later replies may have the rest.
+    """
+    ends = sum(event["operationType"] == "invalidate" for event in segment.events)
+    before = bisect_right(keys, segment.start)
+    for mark, count in segment.replies:
+        count = min(count, len(segment.events) - ends)
+        least = bisect_left(keys, mark) - before
+        most = bisect_right(keys, mark) - before
+        if not min(least + 1, most) <= count <= most:
+            yield f"{count} events instead of {most} had come by the promise {mark}"
+            return
+
+
+def end_problems(segment: Segment, end: str) -> Iterator[str]:
+    """Check that a stream ends at the sort key ``end``, or not before its last reply if ""."""
+    if end and end < segment.end:
+        yield f"goes on to {segment.end}, beyond its invalidate {end}"
+    elif segment.closed and end != segment.end:
+        yield f"ends at {segment.end} instead of {end or 'never'}"
 
 
 def start_problems(segment: Segment, shards: Iterable[Any]) -> Iterator[str]:

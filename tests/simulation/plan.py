@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.network import Weather
+from tests.simulation.planted import Planting, draw_plantings
 from tests.simulation.watcher import Mood, Watch
 
 _LINKS = ("cut", "cut", "cut all", "lose", "client")
@@ -79,10 +80,20 @@ class Plan:
     sharing: dict[str, float] = field(default_factory=dict)
     """Constants that make streams move often (``tests.simulation.moves``)."""
 
+    whim: float = 0.0
+    """The probability that a planner's decision to share is not taken (the same module)."""
+    transactions: float = 0.12
+    """The fraction of the applications' steps that are transactions."""
+
+    definitions: float = 0.03
+    """The fraction of their other steps that drop, rename or create something."""
+    planted: tuple[Planting, ...] = ()
+    """Exceptions on the path from a block to its readers."""
+
     @property
     def calm(self) -> bool:
         """Whether no faults are injected, so that nothing at all may be left behind."""
-        return not self.faults
+        return not self.faults and not self.planted
 
 
 def draw(chance: Random) -> Plan:
@@ -117,6 +128,13 @@ def draw(chance: Random) -> Plan:
     plan.limits["share_filters_hold"] = sharing.choice((0.05, 0.5))
     if theme != "removal" and sharing.random() < 0.5:
         _move_often(plan, sharing)
+    if theme != "removal" and sharing.random() < 0.4:
+        plan = _crowd(plan, sharing)
+    if theme != "removal" and sharing.random() < 0.2:
+        plan = _incarnations(plan, sharing)
+    if theme != "removal" and sharing.random() < 0.3:
+        # A feed ends without a label; its clients are not drivers.
+        plan = replace(plan, planted=draw_plantings(sharing), feed=None)
     return plan
 
 
@@ -154,6 +172,56 @@ def _move_often(plan: Plan, chance: Random) -> None:
         mood = Mood(restless=chance.choice((0.0, 0.1)), slow=chance.choice((0.0, 0.05)))
         delay = chance.random() * plan.span
         plan.watchers.append(WatcherPlan(watch, mood, delay, from_the_start=False))
+
+
+def _crowd(plan: Plan, chance: Random) -> Plan:
+    """Make clients with different filters read one scope, and resume with events in hand.
+
+    They leave in the middle of transactions while others drain backlogs, and move meanwhile.
+    """
+    _move_often(plan, chance)
+    database, target = chance.choice(_SCOPES[:4])
+    for filtered in chance.sample(_FILTERS, chance.choice((4, 5))):
+        watch = Watch(
+            database,
+            target,
+            pipeline=({"$match": filtered},),
+            batch_size=chance.choice((None, None, 3, 50)),
+            max_time_ms=chance.choice((50, 300)),
+        )
+        mood = Mood(
+            restless=chance.choice((0.0, 0.05)),
+            torn=chance.choice((0.3, 0.6)),
+            slow=chance.choice((0.0, 0.1)),
+            sips=chance.choice((0.2, 0.5)),
+            longest_pause=2.0,
+        )
+        delay = chance.random() * plan.span
+        plan.watchers.append(WatcherPlan(watch, mood, delay, from_the_start=chance.random() < 0.3))
+    plan.limits.update(
+        share_log_bytes=chance.choice((10_000, 1 << 24)),
+        share_alone_bytes=1 << 20,
+        share_behind=15.0,
+        share_linger=1.0,
+    )
+    return replace(
+        plan,
+        span=1.0,
+        whim=chance.choice((0.1, 0.3)),
+        writers=[2 * steps for steps in plan.writers],
+        transactions=0.5,
+        block_bytes=300,
+    )
+
+
+def _incarnations(plan: Plan, chance: Random) -> Plan:
+    """Drop what clients watch again and again, and create it on another shard."""
+    for _ in range(2):
+        watch = Watch("tmp", chance.choice((1, "scratch")), batch_size=chance.choice((None, 1)))
+        mood = Mood(slow=chance.choice((0.0, 0.3)), longest_pause=1.0)
+        plan.watchers.append(WatcherPlan(watch, mood, 0.0, from_the_start=True))
+    homes = ["move home"] * chance.choice((3, 6))
+    return replace(plan, definitions=0.5, steps=[*plan.steps, *homes])
 
 
 def _steps(theme: str, chance: Random) -> list[str]:

@@ -10,7 +10,8 @@ from bson.timestamp import Timestamp
 
 from router.change_stream import remotes
 from router.change_stream.actions import Action, OpenRemote
-from router.change_stream.log_reader import Batch, LogReader
+from router.change_stream.log_reader import Batch, LogReader, ReadableStream
+from router.change_stream.merged_stream import MergedStream
 from router.change_stream.progress_command import progress_command
 from router.change_stream.remotes import Remotes
 from router.change_stream.resume_point import ResumePoint
@@ -154,6 +155,33 @@ def _probe_sees_less() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _held_events_move() -> Iterator[None]:
+    """Keep what was read but not returned at a move, although the next stream has it too."""
+    original = LogReader.attach
+
+    def attach(self: LogReader, stream: ReadableStream) -> None:
+        moves = hasattr(self, "_stream")
+        kept = (self._held, self._resume) if moves else None
+        original(self, stream)
+        if kept is not None:
+            self._held, self._resume = kept
+
+    with mock.patch.object(LogReader, "attach", attach):
+        yield
+
+
+@contextmanager
+def _exceptions_ignored() -> Iterator[None]:
+    """Go on after an exception that has interrupted the processing of a block."""
+
+    def fail(stream: MergedStream, error: Exception) -> None:
+        """Leave the stream as it is."""
+
+    with mock.patch.object(MergedStream, "fail", fail, create=True):
+        yield
+
+
 SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "gate": _gate_by_the_fastest,
     "gate-config": _gate_without_the_config_server,
@@ -162,6 +190,8 @@ SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "new-shard": _new_shards_ignored,
     "new-shard-late": _new_shards_too_late,
     "reopen": _reopened_from_the_start,
+    "moved-twice": _held_events_move,
+    "exception": _exceptions_ignored,
     "mark": _mark_ahead_of_events,
     "removed": _removed_too_early,
     "removed-behind": _removed_forgotten,

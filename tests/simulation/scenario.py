@@ -19,6 +19,7 @@ from tests.simulation.loop import SimulatedLoop, Stuck, run
 from tests.simulation.moves import Moves, frequent_moves
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, WatcherPlan, draw
+from tests.simulation.planted import MARK, Planted, planted
 from tests.simulation.processes import RouterProcess, in_process
 from tests.simulation.repeatable import repeatable
 from tests.simulation.trace import Trace
@@ -66,7 +67,9 @@ def simulate(
     scenario = Scenario(plan, chance, loop, network, trace)
     loop.set_exception_handler(scenario.unhandled)
 
-    with repeatable(seed, scenario.wall), frequent_moves(plan.sharing) as moves:
+    moving = frequent_moves(plan.sharing, plan.whim, Random(f"moves {seed}"))
+    planting = planted(plan.planted, trace.note)
+    with repeatable(seed, scenario.wall), planting as scenario.planted, moving as moves:
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())
@@ -88,6 +91,7 @@ class Scenario:
         self, plan: Plan, chance: Random, loop: SimulatedLoop, network: Network, trace: Trace
     ) -> None:
         self.events = 0
+        self.planted: Planted | None = None
         self._plan = plan
         self._chance = chance
         self._loop = loop
@@ -100,8 +104,9 @@ class Scenario:
 
     def unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report an exception that no task awaited as a problem."""
-        error = context.get("exception")
-        self._trace.problem(f"unhandled: {context.get('message')} {error!r}")
+        text = f"unhandled: {context.get('message')} {context.get('exception')!r}"
+        # What counts of a planted exception is what its readers get.
+        (self._trace.note if MARK in text else self._trace.problem)(text)
 
     async def play(self) -> None:
         """Start everything, run it, stop it and check it."""
@@ -113,7 +118,13 @@ class Scenario:
             random=self._draw(),
         )
         await in_process("cluster", cluster.start)
-        workload = Workload(cluster, self._draw(), self._trace)
+        workload = Workload(
+            cluster,
+            self._draw(),
+            self._trace,
+            transactions=self._plan.transactions,
+            definitions=self._plan.definitions,
+        )
         await workload.prepare()
         router_process = RouterProcess(
             self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,
@@ -175,6 +186,8 @@ class Scenario:
             task.cancel()
         for task in done:
             task.result()
+        if self.planted is not None:
+            self.planted.armed = False
         audit = Audit(
             self._loop, self._trace, self._chance, workload, router_process, end, calm=plan.calm
         )

@@ -9,6 +9,7 @@ import structlog
 from structlog.exceptions import DropEvent
 
 from tests.simulation.loop import PROCESS
+from tests.simulation.planted import MARK
 
 _SAID_BY_DESIGN = frozenset({"Unexpected shutdown"})
 
@@ -42,17 +43,19 @@ class Trace:
         return self._digest.hexdigest()
 
     def listen_to_logs(self, silenced: Callable[[str], bool]) -> None:
-        """Add the processes' log lines to the trace; errors are problems.
+        """Add the processes' log lines to the trace; errors are problems, unless planted.
 
         Lines of a process for which ``silenced`` returns true, such as a killed one, are dropped.
         """
 
         def take(_logger: Any, level: str, line: MutableMapping[str, Any]) -> Any:
             process = PROCESS.get()
-            if level in ("error", "critical", "exception") and not silenced(process):
-                self.problem(f"{process} logged {_text(line)}")
+            severe = level in ("error", "critical", "exception") and not silenced(process)
+            text = _text(line) if severe or self._show is not None else ""
+            if severe and MARK not in text:
+                self.problem(f"{process} logged {text}")
             elif self._show is not None:
-                self._show(f"{self._clock():12.6f} {process} [{level}] {_text(line)}")
+                self._show(f"{self._clock():12.6f} {process} [{level}] {text}")
             raise DropEvent
 
         lowest = logging.DEBUG if self._show is not None else logging.ERROR

@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address
 from tests.simulation.driver import Batch, DriverCursor, Token, ask, is_resumable
+from tests.simulation.planted import MARK
 from tests.simulation.trace import Trace
 
 _CURSOR_KILLED = 237
@@ -41,10 +42,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Mood:
-    """The probabilities that an application leaves, or pauses before a getMore."""
+    """The probabilities that an application leaves, pauses, or asks for one event at a getMore.
+
+    ``torn`` is the probability that it leaves after a reply that ends at an event: more was ready.
+    """
 
     restless: float = 0.0
+    torn: float = 0.0
     slow: float = 0.0
+    sips: float = 0.0
     longest_pause: float = 8.0
 
 
@@ -58,6 +64,10 @@ class Segment:
     first_mark: str = ""
     end: str = ""
     """The sort key that the next cursor resumes from."""
+    replies: list[tuple[str, int]] = field(default_factory=list)
+    """Each reply's promise, and the number of events that had come by its end."""
+    closed: bool = False
+    """Whether an invalidate ended the stream."""
     positions: dict[str, int] | None = None
     """Each shard's oplog position when a stream from now was open."""
 
@@ -128,9 +138,12 @@ class Watcher:
                 if getattr(error, "code", 0) == _INVALID_RESUME_TOKEN and self.watch.pipeline:
                     # The stream ended meanwhile, and its invalidate was filtered out.
                     self._after_invalidate = True
+                elif MARK in str(error) and not self._works:
+                    pass  # an application tries an opening again
                 elif not is_resumable(error) or "broke its rules" in str(error):
                     self._trace.problem(f"{self.name} ({self.watch}) got {code} {error}")
-                    return
+                    if MARK not in str(error):
+                        return
             finally:
                 cursor.vanish()
             if self._works:
@@ -168,6 +181,7 @@ class Watcher:
         self._take(segment, batch)
         while not self.done:
             if not batch.cursor_id:
+                segment.closed = True
                 if not self._after_invalidate and not self.watch.pipeline:
                     self._trace.problem(f"{self.name} was closed without an invalidate")
                 # It may have been filtered out. Drivers use startAfter until the next event.
@@ -175,10 +189,15 @@ class Watcher:
                 return
             if self._chance.random() < self._mood.slow:
                 await asyncio.sleep(self._chance.random() ** 4 * self._mood.longest_pause)
-            if self._chance.random() < self._mood.restless:
+            at_event = bool(batch.events) and batch.events[-1]["_id"] == batch.pbrt
+            torn = self._mood.torn if at_event and self._until is None else 0.0
+            leaves = max(self._mood.restless, torn)
+            if self._chance.random() < leaves:
                 await self._leave(cursor)
                 return
-            batch = await cursor.more(self.watch.batch_size, self.watch.max_time_ms)
+            sips = self._mood.sips > 0 and self._chance.random() < self._mood.sips
+            size = 1 if sips else self.watch.batch_size
+            batch = await cursor.more(size, self.watch.max_time_ms)
             self._take(segment, batch)
         await cursor.close()
 
@@ -217,7 +236,9 @@ class Watcher:
         mark = batch.pbrt["_data"]
         for event in batch.events:
             key = event["_id"]["_data"]
-            if key < self._mark:
+            # Only DDL events share a token, which several replies may have (docs/protocol.md).
+            again = bool(segment.events) and segment.events[-1]["_id"]["_data"] == key
+            if key < self._mark or (key == self._mark and not again):
                 self._trace.problem(f"{self.name}: {key} comes after the promise {self._mark}")
             if key > mark:
                 self._trace.problem(f"{self.name}: {key} lies above its batch's promise {mark}")
@@ -226,6 +247,7 @@ class Watcher:
             self.seen.append(event["_id"])
         if mark < self._mark:
             self._trace.problem(f"{self.name}: PBRT went back from {self._mark} to {mark}")
+        segment.replies.append((mark, len(segment.events)))
         if batch.events:
             self._trace.note(f"{self.name} got {len(batch.events)} events to {mark}")
         if not self._after_invalidate and mark > self._mark:

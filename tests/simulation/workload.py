@@ -24,10 +24,20 @@ _EXPECTED = frozenset({20, 24, 26, 48, 96, 112, 117, 118, 225, 251, 11000, 263, 
 class Workload:
     """Writers and one administrator, each a coroutine that ends after its steps."""
 
-    def __init__(self, cluster: EmbeddedCluster, chance: Random, trace: Trace) -> None:
+    def __init__(
+        self,
+        cluster: EmbeddedCluster,
+        chance: Random,
+        trace: Trace,
+        *,
+        transactions: float,
+        definitions: float,
+    ) -> None:
         self._cluster = cluster
         self._chance = chance
         self._trace = trace
+        self._transactions = transactions
+        self._definitions = definitions
         self._client = Client()
         self._numbers = iter(range(1, 1_000_000))
         self._ids: dict[str, list[int]] = {}
@@ -69,7 +79,7 @@ class Workload:
         lsid = {"id": Binary(self._chance.randbytes(16), 4)}
         for number in range(1, steps + 1):
             await asyncio.sleep(self._chance.expovariate(1 / pause))
-            if self._chance.random() < 0.12:
+            if self._chance.random() < self._transactions:
                 await self._transaction(lsid, number)
             else:
                 await self._step()
@@ -77,7 +87,7 @@ class Workload:
     async def _step(self) -> None:
         database, name = self._chance.choice(_COLLECTIONS)
         chance = self._chance.random()
-        if chance < 0.03 and (database, name) in PLAIN:
+        if chance < self._definitions and (database, name) in PLAIN:
             await self._definition(database, name)
         else:
             await self.run(database, self._statement(database, name))
@@ -160,6 +170,8 @@ class Workload:
             await self.run(
                 "admin", {"movePrimary": self._chance.choice(("app", "side", "tmp")), "to": shard}
             )
+        elif step == "move home":
+            await self.run("admin", {"movePrimary": "tmp", "to": shard})
         elif step == "drop sharded":
             await self.run(database, {"drop": name})
         elif step == "add shard":
