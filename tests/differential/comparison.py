@@ -9,6 +9,7 @@ import bson
 from bson import Timestamp
 
 from tests.differential.plans import Plan, token_time
+from tests.differential.raw_values import LENIENT
 from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading, decoded
 
 _SHOWN = 1200
@@ -177,7 +178,7 @@ def _without_lookups(
         return events
     result = []
     for token, raw in events:
-        event = bson.decode(raw)
+        event = bson.decode(raw, LENIENT)
         namespace = event.get("ns")
         whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
         left = not whole or (namespace["db"], namespace["coll"]) in namespaces
@@ -200,7 +201,8 @@ def _adds_to_looked_up(plan: Plan) -> bool:
 def _in_any_order(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Put the fields of each event into one order."""
     return [
-        (token, bson.encode(dict(sorted(bson.decode(event).items())))) for token, event in events
+        (token, bson.encode(dict(sorted(bson.decode(event, LENIENT).items()))))
+        for token, event in events
     ]
 
 
@@ -210,7 +212,7 @@ def _shown(pair: tuple[str, bytes]) -> str:
 
 def command_text(plan: Plan) -> str:
     """Return a plan as one line."""
-    text = repr(bson.decode(bson.encode(plan.command)))
+    text = repr(bson.decode(bson.encode(plan.command), LENIENT))
     return f"{plan.name}: {plan.database} {text} more={list(plan.more)}" + (
         f" legs={plan.legs}" if plan.legs else ""
     )
