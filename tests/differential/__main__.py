@@ -16,8 +16,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from tests.differential.seeds import Clients, Outcome, Servers, run_all, run_seed
+from tests.differential.seeds import Clients, Outcome, Servers, run_all, run_seed, theme_of
 from tests.differential.servers import WAYS, running
+from tests.differential.workload import THEMES
 
 
 def main() -> int:
@@ -35,6 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--sharing", nargs="+", choices=WAYS, default=list(WAYS), help="how the routers share"
     )
+    parser.add_argument(
+        "--themes", nargs="+", choices=THEMES, default=list(THEMES), help="skip other seeds"
+    )
     args = parser.parse_args()
     with running(args.shards, args.on, args.sharing) as servers:
         return asyncio.run(_run(servers, args))
@@ -50,7 +54,8 @@ async def _run(servers: Servers, args: argparse.Namespace) -> int:
             outcomes = [await run_seed(servers, clients, args.seed, print)]
             _show(outcomes[0])
         else:
-            seeds = (n for n in range(args.first, args.first + args.seeds) if n not in known)
+            numbers = range(args.first, args.first + args.seeds)
+            seeds = (n for n in numbers if n not in known and theme_of(n) in args.themes)
             done = partial(_keep, log=args.log)
             seconds = 60 * args.minutes
             outcomes = await run_all(servers, clients, seeds, args.jobs, done, seconds)

@@ -20,6 +20,8 @@ _BYTES = 17 << 20
 """More than what a router reads of a shared stream before it weighs whether sharing pays."""
 _MOST = 1200
 _DRAINERS, _RESUMERS = 2, 6
+_FILTERS = 4
+"""As many different filters share a stream by default, until it reads much more than they need."""
 _LARGEST_TRANSACTION = 12
 
 
@@ -62,7 +64,7 @@ def readers(chance: Random, database: str, tokens: Sequence[Token], start: Times
     for number in range(_DRAINERS + _RESUMERS):
         resumes = bool(inside) and number >= _DRAINERS
         at = {"resumeAfter": chance.choice(inside)} if resumes else {"startAtOperationTime": start}
-        wanted = {"fullDocument.n": {"$lt": _LARGEST_TRANSACTION + number}}
+        wanted = {"fullDocument.n": {"$lt": _LARGEST_TRANSACTION + number % _FILTERS}}
         stages = [{"$changeStream": {**options, **at}}, {"$match": wanted}]
         cursor = {"batchSize": chance.choice((0, 1))}
         size = chance.randrange(1, 4)

@@ -211,8 +211,11 @@ class Planner:
         else:
             names = (*SHARDED * 2, *PLAIN, "view", "series", "none")
             plan = self._scope(database, options, target=chance.choice(names))
-        looking = [raw_values.stage(chance)] if self._raw and chance.random() < 0.6 else []
-        stages = [*plan.command["pipeline"], *looking, *pipeline(chance, self._start)]
+        stages = [*plan.command["pipeline"]]
+        if self._raw and chance.random() < 0.6:
+            stages.append(raw_values.stage(chance))
+        else:
+            stages += pipeline(chance, self._start)
         command = {**plan.command, "pipeline": stages, **self._fields()}
         more = [self._more() for _ in range(chance.randrange(1, 4))]
         bad = chance.choice(_BAD_MORE) if chance.random() < 0.03 else None

@@ -95,7 +95,10 @@ def document(chance: Random, number: int) -> tuple[RawBSONDocument, Any]:
     elements = [
         ("_id", _known(key)),
         ("k", _known(chance.randrange(60)) if chance.random() < 0.9 else _value(chance, 0)),
-        ("n", _value(chance, 1)),
+        (
+            "n",
+            _value(chance, 1) if chance.random() < 0.7 else (0x13, chance.choice(_NOT_CANONICAL)),
+        ),
         ("tags", _document([(n, _value(chance, 1)) for n in chance.choice(_IRREGULAR)], _ARRAY)),
         ("sub", _document([("a", _value(chance)), ("b", _document([("c", _value(chance, 1))]))])),
         ("any", _value(chance)),
@@ -132,12 +135,12 @@ def _operator(name: str, elements: list[tuple[str, Value]]) -> RawBSONDocument:
 
 def stage(chance: Random) -> dict[str, Any]:
     """Return a stage that looks into these documents."""
-    below = chance.choice(("", ".a", ".b", ".0", ".1", ".a.b", ".0.a", ".5"))
+    below = chance.choice(("", "", "", "", ".a", ".b", ".0", ".1", ".a.b", ".0.a", ".5"))
     path = chance.choice(_PATHS) + below
     kind = chance.random()
-    if kind < 0.2:
-        return {"$project": {path: chance.randrange(2), **({"_id": 1} if kind < 0.1 else {})}}
-    if kind < 0.3:
+    if kind < 0.15:
+        return {"$project": {path: chance.randrange(2), **({"_id": 1} if kind < 0.07 else {})}}
+    if kind < 0.22:
         return {"$unset": [path]}
     return {"$match": {path: chance.choice(_CONDITIONS)(chance)}}
 
