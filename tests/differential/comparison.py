@@ -170,23 +170,22 @@ def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 def _without_lookups(
     events: list[tuple[str, bytes]], namespaces: Set[tuple[str, str]]
 ) -> list[tuple[str, bytes]]:
-    """Return the events, updates in ``namespaces`` without their ``fullDocument``.
+    """Return the events without the updates in ``namespaces``.
 
-    An update whose namespace a stage has removed or changed may belong to any of them.
+    A stage may have removed the type and the namespace: then the event may be such an update. The
+    documents that are looked up may also decide whether a filter lets it through.
     """
-    if not namespaces:
-        return events
-    result = []
-    for token, raw in events:
-        event = bson.decode(raw, LENIENT)
-        namespace = event.get("ns")
-        whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
-        left = not whole or (namespace["db"], namespace["coll"]) in namespaces
-        if event.get("operationType") == "update" and left:
-            event.pop("fullDocument", None)
-            raw = bson.encode(event)
-        result.append((token, raw))
-    return result
+    return (
+        [pair for pair in events if not _may_update(pair[1], namespaces)] if namespaces else events
+    )
+
+
+def _may_update(raw: bytes, namespaces: Set[tuple[str, str]]) -> bool:
+    event = bson.decode(raw, LENIENT)
+    namespace = event.get("ns")
+    whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
+    left = not whole or (namespace["db"], namespace["coll"]) in namespaces
+    return event.get("operationType", "update") == "update" and left
 
 
 def _adds_to_looked_up(plan: Plan) -> bool:

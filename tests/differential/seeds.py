@@ -35,6 +35,7 @@ from tests.differential.workload import THEMES, Client, Workload
 LIVE_STREAMS = 4
 PAST_STREAMS = 14
 _READ_SECONDS = 60.0
+_SEED_SECONDS = 600.0
 _LOCK_FAILED = 107
 """The error code of a note that does not get the global lock at once."""
 _NOTE_ATTEMPTS = 200
@@ -139,7 +140,8 @@ async def run_seed(
     run = _Run(servers, clients, Outcome(seed, sharing, theme_of(seed)), on_step)
     begun = time.perf_counter()
     try:
-        await run.run()
+        async with asyncio.timeout(_SEED_SECONDS):
+            await run.run()
     except Exception as error:  # noqa: BLE001 - the other seeds go on
         run.outcome.differences.append(f"did not run to its end: {error!r}")
     finally:
