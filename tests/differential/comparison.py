@@ -149,8 +149,10 @@ def _events(
     yield f"events: {len(theirs)} through mongos, {len(ours)} through the router"
     for number, (their, our) in enumerate(zip(theirs, ours, strict=False)):
         if their != our:
-            yield f"event {number} through mongos: {_shown(their)}"
-            yield f"event {number} through the router: {_shown(our)}"
+            alike = _shown(their) == _shown(our)
+            show = _as_bytes if alike else _shown
+            yield f"event {number} through mongos: {show(their)}"
+            yield f"event {number} through the router: {show(our)}"
             return
     more, name = (theirs, "mongos") if len(theirs) > len(ours) else (ours, "the router")
     yield f"only through {name}: {_shown(more[min(len(theirs), len(ours))])}"
@@ -203,6 +205,10 @@ def _in_any_order(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
         (token, bson.encode(dict(sorted(bson.decode(event, LENIENT).items()))))
         for token, event in events
     ]
+
+
+def _as_bytes(pair: tuple[str, bytes]) -> str:
+    return repr(pair[1])[:_SHOWN]
 
 
 def _shown(pair: tuple[str, bytes]) -> str:

@@ -148,6 +148,8 @@ def stage(chance: Random) -> dict[str, Any]:
     below = chance.choice(("", "", "", "", ".a", ".b", ".0", ".1", ".a.b", ".0.a", ".5"))
     path = chance.choice(_PATHS) + below
     kind = chance.random()
+    if kind < 0.04:  # the error's message shows the value
+        return {"$set": {"number": {"$toInt": "$" + path}}}
     if kind < 0.15:
         return {"$project": {path: chance.randrange(2), **({"_id": 1} if kind < 0.07 else {})}}
     if kind < 0.22:
