@@ -9,6 +9,7 @@ import bson
 from bson import Timestamp
 
 from tests.differential.plans import Plan, token_time
+from tests.differential.raw_values import LENIENT
 from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading, decoded
 
 _SHOWN = 1200
@@ -148,8 +149,10 @@ def _events(
     yield f"events: {len(theirs)} through mongos, {len(ours)} through the router"
     for number, (their, our) in enumerate(zip(theirs, ours, strict=False)):
         if their != our:
-            yield f"event {number} through mongos: {_shown(their)}"
-            yield f"event {number} through the router: {_shown(our)}"
+            alike = _shown(their) == _shown(our)
+            show = _as_bytes if alike else _shown
+            yield f"event {number} through mongos: {show(their)}"
+            yield f"event {number} through the router: {show(our)}"
             return
     more, name = (theirs, "mongos") if len(theirs) > len(ours) else (ours, "the router")
     yield f"only through {name}: {_shown(more[min(len(theirs), len(ours))])}"
@@ -169,23 +172,22 @@ def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 def _without_lookups(
     events: list[tuple[str, bytes]], namespaces: Set[tuple[str, str]]
 ) -> list[tuple[str, bytes]]:
-    """Return the events, updates in ``namespaces`` without their ``fullDocument``.
+    """Return the events without the updates in ``namespaces``.
 
-    An update whose namespace a stage has removed or changed may belong to any of them.
+    A stage may have removed the type and the namespace: then the event may be such an update. The
+    documents that are looked up may also decide whether a filter lets it through.
     """
-    if not namespaces:
-        return events
-    result = []
-    for token, raw in events:
-        event = bson.decode(raw)
-        namespace = event.get("ns")
-        whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
-        left = not whole or (namespace["db"], namespace["coll"]) in namespaces
-        if event.get("operationType") == "update" and left:
-            event.pop("fullDocument", None)
-            raw = bson.encode(event)
-        result.append((token, raw))
-    return result
+    return (
+        [pair for pair in events if not _may_update(pair[1], namespaces)] if namespaces else events
+    )
+
+
+def _may_update(raw: bytes, namespaces: Set[tuple[str, str]]) -> bool:
+    event = bson.decode(raw, LENIENT)
+    namespace = event.get("ns")
+    whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
+    left = not whole or (namespace["db"], namespace["coll"]) in namespaces
+    return event.get("operationType", "update") == "update" and left
 
 
 def _adds_to_looked_up(plan: Plan) -> bool:
@@ -200,8 +202,13 @@ def _adds_to_looked_up(plan: Plan) -> bool:
 def _in_any_order(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Put the fields of each event into one order."""
     return [
-        (token, bson.encode(dict(sorted(bson.decode(event).items())))) for token, event in events
+        (token, bson.encode(dict(sorted(bson.decode(event, LENIENT).items()))))
+        for token, event in events
     ]
+
+
+def _as_bytes(pair: tuple[str, bytes]) -> str:
+    return repr(pair[1])[:_SHOWN]
 
 
 def _shown(pair: tuple[str, bytes]) -> str:
@@ -210,7 +217,7 @@ def _shown(pair: tuple[str, bytes]) -> str:
 
 def command_text(plan: Plan) -> str:
     """Return a plan as one line."""
-    text = repr(bson.decode(bson.encode(plan.command)))
+    text = repr(bson.decode(bson.encode(plan.command), LENIENT))
     return f"{plan.name}: {plan.database} {text} more={list(plan.more)}" + (
         f" legs={plan.legs}" if plan.legs else ""
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from bson import Binary, Timestamp
 
+from tests.differential import raw_values
 from tests.differential.pipelines import Pipeline, pipeline
 from tests.differential.workload import PLAIN, SHARDED
 
@@ -38,6 +39,7 @@ class Plan:
         live: whether it is opened before the workload and read during it.
         legs: the number of replies after which the other server resumes from the last
         postBatchResumeToken; 0 if one server reads the whole stream.
+        pause: seconds between the first getMore and the second.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Plan:
     damaged: bool = False
     live: bool = False
     legs: int = 0
+    pause: float = 0.0
 
     @property
     def collection(self) -> str:
@@ -85,6 +88,11 @@ class Plan:
         stages = [{"$changeStream": options}, *self.command["pipeline"][1:]]
         return replace(self, command={**self.command, "pipeline": stages})
 
+    def after_invalidate(self, token: Token) -> "Plan":
+        """Return the plan of a stream that starts after an invalidate's ``token``."""
+        plan = self.resumed(token, invalidated=True)
+        return replace(plan, name=f"{self.name}'", bad=None, live=False, legs=0)
+
     def from_time(self, opened: Timestamp) -> "Plan":
         """Return this plan with its token replaced by the token's cluster time.
 
@@ -114,10 +122,14 @@ class Planner:
         chance: makes all random choices.
         databases: the workload's databases.
         start: a cluster time before the workload.
+        raw: whether stages look into documents that drivers do not write.
     """
 
-    def __init__(self, chance: Random, databases: Sequence[str], start: Timestamp) -> None:
+    def __init__(
+        self, chance: Random, databases: Sequence[str], start: Timestamp, *, raw: bool = False
+    ) -> None:
         self._chance = chance
+        self._raw = raw
         self._databases = databases
         self._start = start
 
@@ -130,7 +142,7 @@ class Planner:
             self._scope(first, {}),
             self._scope(second, {"showExpandedEvents": True}),
             self._scope(first, {}, target=self._chance.choice(SHARDED)),
-            self._scope(second, {}, target=self._chance.choice(PLAIN)),
+            *(self._scope(second, {}, target=name) for name in self._chance.sample(PLAIN, 2)),
         ]
         return [
             replace(plan, name=f"reference {number}", command=self._from_start(plan.command))
@@ -199,7 +211,11 @@ class Planner:
         else:
             names = (*SHARDED * 2, *PLAIN, "view", "series", "none")
             plan = self._scope(database, options, target=chance.choice(names))
-        stages = [*plan.command["pipeline"], *pipeline(chance, self._start)]
+        stages = [*plan.command["pipeline"]]
+        if self._raw and chance.random() < 0.6:
+            stages.append(raw_values.stage(chance))
+        else:
+            stages += pipeline(chance, self._start)
         command = {**plan.command, "pipeline": stages, **self._fields()}
         more = [self._more() for _ in range(chance.randrange(1, 4))]
         bad = chance.choice(_BAD_MORE) if chance.random() < 0.03 else None

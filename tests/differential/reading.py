@@ -7,13 +7,18 @@ from typing import Any
 
 import bson
 from bson import Int64, Timestamp
-from bson.codec_options import CodecOptions
+from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 
 from tests.differential.plans import Plan, Token, token_time
+from tests.differential.raw_values import LENIENT
 from tests.harness.raw_client import RawClient
 
-_RAW = CodecOptions(document_class=RawBSONDocument)
+_RAW = CodecOptions(
+    document_class=RawBSONDocument,
+    unicode_decode_error_handler="replace",
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+)
 _LARGEST_REPLY = (16 << 20) + (16 << 10)
 _VARIES = re.compile(
     r"\b\d{15,20}\b|127\.0\.0\.1:\d+|shard\d\b|(?<=BSONObj size: )\d+ .0x\w+."
@@ -119,6 +124,8 @@ class Reader:
                         self._batches += 1
                         if not await self._more(client, more):
                             break
+                        if self._batches == 1:
+                            await asyncio.sleep(self._plan.pause)
                     await self._close(client)
         except TimeoutError:
             at = self.reading.promises[-1:]
@@ -210,7 +217,7 @@ class Reader:
 
 def decoded(event: bytes) -> dict[str, Any]:
     """Return an event for a report, with long values shortened."""
-    shown: dict[str, Any] = _short(bson.decode(event))
+    shown: dict[str, Any] = _short(bson.decode(event, LENIENT))
     return shown
 
 

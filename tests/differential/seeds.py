@@ -1,6 +1,8 @@
 """One seed: a workload whose streams are read through mongos and through the router."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,9 +15,11 @@ from typing import Any
 import bson
 import pymongo
 from bson import Timestamp
+from bson.errors import BSONError
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tests.differential import backlog
 from tests.differential.comparison import command_text, differ_by_shard, differences
 from tests.differential.deliberate import is_deliberate
 from tests.differential.plans import Plan, Planner, Token, token_time
@@ -26,11 +30,12 @@ from tests.differential.reading import (
     Reading,
     is_invalidate,
 )
-from tests.differential.workload import Client, Workload
+from tests.differential.workload import THEMES, Client, Workload
 
 LIVE_STREAMS = 4
 PAST_STREAMS = 14
 _READ_SECONDS = 60.0
+_SEED_SECONDS = 600.0
 _LOCK_FAILED = 107
 """The error code of a note that does not get the global lock at once."""
 _NOTE_ATTEMPTS = 200
@@ -42,12 +47,12 @@ class Servers:
 
     Args:
         mongos: the port of the mongos.
-        router: the port of the router, whose upstream is that mongos.
+        routers: the ports of the routers, whose upstream is that mongos, by their ways of sharing.
         members: connection strings of the shards' primaries by name, and of the config server's.
     """
 
     mongos: int
-    router: int
+    routers: dict[str, int]
     members: dict[str, str]
 
 
@@ -56,6 +61,9 @@ class Outcome:
     """The result of a seed."""
 
     seed: int
+    sharing: str
+    theme: str
+    seconds: float = 0.0
     streams: int = 0
     events: int = 0
     log: list[str] = field(default_factory=list)
@@ -66,7 +74,11 @@ class Clients:
     """The driver clients that all seeds share."""
 
     def __init__(self, servers: Servers) -> None:
-        self.mongos: Client = AsyncMongoClient(port=servers.mongos)
+        self.mongos: Client = AsyncMongoClient(
+            port=servers.mongos,
+            unicode_decode_error_handler="replace",
+            datetime_conversion="DATETIME_AUTO",
+        )
         self.members: list[Client] = [
             AsyncMongoClient(uri, directConnection=True) for uri in servers.members.values()
         ]
@@ -107,6 +119,11 @@ class Clients:
                     return
 
 
+def theme_of(seed: int) -> str:
+    """Return the theme of a seed's workload."""
+    return list(THEMES)[seed % len(THEMES)]
+
+
 async def run_seed(
     servers: Servers, clients: Clients, seed: int, on_step: Callable[[str], None] = lambda _: None
 ) -> Outcome:
@@ -118,13 +135,20 @@ async def run_seed(
         seed: determines everything except times, UUIDs and the interleaving of members' clocks.
         on_step: called with a line for each step.
     """
-    run = _Run(servers, clients, seed, on_step)
+    ways = list(servers.routers)
+    sharing = ways[seed // len(THEMES) % len(ways)]
+    run = _Run(servers, clients, Outcome(seed, sharing, theme_of(seed)), on_step)
+    begun = time.perf_counter()
     try:
-        await run.run()
+        async with asyncio.timeout(_SEED_SECONDS):
+            await run.run()
+    except Exception as error:  # noqa: BLE001 - the other seeds go on
+        run.outcome.differences.append(f"did not run to its end: {error!r}")
     finally:
         for database in run.databases:
             with suppress(PyMongoError):
                 await clients.mongos.drop_database(database)
+    run.outcome.seconds = round(time.perf_counter() - begun, 2)
     return run.outcome
 
 
@@ -134,17 +158,19 @@ async def run_all(
     seeds: Iterable[int],
     jobs: int,
     done: Callable[[Outcome], None],
+    seconds: float = math.inf,
 ) -> list[Outcome]:
-    """Run seeds, ``jobs`` of them at a time; call ``done`` with each outcome."""
+    """Run seeds, ``jobs`` of them at a time; call ``done`` with each outcome.
+
+    None begins after ``seconds``.
+    """
     waiting = iter(seeds)
+    until = time.monotonic() + seconds
     outcomes: list[Outcome] = []
 
     async def work() -> None:
-        for seed in waiting:
-            try:
-                outcome = await run_seed(servers, clients, seed)
-            except PyMongoError as error:
-                outcome = Outcome(seed, differences=[f"did not run to its end: {error!r}"])
+        while time.monotonic() < until and (seed := next(waiting, None)) is not None:
+            outcome = await run_seed(servers, clients, seed)
             outcomes.append(outcome)
             done(outcome)
 
@@ -156,16 +182,22 @@ async def run_all(
 
 class _Run:
     def __init__(
-        self, servers: Servers, clients: Clients, seed: int, on_step: Callable[[str], None]
+        self, servers: Servers, clients: Clients, outcome: Outcome, on_step: Callable[[str], None]
     ) -> None:
         self._servers = servers
         self._clients = clients
-        self.outcome = Outcome(seed)
+        self.outcome = outcome
         self._on_step = on_step
-        chance = Random(seed)
+        seed, self._theme = outcome.seed, outcome.theme
+        self._chance = chance = Random(seed)
         names = [name for name in servers.members if name != "config"]
         self._workload = Workload(
-            clients.mongos, names, Random(chance.random()), f"seed{seed}", self._report_step
+            clients.mongos,
+            names,
+            Random(chance.random()),
+            f"seed{seed}",
+            self._theme,
+            self._report_step,
         )
         self._plans_chance = Random(chance.random())
         self._steps = chance.randrange(15, 45)
@@ -177,10 +209,17 @@ class _Run:
 
     async def run(self) -> None:
         start = await self._clients.now()
-        planner = Planner(self._plans_chance, self.databases, start)
-        self._report_step(f"seed {self.outcome.seed}: databases {', '.join(self.databases)}")
+        raw = self._theme == "raw"
+        planner = Planner(self._plans_chance, self.databases, start, raw=raw)
+        outcome = self.outcome
+        self._report_step(f"seed {outcome.seed}: {outcome.theme}, sharing {outcome.sharing}")
         await self._workload.prepare()
-        pair_of = partial(_Pair, self._servers, opened=await self._clients.now())
+        pair_of = partial(
+            _Pair,
+            self._servers,
+            self._servers.routers[outcome.sharing],
+            opened=await self._clients.now(),
+        )
         coming: asyncio.Future[Timestamp] = asyncio.get_running_loop().create_future()
         live = [pair_of(planner.live(n)) for n in range(LIVE_STREAMS)]
         reading = [asyncio.ensure_future(pair.read(coming)) for pair in live]
@@ -189,6 +228,9 @@ class _Run:
                 await pair.opened()
             self._report_step("workload")
             await self._workload.run(self._steps)
+            if self._theme == "backlog":
+                database = self._clients.mongos[self.databases[1]]
+                self._report_step("  backlog " + await backlog.write(database, self._chance))
         finally:
             end = await self._clients.settle()
             coming.set_result(end)
@@ -198,7 +240,17 @@ class _Run:
         plans = [planner.past(n, tokens, times) for n in range(PAST_STREAMS)]
         past = [pair_of(plan) for plan in plans]
         await asyncio.gather(*(pair.read(coming) for pair in past))
-        for pair in (*live, *references, *past):
+        pairs = [*live, *references, *past]
+        if self._theme == "backlog":
+            of_backlog = references[2].mongos.reading.all_tokens
+            drawn = backlog.readers(self._chance, self.databases[1], of_backlog, start)
+            pairs += (draining := [pair_of(plan) for plan in drawn])
+            await asyncio.gather(*(pair.read(coming) for pair in draining))
+        ended = pairs
+        while ended := [pair_of(plan) for pair in ended for plan in pair.next_incarnation]:
+            await asyncio.gather(*(pair.read(coming) for pair in ended))
+            pairs += ended
+        for pair in pairs:
             self._judge(pair, end)
 
     def _starts(
@@ -236,25 +288,34 @@ class _Pair:
 
     Args:
         servers: the servers to read from.
+        router: the router's port.
         plan: the stream to read.
         opened: a time before which a stream from now has no events.
     """
 
-    def __init__(self, servers: Servers, plan: Plan, opened: Timestamp) -> None:
+    def __init__(self, servers: Servers, router: int, plan: Plan, opened: Timestamp) -> None:
         self.plan = plan
         self.mongos = Reader(servers.mongos, plan, _READ_SECONDS)
-        self.router = Reader(servers.router, plan, _READ_SECONDS)
+        self.router = Reader(router, plan, _READ_SECONDS)
         self.joined: Reading | None = None
         self.failures: list[str] = []
         self.of_shards: list[Failure] = []
         """The errors of shards that are read alone; filled if mongos and the router differ."""
-        self._servers = servers
+        self._servers, self._port = servers, router
         self._opened = opened
 
     async def opened(self) -> None:
         """Wait until both streams are open."""
         await self.mongos.opened.wait()
         await self.router.opened.wait()
+
+    @property
+    def next_incarnation(self) -> list[Plan]:
+        """The plan of the stream that goes on after the invalidate at its end, if there is one."""
+        reading = self.mongos.reading
+        if not reading.invalidated or not is_invalidate(reading.promised):
+            return []
+        return [self.plan.after_invalidate(reading.promises[-1][1])]
 
     async def read(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read both to ``end``."""
@@ -263,7 +324,7 @@ class _Pair:
             *(reader.read(end) for reader in readers.values()), return_exceptions=True
         )
         for name, result in zip(readers, results, strict=True):
-            if isinstance(result, DeadlineError | OSError | EOFError | bson.errors.BSONError):
+            if isinstance(result, DeadlineError | OSError | EOFError | BSONError):
                 self.failures.append(f"through {name}: {type(result).__name__}: {result}")
             elif isinstance(result, BaseException):
                 raise result
@@ -295,7 +356,7 @@ class _Pair:
         """Read the stream alternately through the router and through mongos."""
         joined, plan = Reading(), self.plan
         for leg in range(4 * self.plan.legs):
-            port = self._servers.mongos if leg % 2 else self._servers.router
+            port = self._servers.mongos if leg % 2 else self._port
             last = leg + 1 == 4 * self.plan.legs
             reader = Reader(port, plan, _READ_SECONDS)
             try:

@@ -1,8 +1,8 @@
 """The servers of the differential test: a cluster, its mongos, and a router on it."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +10,56 @@ from tests.differential.seeds import Servers
 from tests.harness.clusters import start_real_cluster
 from tests.harness.routers import start_router
 
+_ALWAYS = {"shareFilters": "always", "shareScopes": "always"}
+WAYS: dict[str, dict[str, str]] = {
+    "default": {},
+    # Two streams are enough for both to move while they are read.
+    "early": {"shareFiltersFrom": "2", "shareScopesFrom": "2"},
+    "always": _ALWAYS,
+    "moving": _ALWAYS,
+}
+"""The routers' parameters by their ways of sharing; ``moving`` is the one of moving_router.py."""
+
 
 @contextmanager
-def running(shards: int, on: Path | None, parameters: Mapping[str, str]) -> Iterator[Servers]:
-    """Run a cluster of real servers and a router during the block.
+def running(shards: int, on: Path | None, ways: Collection[str]) -> Iterator[Servers]:
+    """Run a cluster of real servers and a router for each way of sharing during the block.
 
     Args:
         shards: the number of shards.
         on: a JSON file that describes a running cluster: mongos, configdb, shards.
-        parameters: the router's parameters.
+        ways: keys of WAYS.
 
     Raises:
         pytest.skip.Exception: real servers are not available.
     """
     if on is not None:
         known = json.loads(on.read_text())
-        with routed(known["mongos"], known["configdb"], known["shards"], parameters) as servers:
+        with routed(known["mongos"], known["configdb"], known["shards"], ways) as servers:
             yield servers
         return
     with (
         start_real_cluster(shards, noop_interval=1) as cluster,
-        routed(cluster.mongos, cluster.configdb, cluster.shards, parameters) as servers,
+        routed(cluster.mongos, cluster.configdb, cluster.shards, ways) as servers,
     ):
         yield servers
 
 
 @contextmanager
 def routed(
-    mongos: str, configdb: str, shards: dict[str, Any], parameters: Mapping[str, str]
+    mongos: str, configdb: str, shards: dict[str, Any], ways: Collection[str] = tuple(WAYS)
 ) -> Iterator[Servers]:
-    """Run a router on a running cluster during the block."""
+    """Run routers on a running cluster during the block."""
     hosts = {**shards, "config": configdb}
     members = {name: f"mongodb://{host.partition('/')[2]}/" for name, host in hosts.items()}
-    with start_router(
-        configdb, upstream=f"mongodb://{mongos}/", set_parameter=dict(parameters)
-    ) as router:
-        yield Servers(int(mongos.rpartition(":")[2]), router.port, members)
+    with ExitStack() as stack:
+        ports = {}
+        for way in ways:
+            router = start_router(
+                configdb,
+                upstream=f"mongodb://{mongos}/",
+                set_parameter=dict(WAYS[way]),
+                program="tests.differential.moving_router" if way == "moving" else "router.cli",
+            )
+            ports[way] = stack.enter_context(router).port
+        yield Servers(int(mongos.rpartition(":")[2]), ports, members)

@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
+import pymongo
 import pytest
 
 from tests.differential.seeds import Clients, Outcome, Servers, run_all
-from tests.differential.servers import routed
+from tests.differential.servers import WAYS, routed
+from tests.differential.workload import THEMES
 from tests.harness.clusters import RealCluster, start_real_cluster
 
-SEEDS = {"auto": range(1, 13), "always": range(101, 109)}
-"""By the parameters shareFilters and shareScopes."""
+SEEDS = range(1, 17)
+"""Each theme of a workload with each way of sharing."""
+_LEAST_MOVES = 50
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -21,21 +26,25 @@ def cluster() -> Iterator[RealCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("mode", SEEDS)
-def test_the_router_returns_what_mongos_returns(cluster: RealCluster, mode: str) -> None:
-    parameters = {"shareFilters": mode, "shareScopes": mode}
-    # With auto, two streams are enough for both to move while they are read.
-    parameters |= dict.fromkeys(("shareFiltersFrom", "shareScopesFrom"), "2")
-    with routed(cluster.mongos, cluster.configdb, cluster.shards, parameters) as servers:
-        outcomes = asyncio.run(_run(servers, SEEDS[mode]))
-    found = [f"seed {each.seed}: {text}" for each in outcomes for text in each.differences]
+def test_the_router_returns_what_mongos_returns(cluster: RealCluster) -> None:
+    with routed(cluster.mongos, cluster.configdb, cluster.shards) as servers:
+        outcomes = asyncio.run(_run(servers))
+        with pymongo.MongoClient[dict[str, Any]](port=servers.routers["moving"]) as client:
+            moves = client.admin.command("serverStatus")["mergerouter"]["moves"]
+    found = [
+        f"seed {each.seed} ({each.theme}, sharing {each.sharing}): {text}"
+        for each in outcomes
+        for text in each.differences
+    ]
     assert not found, "\n".join(found)
-    assert sum(outcome.events for outcome in outcomes) > 1000
+    assert {(each.theme, each.sharing) for each in outcomes} == set(product(THEMES, WAYS))
+    assert sum(outcome.events for outcome in outcomes) > 10_000
+    assert min(moves["toShared"], moves["toOwn"]) > _LEAST_MOVES
 
 
-async def _run(servers: Servers, seeds: range) -> list[Outcome]:
+async def _run(servers: Servers) -> list[Outcome]:
     clients = Clients(servers)
     try:
-        return await run_all(servers, clients, seeds, jobs=4, done=lambda _: None)
+        return await run_all(servers, clients, SEEDS, jobs=4, done=lambda _: None)
     finally:
         await clients.close()

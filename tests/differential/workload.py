@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from bson import MinKey
 from pymongo import AsyncMongoClient, InsertOne, UpdateOne
@@ -11,7 +12,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import PyMongoError
 
-from tests.differential import values
+from tests.differential import raw_values, values
 
 Client = AsyncMongoClient[dict[str, Any]]
 Documents = AsyncCollection[dict[str, Any]]
@@ -20,6 +21,13 @@ Step = Callable[[], Awaitable[Any]]
 SHARDED = ("orders", "hashed", "images")
 PLAIN = ("plain", "kept", "other")
 _MEGABYTE = 1 << 20
+THEMES: dict[str, dict[str, float]] = {
+    "mixed": {},
+    "incarnations": {"reincarnate": 12, "drop": 5, "drop_database": 2, "move_primary": 2},
+    "backlog": {"transaction": 20},
+    "raw": {"insert_raw": 20, "update_raw": 30, "drop": 0.3, "drop_database": 0.1},
+}
+"""What the seeds' workloads have more of: the weights of their steps."""
 
 
 class Workload:
@@ -33,6 +41,7 @@ class Workload:
         shards: the names of the cluster's shards.
         chance: makes all random choices.
         name: the prefix of the databases' names.
+        theme: what it has more of, one of THEMES.
         on_step: called with a line for each operation, with its error if it failed.
     """
 
@@ -42,8 +51,10 @@ class Workload:
         shards: Sequence[str],
         chance: Random,
         name: str,
+        theme: str,
         on_step: Callable[[str], None],
     ) -> None:
+        self._more = THEMES[theme]
         self._client = client
         self._shards = list(shards)
         self._chance = chance
@@ -78,6 +89,9 @@ class Workload:
             (0.3, self._refine_key),
             (0.6, self._view),
             (0.4, self._time_series),
+            (0.3, self._reincarnate),
+            (0, self._insert_raw),
+            (0, self._update_raw),
         ]
 
     async def prepare(self) -> None:
@@ -96,7 +110,8 @@ class Workload:
 
     async def run(self, steps: int) -> None:
         """Run ``steps`` random operations, one after the other."""
-        weights, choices = zip(*self._steps, strict=True)
+        choices = [step for _, step in self._steps]
+        weights = [self._more.get(step.__name__[1:], weight) for weight, step in self._steps]
         for step in self._chance.choices(choices, weights, k=steps):
             await self._try(step.__name__.strip("_").replace("_", " "), step())
         if self.large:
@@ -223,6 +238,22 @@ class Workload:
         await documents.update_one(where, {"$set": {"n": 1}})
         await documents.delete_one(where)
 
+    async def _insert_raw(self) -> str:
+        documents = self._documents()
+        made = [raw_values.document(self._chance, next(self._numbers)) for _ in range(5)]
+        self._keys.setdefault(documents.full_name, []).extend((key, 1) for _, key in made)
+        raw = [cast("dict[str, Any]", each) for each, _ in made]
+        await documents.insert_many(raw, ordered=False)
+        return documents.name
+
+    async def _update_raw(self) -> str:
+        documents = self._documents()
+        for _ in range(4):
+            where = {"_id": self._known(documents)["_id"]}
+            with suppress(PyMongoError):
+                await documents.update_one(where, raw_values.update(self._chance))
+        return documents.name
+
     # Definitions.
 
     async def _create(self) -> str:
@@ -305,6 +336,22 @@ class Workload:
             middle = {"k": at, **rest}
             await self._client.admin.command("split", namespace, middle=middle)
             await self._client.admin.command("moveChunk", namespace, find=middle, to=shard)
+
+    async def _reincarnate(self) -> str:
+        """Drop a database or a collection and begin it anew, maybe on another shard."""
+        database = self._client[self.databases[self._chance.random() < 0.8]]
+        names = self._chance.sample(PLAIN, self._chance.randrange(1, 4))
+        if self._chance.random() < 0.6:
+            await self._client.drop_database(database.name)
+            await self._enable_sharding(database.name)
+        else:
+            await database[names[0]].drop()
+        for name in names:
+            if self._chance.random() < 0.4:
+                with suppress(PyMongoError):  # it is sharded already
+                    await self._shard(f"{database.name}.{name}", {"_id": "hashed"})
+            await database[name].insert_one(self._new(database[name]))
+        return f"{database.name} {names}"
 
     async def _shard_one_more(self) -> str:
         documents = self._documents(PLAIN)

@@ -16,10 +16,11 @@ class RouterProcess(Program):
 
     Args:
         arguments: the command line after ``serve``.
+        program: the module that is run.
     """
 
-    def __init__(self, arguments: list[str]) -> None:
-        super().__init__("the router", ["-m", "router.cli", "serve", *arguments])
+    def __init__(self, arguments: list[str], program: str = "router.cli") -> None:
+        super().__init__("the router", ["-m", program, "serve", *arguments])
         self._attributes = self.wait_ready(_START_TIMEOUT)
 
     @property
@@ -58,7 +59,12 @@ class RouterProcess(Program):
 
 
 def start_router(
-    configdb: str, upstream: str | None = None, *, feed: bool = False, **flags: object
+    configdb: str,
+    upstream: str | None = None,
+    *,
+    feed: bool = False,
+    program: str = "router.cli",
+    **flags: object,
 ) -> RouterProcess:
     """Start a router on free ports.
 
@@ -66,6 +72,7 @@ def start_router(
         configdb: ``rsName/host:port``.
         upstream: ``mongodb://host:port`` of a mongos.
         feed: whether to open a feed.
+        program: the module that is run.
         flags: further flags with underscores for hyphens, such as ``port``; ``set_parameter`` is a
         dict.
     """
@@ -82,7 +89,7 @@ def start_router(
         arguments.append("--" + name.replace("_", "-"))
         if value is not True:
             arguments.append(str(value))
-    return RouterProcess(arguments)
+    return RouterProcess(arguments, program)
 
 
 def run_router(*arguments: str) -> subprocess.CompletedProcess[str]:
