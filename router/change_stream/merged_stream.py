@@ -17,6 +17,7 @@ from router.change_stream.actions import (
 from router.change_stream.remotes import Remotes, ShardSpan
 from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import (
+    TIME_DIGITS,
     ResumeToken,
     cluster_time_of,
     event_key,
@@ -88,8 +89,9 @@ class MergedStream:
         # The present shards come last: later events of the config server apply to them.
         openings = [self._remotes.open_removed(each, start_at) for each in removed]
         openings += [self._remotes.open(shard, host, start_at) for shard, host in shards.items()]
-        for opening in openings:
-            self._remotes[opening.remote].swallows = request.starts_after_invalidate
+        if request.starts_after_invalidate:
+            for opening in openings:
+                self._remotes[opening.remote].swallows = b""
         self._openings += openings
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
@@ -122,11 +124,13 @@ class MergedStream:
             return self._broken(remote, "a postBatchResumeToken is malformed")
         events, size = batch.events, batch.size
         actions: list[Action] = []
+        if events and state.swallows == b"":
+            state.swallows = events[0][0][:TIME_DIGITS]
         if batch.cursor_id == 0:
             if not (batch.invalidated or ResumeToken.decode(key.decode("ascii")).from_invalidate):
                 return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
-            if state.swallows:
-                state.swallows, state.swallowed = False, key
+            if state.swallows is not None and key.startswith(state.swallows):
+                state.swallows, state.swallowed = None, key
                 events, size = self._swallow(events, size, key)
                 actions.append(ReopenRemote(remote, batch.pbrt))
             else:

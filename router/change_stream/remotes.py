@@ -27,15 +27,16 @@ class Remote:
     """State of one remote in its stream.
 
     ``heard``: the first reply has arrived. ``invalidated``: the remote's change stream has ended at
-    its promise. ``swallows``: the stream swallows the remote's first invalidate; ``swallowed`` is
-    the sort key of that invalidate. ``removed_at``: the shard is gone once the remote's promise has
-    reached this sort key.
+    its promise. ``swallows``: the stream swallows an invalidate whose sort key begins so; after the
+    remote's first event that is the event's cluster time, since only its cause has an invalidate's.
+    ``swallowed`` is the sort key of the swallowed invalidate. ``removed_at``: the shard is gone
+    once its promise has reached this sort key.
     """
 
     opening: OpenRemote
     heard: bool = False
     invalidated: bool = False
-    swallows: bool = False
+    swallows: bytes | None = None
     swallowed: bytes | None = None
     removed_at: bytes | None = None
 

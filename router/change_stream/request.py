@@ -88,7 +88,10 @@ class StreamRequest:
 
     @property
     def starts_after_invalidate(self) -> bool:
-        """Whether the stream continues after an invalidate: each shard's first one is swallowed."""
+        """Whether the stream continues after an invalidate.
+
+        One that is a shard's first event, with its cause, is swallowed.
+        """
         start = self.start
         return isinstance(start, AfterToken) and start.start_after and start.token.from_invalidate
 

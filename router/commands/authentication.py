@@ -98,17 +98,22 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
 
 
 RELAYED = (
-    Command(("saslStart",), sasl_step, "begin a login", before_login=True),
-    Command(("saslContinue",), sasl_step, "go on with a login", before_login=True),
-    Command(("authenticate",), authenticate, "log in by certificate", before_login=True),
+    Command(("saslStart",), sasl_step, "begin a login", before_login=True, api_versions=("1",)),
+    Command(
+        ("saslContinue",), sasl_step, "go on with a login", before_login=True, api_versions=("1",)
+    ),
+    Command(
+        ("authenticate",),
+        authenticate,
+        "log in by certificate",
+        before_login=True,
+        api_versions=("1",),
+    ),
 )
 """Commands that the router answers only where clients log in."""
 
 COMMANDS = (
     *RELAYED,
     Command(("logout",), log_out, "end the login"),
-    Command(
-        ("connectionStatus",), connection_status, "who is logged in", before_login=True,
-        api_versions=("1",),
-    ),
-)  # fmt: skip
+    Command(("connectionStatus",), connection_status, "who is logged in", before_login=True),
+)

@@ -4,6 +4,7 @@ import platform
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
+from router.commands.fields import text
 from router.config.log_lines import RECENT, RECENT_LINES
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -35,9 +36,9 @@ async def get_log(call: Call) -> Answer:
     """Return the last lines of the log.
 
     Raises:
-        CommandError: no log has that name.
+        CommandError: no log has that name, or it is not a string.
     """
-    asked = call.command[call.name]
+    asked = text(call.command, "getLog", "getLog")
     if asked == "*":
         return Answer({"names": list(LOG_NAMES)})
     if asked not in LOG_NAMES:
@@ -106,9 +107,9 @@ COMMANDS = (
     ),
     Command(("whatsmyuri",), whats_my_uri, "the client's address", before_login=True),
     Command(("getLog",), get_log, "the last log lines", admin_only=True, action="getLog"),
-    Command(("hostInfo", "hostinfo"), host_info, "the machine", action="hostInfo"),
+    Command(("hostInfo",), host_info, "the machine", action="hostInfo"),
     Command(("replSetGetStatus",), repl_set_get_status, "not supported through mongos"),
-    Command(("isdbgrid", "isdbGrid"), is_dbgrid, "that this is a mongos", before_login=True),
+    Command(("isdbgrid",), is_dbgrid, "that this is a mongos", before_login=True),
     Command(
         ("listShards", "listshards"),
         list_shards,

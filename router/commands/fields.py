@@ -82,14 +82,14 @@ def check_known(command: Mapping[str, Any], name: str, known: frozenset[str]) ->
 
 
 def required(command: Mapping[str, Any], name: str, field: str) -> Any:
-    """Return a required field; raises CommandError 40414."""
-    try:
-        return command[field]
-    except KeyError:
+    """Return a required field, which must not be null; raises CommandError 40414."""
+    value = command.get(field)
+    if value is None:
         raise CommandError(
             ErrorCode.IDLFailedToParse,
             f"BSON field '{name}.{field}' is missing but a required field",
-        ) from None
+        )
+    return value
 
 
 def text(command: Mapping[str, Any], name: str, field: str) -> str:

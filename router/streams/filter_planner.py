@@ -100,4 +100,7 @@ def _refusal(request: StreamRequest, mode: str) -> str:
         return "it has a collation"
     if request.passthrough_to_shard is not None:
         return "it reads one shard"
+    if request.starts_after_invalidate:
+        # Whether a shard's invalidate is swallowed depends on what its filter lets through.
+        return "it starts after an invalidate"
     return ""

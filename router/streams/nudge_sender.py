@@ -122,9 +122,15 @@ class NudgeSender:
         return found
 
     def _forget_the_gone(self) -> None:
-        """Close the connections to shards that are no longer in the shard list."""
-        for name in [each for each in self._targets if self._cluster.replica_set(each) is None]:
-            task = asyncio.get_running_loop().create_task(self._targets.pop(name).close())
+        """Close the connections to idle shards that are no longer in the shard list.
+
+        Streams still read a removed shard, and nudge it, until they have passed its removal.
+        """
+        for name, target in list(self._targets.items()):
+            if target.busy or self._cluster.replica_set(name) is not None:
+                continue
+            del self._targets[name]
+            task = asyncio.get_running_loop().create_task(target.close())
             self._ended.add(task)
             task.add_done_callback(self._ended.discard)
 
@@ -188,6 +194,11 @@ class _Target:
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._by_note = True
         self._failing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait, or a nudge is in flight."""
+        return self._task is not None
 
     def ask(self, request: _Request) -> None:
         self._waiting.append(request)

@@ -17,7 +17,7 @@ def identity(request: StreamRequest) -> bytes:
 
     It covers everything but the start, the batch options and the comment. A request that starts
     after an invalidate shares only with those that start after the same one, because their shards
-    also skip the first invalidate.
+    also swallow invalidates.
     """
     after = None
     if request.starts_after_invalidate and isinstance(request.start, AfterToken):

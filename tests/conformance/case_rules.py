@@ -108,7 +108,7 @@ _BY_CASE: dict[str, tuple[Rule, ...]] = {
     "startAfter-invalidate": (
         (
             _RESUMING,
-            "startAfter an invalidate: each shard skips the first invalidate that it reaches",
+            "startAfter an invalidate: each shard skips one whose cause is its first event",
         ),
     ),
     "resumeAfter-drop": (

@@ -56,7 +56,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "resuming after one of several events at one cluster time on different shards",
         "resuming after a fragment's token gives the remaining fragments",
         "resuming after equal tokens of several shards skips them all",
-        "startAfter an invalidate: each shard skips the first invalidate that it reaches",
+        "startAfter an invalidate: each shard skips one whose cause is its first event",
         "startAfter accepts any token that resumeAfter accepts",
         "startAtOperationTime in the past gives all events from then on, that time included",
         "startAtOperationTime in the future gives no event before it",

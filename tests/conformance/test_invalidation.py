@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.data import Documents
+from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import CLUSTER, Event, Stream, kinds, now
-from tests.harness.clusters import Client
+from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 
 ENDS = "single-collection streams end with drop, rename of either side, dropDatabase"
-SWALLOWED = "startAfter an invalidate: each shard skips the first invalidate that it reaches"
+SWALLOWED = "startAfter an invalidate: each shard skips one whose cause is its first event"
 
 
 def to_the_end(stream: Stream) -> list[Event]:
@@ -143,6 +143,62 @@ def test_start_after_an_unsharded_collection_s_invalidate_skips_it(
     with Stream(client, db.name, "a", {"startAfter": ended["_id"]}) as stream:
         assert stream.pbrt == ended["_id"]
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
+
+
+@rule("Resuming", SWALLOWED)
+@rule("Events", ENDS)
+@pytest.mark.parametrize("stages", [[], [{"$match": {"operationType": {"$ne": "update"}}}]])
+@pytest.mark.parametrize("how", ["moved", "sharded"])
+def test_an_incarnation_on_another_shard_ends_the_stream_again(
+    client: Client, db: Data, cluster: TestCluster, how: str, stages: list[dict[str, Any]]
+) -> None:
+    """Each drop ends the stream, wherever it happens, if an event of the shard precedes it."""
+    shards = list(cluster.shards)[:3]
+    client.admin.command("enableSharding", db.name, primaryShard=shards[0])
+    with Stream(client, db.name, "a") as stream:
+        db.a.insert_one({"_id": 1})
+        db.a.drop()
+        ended = to_the_end(stream)[-1]
+    for _ in range(2):
+        if how == "moved":
+            client.drop_database(db.name)
+            client.admin.command("enableSharding", db.name, primaryShard=shards[1])
+        else:
+            shard_over_three(db, "a", shards)
+        db.a.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
+        db.a.drop()
+    with Stream(client, db.name, "a", {"startAfter": ended["_id"]}, stages) as stream:
+        events = to_the_end(stream)
+    assert kinds(events)[:4] == ["insert"] * 3 + ["drop"]
+    assert {*kinds(events)[4:]} <= {"drop", "invalidate"}
+    assert kinds(events)[-1] == "invalidate"
+
+
+@rule("Resuming", SWALLOWED)
+@pytest.mark.parametrize("expanded", [False, True])
+def test_a_creation_counts_where_it_is_shown(
+    client: Client, db: Data, cluster: TestCluster, expanded: bool
+) -> None:
+    """A drop is its shard's first event unless the stream shows the creation before it."""
+    first, second = list(cluster.shards)[:2]
+    client.admin.command("enableSharding", db.name, primaryShard=first)
+    with Stream(client, db.name, "a") as stream:
+        db.create_collection("a")
+        db.a.drop()
+        ended = to_the_end(stream)[-1]
+    client.drop_database(db.name)
+    client.admin.command("enableSharding", db.name, primaryShard=second)
+    db.create_collection("a")
+    db.a.drop()
+    db.a.insert_one({"_id": 1})
+    db.a.drop()
+    options = {"startAfter": ended["_id"], "showExpandedEvents": expanded}
+    with Stream(client, db.name, "a", options) as stream:
+        events = to_the_end(stream)
+    if expanded:
+        assert kinds(events) == ["create", "drop", "invalidate"]
+    else:
+        assert kinds(events) == ["drop", "insert", "drop", "invalidate"]
 
 
 @rule("Resuming", SWALLOWED)

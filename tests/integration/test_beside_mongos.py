@@ -9,6 +9,7 @@ import bson
 import pytest
 from bson import Binary, Decimal128, Int64, Timestamp
 
+from router.commands.table import COMMANDS
 from shard_client.wire.frames import build_msg
 from tests.harness.clusters import start_real_cluster
 from tests.harness.foreign_clients import GET, client_hello
@@ -338,3 +339,46 @@ async def _read_past(
         token = reply["cursor"]["postBatchResumeToken"]["_data"]
         if int(token[2:10], 16) > end.time:
             return types
+
+
+# Without their fields some commands are refused before their API version is looked at.
+WELL_FORMED: dict[str, dict[str, Any]] = {
+    "aggregate": {"aggregate": 1, "pipeline": [{"$documents": []}], "cursor": {}},
+    "configureFailPoint": {"configureFailPoint": "noSuchFailPoint", "mode": "off"},
+    "getMore": {"getMore": Int64(1), "collection": "c"},
+    "killCursors": {"killCursors": "c", "cursors": [Int64(1)]},
+    "killSessions": {"killSessions": []},
+}
+API: dict[str, dict[str, Any]] = {
+    "none": {},
+    "version": {"apiVersion": "1"},
+    "strict": STRICT,
+    "deprecation": {"apiVersion": "1", "apiDeprecationErrors": True},
+    "not_strict": {"apiVersion": "1", "apiStrict": False},
+}
+OWN = sorted(name for name in COMMANDS if not name.startswith("_") and name != "shutdown")
+
+
+@pytest.mark.parametrize("api", API)
+async def test_commands_follow_the_api_version(pair: Pair, api: str) -> None:
+    """Every command that the router answers; shutdown would end the mongos."""
+    different: dict[str, tuple[Any, ...]] = {}
+    for name in OWN:
+        command = {**WELL_FORMED.get(name, {name: 1}), **API[api]}
+        answers = []
+        async with both(pair) as clients:
+            for client in clients:
+                reply = await client.command("admin", command)
+                answers.append((reply["ok"], reply.get("code"), reply.get("codeName")))
+        if answers[0] != answers[1]:
+            different[name] = tuple(answers)
+    assert different == {}
+
+
+@pytest.mark.parametrize("asked", [1, 2.0, True, None, {}, [], "x", "global", "*"], ids=str)
+async def test_get_log_wants_a_name(pair: Pair, asked: Any) -> None:
+    async with both(pair) as (mongos, router):
+        expected = await mongos.command("admin", {"getLog": asked})
+        reply = await router.command("admin", {"getLog": asked})
+    for name in ("ok", "code", "errmsg"):
+        assert reply.get(name) == expected.get(name)

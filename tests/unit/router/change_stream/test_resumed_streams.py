@@ -181,6 +181,43 @@ def test_starting_after_an_invalidate_skips_each_shard_s_first(shown):
     assert stream.take(None).closed
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_an_invalidate_after_another_event_of_its_shard_ends_the_stream(together):
+    data = data_of(10, 0, invalidate=True)
+    stream = resumed_after(data, how="startAfter", target="c")
+    arrive(stream, CONFIG, upto=99)
+    invalidated(stream, A, 10)
+    arrive(stream, A, upto=99)
+    insert, drop, end = at(12, 0), at(20, 0), at(20, 0, invalidate=True)
+    token = token_of(end[1])
+    if not together:
+        assert stream.batch_arrived(B, batch([insert], hwm(15))) == []
+    events = [insert, drop, end] if together else [drop, end]
+    assert stream.batch_arrived(B, batch(events, token, invalidated=True)) == []
+    taken = stream.take(None)
+    assert taken.events == [insert[1], drop[1], end[1]]
+    taken = stream.take(None)
+    assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
+
+
+def test_an_invalidate_is_swallowed_that_comes_in_a_batch_after_its_cause():
+    data = data_of(10, 0, invalidate=True)
+    stream = resumed_after(data, how="startAfter", target="c")
+    drop, end = at(20, 0), at(20, 0, invalidate=True)
+    token = token_of(end[1])
+    stream.batch_arrived(B, batch([drop], token_of(drop[1])))
+    actions = stream.batch_arrived(B, batch([end], token, invalidated=True))
+    assert actions == [ReopenRemote(B, token)]
+    stream.batch_arrived(B, batch([], token))
+    # It is the only one.
+    _, later = invalidated(stream, B, 30)
+    arrive(stream, CONFIG, upto=99)
+    invalidated(stream, A, 10)
+    arrive(stream, A, upto=99)
+    assert times(stream.take(None).events) == [20, 30, 30]
+    assert stream.take(None).pbrt == later
+
+
 def test_starting_after_a_missing_invalidate_is_fatal():
     stream = resumed_after(data_of(10, 0, invalidate=True), how="startAfter", target="c")
     feed(stream, at(12))

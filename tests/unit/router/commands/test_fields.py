@@ -30,7 +30,7 @@ def test_types_have_mongodb_s_names(value: Any, name: str) -> None:
     ("fields", "code", "said"),
     [
         ({"collection": 5}, 14, "'getMore.collection' is the wrong type 'int'"),
-        ({"collection": None}, 14, "'getMore.collection' is the wrong type 'null'"),
+        ({"collection": None}, 40414, "'getMore.collection' is missing"),
         ({"collection": "c", "bogus": 1}, 40415, "'getMore.bogus' is an unknown field"),
         ({"collection": "c", "batchSize": "x"}, 14, "'getMore.batchSize' is the wrong type"),
         ({"collection": "c", "batchSize": True}, 14, "'getMore.batchSize' is the wrong type"),
@@ -62,6 +62,9 @@ async def test_invalid_get_more_fields_are_refused(
         ({"endSessions": [5]}, 14),
         ({"endSessions": [{"id": 5}]}, 14),
         ({"getLog": "nonsense"}, 96),
+        ({"getLog": 1}, 14),
+        ({"getLog": None}, 40414),
+        ({"connectionStatus": 1, "apiVersion": "1", "apiStrict": True}, 323),
         ({"ping": 1, "apiVersion": "2"}, 322),
         ({"ping": 1, "apiVersion": 1}, 14),
         ({"ping": 1, "apiStrict": True}, 4886600),

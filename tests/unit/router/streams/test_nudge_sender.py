@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from bson import Timestamp
 
@@ -263,3 +264,32 @@ async def test_an_event_after_a_quiet_time_is_delivered_as_quickly(cluster: Scri
         notes = [member.commands["appendOplogNote"] for member in cluster.members]
         assert notes == [1, 0, 1, 1]
     assert all(member.commands["killCursors"] == 0 for member in cluster.members)
+
+
+async def test_a_removed_shard_is_nudged_although_another_one_joins(cluster: ScriptedCluster):
+    """Streams read a removed shard to its end, which it must pass to let their other events go."""
+    nudged = Nudged(cluster)
+    assert nudged.cluster.replica_set("s1") is None, "it is not in the shard list"
+    nudged.ask(Timestamp(200, 5))
+    nudged.nudge_sender.next_tick("s2", cluster.shards["s2"].host, 0.0)
+    await until(lambda: nudged.done == 1)
+    assert nudged.results == [NudgeResult.ACKNOWLEDGED]
+    await nudged.nudge_sender.close()
+
+
+async def test_a_removed_shard_is_forgotten_after_its_nudges(cluster: ScriptedCluster):
+    nudged = Nudged(cluster)
+    await nudged.once(Timestamp(200, 5))
+    shards = cluster.config.documents["shards"]
+    cluster.config.documents["shards"] = [each for each in shards if each["_id"] != "s1"]
+    await nudged.cluster.shards()
+    assert nudged.cluster.replica_set("s1") is None
+    writers = cluster.shards["s1"].writers
+    connected, names = len(writers), (f"joins{number}" for number in count())
+
+    def gone() -> bool:
+        nudged.nudge_sender.next_tick(next(names), nudged.host, 0.0)
+        return len(writers) < connected
+
+    await until(gone)
+    await nudged.nudge_sender.close()

@@ -1,0 +1,81 @@
+"""After an invalidate, a real mongos and the router give the same events up to the same end."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conformance.streams import Event, Stream, now
+from tests.harness.clusters import Client, start_real_cluster
+from tests.harness.routers import start_router
+
+INSERTS: list[Any] = [{"$match": {"operationType": "insert"}}]
+DROPS: list[Any] = [{"$match": {"operationType": "drop"}}]
+NOT_THERE: list[Any] = [{"$match": {"documentKey._id": "nowhere"}}]
+
+
+class Pair(NamedTuple):
+    """Clients of a mongos and of a router."""
+
+    mongos: Client
+    router: Client
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with (
+        start_real_cluster(2, noop_interval=1) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+        Client(cluster.mongos_uri) as mongos,
+        Client(router.uri) as client,
+    ):
+        yield Pair(mongos, client)
+
+
+def to_the_end(client: Client, database: str, options: Any, stages: Any = None) -> list[Event]:
+    """Return the events and, last, the token that ends the stream."""
+    with Stream(client, database, "c", options, stages) as stream:
+        return [*stream.until(lambda stream: not stream.id), stream.pbrt]
+
+
+def after_a_drop(client: Client, database: str) -> Event:
+    """Drop a collection on shard0 and return its invalidate's token."""
+    start = now(client)
+    client.admin.command("enableSharding", database, primaryShard="shard0")
+    client[database].c.insert_one({"_id": 0})
+    client[database].c.drop()
+    return to_the_end(client, database, {"startAtOperationTime": start})[-1]
+
+
+def moved(client: Client, database: str) -> None:
+    """Make the collection on shard1."""
+    client.drop_database(database)
+    client.admin.command("enableSharding", database, primaryShard="shard1")
+    client[database].create_collection("c")
+
+
+def sharded(client: Client, database: str) -> None:
+    """Make the collection on both shards."""
+    name = f"{database}.c"
+    client.admin.command("shardCollection", name, key={"_id": 1})
+    client.admin.command("split", name, middle={"_id": 10})
+    client.admin.command("moveChunk", name, find={"_id": 10}, to="shard1")
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("made", [moved, sharded])
+def test_later_incarnations_end_the_stream_at_the_same_event(
+    pair: Pair, made: Any, writes: bool, expanded: bool
+) -> None:
+    database = f"{made.__name__}_{writes}_{expanded}"
+    token = after_a_drop(pair.mongos, database)
+    for number in range(3):
+        made(pair.mongos, database)
+        if writes or number:
+            pair.mongos[database].c.insert_many([{"_id": 1}, {"_id": 11}])
+        pair.mongos[database].c.drop()
+    options = {"startAfter": token, "showExpandedEvents": expanded}
+    for stages in ([], INSERTS, DROPS, NOT_THERE):
+        expected = to_the_end(pair.mongos, database, options, stages)
+        assert to_the_end(pair.router, database, options, stages) == expected
