@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Set
 from dataclasses import replace
 from typing import Any, Final
 
+import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
@@ -27,6 +28,8 @@ from router.streams.sources import Source
 from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
+
+log = structlog.get_logger()
 
 _LEAST_REPLY: Final = 64 * 1024
 
@@ -126,7 +129,7 @@ class StreamPool:
             if error.code == ErrorCode.TemporarilyUnavailable:
                 self._give_up(placement, str(error))
             else:
-                self._failed.add(source.key, str(error), begun, self._loop.time())
+                self._fails(source, error, begun)
             return None
         if wider.covers(after, spans):
             return wider
@@ -251,7 +254,7 @@ class StreamPool:
             return False
         if error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
-        self._failed.add(placement.source.key, str(error), placement.entered, self._loop.time())
+        self._fails(placement.source, error, placement.entered)
         self._moved(placement, placement.own)
         return True
 
@@ -271,6 +274,12 @@ class StreamPool:
             if request.stages and scope["readFrom"] != request.namespace:
                 explained["filter"] |= {"evaluatedBy": "router", "reason": "a wider stream is read"}
         return explained
+
+    def _fails(self, source: Source, error: CommandError, entered: float) -> None:
+        """Keep clients away from a shared stream for a while."""
+        if self._failed.add(source.key, error, entered, self._loop.time()):
+            namespace = source.request.namespace
+            log.warning("a shared stream is avoided", namespace=namespace, error=str(error))
 
     def _placed(self, request: StreamRequest) -> Placement:
         own = Source(request)
