@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.lookup.documents import find_documents
+from router.lookup.documents import Found, find_documents
 from router.lookup.events import Wanted, wanted, with_document
 from router.lookup.fragments import Splitter, whole_events
 from router.lookup.plan import LookupPlan
@@ -115,7 +115,7 @@ class Completion:
 
     async def _with_documents(self, events: Sequence[bytes]) -> list[bytes]:
         wants, error = _wants(events)
-        documents: list[bytes | None] = []
+        found = Found([], 0, None)
         updates = [want for want in wants if want is not None]
         if updates:
             found = await find_documents(
@@ -126,9 +126,7 @@ class Completion:
                 same_collection=self._same_collection or updates[0].token_version < 2,
                 read_preference=self._plan.remote.read_preference,
             )
-            documents = found.documents
-            self._adapt(len(updates), found.size)
-        looked_up = iter(documents)
+        looked_up = iter(found.documents)
         completed: list[bytes] = []
         for event, want in zip(events, wants, strict=False):
             if want is None:
@@ -139,11 +137,15 @@ class Completion:
                     with_document(event, want.place, next(looked_up), any_size=self._plan.splits)
                 )
             except StopIteration:
-                return completed
+                error = found.error
+                break
             except CommandError as too_large:
-                if completed:
-                    return completed
-                raise too_large from None
+                error = too_large
+                break
+        if len(completed) < len(events):
+            self._at_once = 1 if error is not None else len(completed)
+        elif updates:
+            self._adapt(len(updates), found.size)
         if not completed and error is not None:
             raise error
         return completed

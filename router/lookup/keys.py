@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
-from shard_client.wire.bson_slices import DOCUMENT, Element, iter_elements
+from shard_client.wire.bson_slices import ARRAY, DOCUMENT, Element, iter_elements
 
 _ID: Final = b"_id"
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
 """BSON types whose values are equal only if their bytes are: binary, ObjectId, boolean, date and
 timestamp."""
+
+_CODE_WITH_SCOPE: Final = 0x0F
 
 _int32 = Struct("<i")
 
@@ -53,6 +55,19 @@ class DocumentKey(NamedTuple):
         """Whether the shard key contains a string, which a collection's collation may fold."""
         return any(name != _ID and value[:1] == b"\x02" for name, value in self.elements)
 
+    @property
+    def has_irregular_array(self) -> bool:
+        """Whether it contains an array whose elements are not named 0, 1, 2, … in order.
+
+        Servers store such arrays; drivers do not write them. An index does not keep the names. So a
+        scan of an index for several values passes such an ``_id`` by or, on 6.0, never ends, while
+        a lookup of the one value finds it (docs/protocol.md#events).
+        """
+        return any(
+            ARRAY in value and _is_irregular(value[0], value, 1, len(value))
+            for _, value in self.elements
+        )
+
 
 class Answer(NamedTuple):
     """The result of one request.
@@ -69,9 +84,15 @@ class Answer(NamedTuple):
 
 
 def each_once(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
-    """Divide distinct document keys into requests in which no ``_id`` occurs twice."""
+    """Divide distinct document keys into requests in which no ``_id`` occurs twice.
+
+    A key with an irregular array has a request to itself.
+    """
     requests: list[dict[bytes, DocumentKey]] = []
     for key in keys:
+        if key.has_irregular_array:
+            yield [key]
+            continue
         identifier = key.id
         for request in requests:
             if identifier not in request:
@@ -179,6 +200,20 @@ def _at(document: bytes, path: bytes) -> Element | None:
 
 def _named(document: bytes, name: bytes, start: int, end: int) -> Element | None:
     return next((each for each in iter_elements(document, start, end) if each.name == name), None)
+
+
+def _is_irregular(kind: int, data: bytes, start: int, end: int) -> bool:
+    """Return whether a value is or contains an array with irregular names."""
+    if kind == _CODE_WITH_SCOPE:
+        code_length: int = _int32.unpack_from(data, start + 4)[0]
+        kind, start = DOCUMENT, start + 8 + code_length
+    if kind not in (DOCUMENT, ARRAY):
+        return False
+    return any(
+        (kind == ARRAY and element.name != b"%d" % index)
+        or _is_irregular(element.type, data, element.start, element.end)
+        for index, element in enumerate(iter_elements(data, start, end))
+    )
 
 
 def _one_of(values: Iterable[bytes]) -> bytes:
