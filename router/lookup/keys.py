@@ -4,18 +4,31 @@ Servers compare by value (1 equals 1.0, and under a collection's collation "a" m
 module compares by bytes. Keys that bytes do not decide are looked up again, in separate requests.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
-from shard_client.wire.bson_slices import ARRAY, DOCUMENT, Element, iter_elements
+from shard_client.wire.bson_slices import (
+    ARRAY,
+    DOCUMENT,
+    NESTING,
+    Element,
+    iter_elements,
+    nested_start,
+)
 
 _ID: Final = b"_id"
+_ID_ALONE: Final = (_ID,)
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
 """BSON types whose values are equal only if their bytes are: binary, ObjectId, boolean, date and
 timestamp."""
 
-_CODE_WITH_SCOPE: Final = 0x0F
+_leading_id: Final = re.compile(
+    rb"(?:[\x01\x09\x11\x12]_id\0.{8}|\x07_id\0.{12}|\x10_id\0.{4}|\x08_id\0.|\x13_id\0.{16})",
+    re.DOTALL,
+).match
+"""Matches an ``_id`` of a fixed size at the front of a document, from offset 4."""
 
 _int32 = Struct("<i")
 
@@ -24,26 +37,27 @@ _Elements = tuple[tuple[bytes, bytes], ...]
 
 
 class DocumentKey(NamedTuple):
-    """An event's ``documentKey``: its raw BSON and its fields."""
+    """An event's ``documentKey``: its raw BSON, its fields, and its ``_id``.
+
+    ``id`` is the type and value of the ``_id``; empty if it has none.
+    """
 
     raw: bytes
     elements: _Elements
+    id: bytes
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
         """Parse a raw document key; raises ProtocolError if it is malformed."""
-        return cls(
-            raw,
-            tuple(
-                (name, raw[start - len(name) - 2 : start - len(name) - 1] + raw[start:end])
-                for _, name, start, end in iter_elements(raw)
-            ),
+        leading = _leading_id(raw, 4)
+        if leading is not None and leading.end() == len(raw) - 1:
+            identifier = raw[4:5] + raw[9:-1]
+            return cls(raw, ((_ID, identifier),), identifier)
+        elements = tuple(
+            (name, raw[start - len(name) - 2 : start - len(name) - 1] + raw[start:end])
+            for _, name, start, end in iter_elements(raw)
         )
-
-    @property
-    def id(self) -> bytes:
-        """Type and value of its ``_id``; empty if it has none."""
-        return next((value for name, value in self.elements if name == _ID), b"")
+        return cls(raw, elements, next((value for name, value in elements if name == _ID), b""))
 
     @property
     def decided_by_bytes(self) -> bool:
@@ -63,10 +77,7 @@ class DocumentKey(NamedTuple):
         scan of an index for several values passes such an ``_id`` by or, on 6.0, never ends, while
         a lookup of the one value finds it (docs/protocol.md#events).
         """
-        return any(
-            ARRAY in value and _is_irregular(value[0], value, 1, len(value))
-            for _, value in self.elements
-        )
+        return ARRAY in self.raw and _has_irregular_array(self.raw, 0, len(self.raw))
 
 
 class Answer(NamedTuple):
@@ -171,6 +182,8 @@ def _suspects(
 
 def _fields_of(document: bytes, shape: Sequence[bytes]) -> _Elements | None:
     """Return a document's fields at these dotted paths, or None if one of them is absent."""
+    if shape == _ID_ALONE and (leading := _leading_id(document, 4)) is not None:
+        return ((_ID, document[4:5] + document[9 : leading.end()]),)
     values: dict[bytes, bytes] = {}
     for kind, name, start, end in iter_elements(document):
         if name in shape:
@@ -202,18 +215,16 @@ def _named(document: bytes, name: bytes, start: int, end: int) -> Element | None
     return next((each for each in iter_elements(document, start, end) if each.name == name), None)
 
 
-def _is_irregular(kind: int, data: bytes, start: int, end: int) -> bool:
-    """Return whether a value is or contains an array with irregular names."""
-    if kind == _CODE_WITH_SCOPE:
-        code_length: int = _int32.unpack_from(data, start + 4)[0]
-        kind, start = DOCUMENT, start + 8 + code_length
-    if kind not in (DOCUMENT, ARRAY):
-        return False
-    return any(
-        (kind == ARRAY and element.name != b"%d" % index)
-        or _is_irregular(element.type, data, element.start, element.end)
-        for index, element in enumerate(iter_elements(data, start, end))
-    )
+def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = False) -> bool:
+    """Return whether a document, or an ``array``, is or contains an array with irregular names."""
+    for index, element in enumerate(iter_elements(data, start, end)):
+        if array and element.name != b"%d" % index:
+            return True
+        if element.type in NESTING:
+            inner = nested_start(data, element)
+            if _has_irregular_array(data, inner, element.end, array=element.type == ARRAY):
+                return True
+    return False
 
 
 def _one_of(values: Iterable[bytes]) -> bytes:
