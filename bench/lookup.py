@@ -1,22 +1,31 @@
 """updateLookup on real servers: one by one through mongos, in batches through the router."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from bson import Timestamp
-from pymongo import MongoClient, UpdateOne
+from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.processes import cpu_seconds, drain, listening, medians, router
 from bench.suite import Column, Options, Outcome, Suite, Table
-from bench.watched_writes import COLLECTION, DATABASE, spread
+from bench.watched_writes import COLLECTION, DATABASE, Documents, spread
 from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
 
 SHARDS = 2
 EVENTS = 20_000
 SIZE = 400
 """Bytes of padding in a document."""
+SHARES = (0, 10, 100)
+"""Updates per 100 events; the others are inserts, which need no lookup."""
 _AT_A_TIME = 1_000
+_APART = 1_000_000
+
+Write = InsertOne[dict[str, Any]] | UpdateOne
+
+LOOKUP = ("--full-document", "updateLookup")
 
 COLUMNS = (
+    Column("updates %", "share"),
     Column("documents", "where"),
     Column("through", "through"),
     Column("events/s", "rate", ",.0f"),
@@ -26,8 +35,9 @@ COLUMNS = (
     Column("all CPU µs/event", "all_cpu", ",.1f"),
 )
 NOTE = (
-    "One update of each document, read from before. mongos has the shards look up one by one; the "
-    "router looks up through the same mongos, many in one request. No-ops each second."
+    "Inserts and updates of documents, one event of each, read from before. mongos has the shards "
+    "look up one by one; the router looks up through the same mongos, many in one request. Beside "
+    "it, the router's cost of the same stream without lookups. No-ops each second."
 )
 
 
@@ -39,13 +49,15 @@ def run(options: Options) -> Outcome:
     rows: list[dict[str, Any]] = []
     with RealCluster(ServerBinaries(options.real_binaries), SHARDS, noop_interval=1) as cluster:
         spread(cluster)
-        start = _update_all(cluster, options.scaled(EVENTS, EVENTS // 5))
-        for where in ("where they were updated", "moved since"):
-            options.say(f"documents {where}")
-            if rows:
-                _swap(cluster)
-            events = options.scaled(EVENTS, EVENTS // 5)
-            rows += _measure(cluster, where, events, start, options.runs)
+        events = options.scaled(EVENTS, EVENTS // 5)
+        start = ""
+        for share in SHARES:
+            options.say(f"{share} % updates")
+            start = _write(cluster, events, share)
+            rows += _measure(cluster, "in place", share, events, start, options.runs)
+        options.say("documents moved since")
+        _swap(cluster)
+        rows += _measure(cluster, "moved since", SHARES[-1], events, start, options.runs)
     return Outcome([Table("lookups (medians)", COLUMNS, rows, NOTE)])
 
 
@@ -53,51 +65,65 @@ SUITE = Suite("lookup", "What do looked-up documents cost, one by one and in bat
 
 
 def _measure(
-    cluster: TestCluster, where: str, events: int, start: str, runs: int
+    cluster: TestCluster, where: str, share: int, events: int, start: str, runs: int
 ) -> list[dict[str, Any]]:
     mongos = cluster.mongos.rpartition(":")[2]
     shards = [listening("mongod", host.rpartition(":")[2]) for host in cluster.shards.values()]
     servers = {"shards_cpu": shards, "mongos_cpu": [listening("mongos", mongos)]}
     rows = []
     with router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid):
+        all_servers = {**servers, "router_cpu": [pid]}
         ways = (
-            ("mongos", mongos, servers),
-            ("router", str(port), {**servers, "router_cpu": [pid]}),
+            ("mongos", mongos, servers, LOOKUP),
+            ("router", str(port), all_servers, LOOKUP),
+            ("router, no lookups", str(port), all_servers, ()),
         )
-        for through, asked, processes in ways:
-            figures = medians([_drain(asked, events, start, processes) for _ in range(runs)])
-            rows.append({"where": where, "through": through, **figures})
+        for through, asked, processes, extra in ways:
+            drained = [_drain(asked, events, start, processes, extra) for _ in range(runs)]
+            row = {"share": share, "where": where, "through": through}
+            rows.append({**row, **medians(drained)})
     return rows
 
 
-def _drain(port: str, events: int, start: str, processes: dict[str, list[int]]) -> dict[str, float]:
-    """Drain the updates once; return events a second and the CPU µs per event of each process."""
+def _drain(
+    port: str, events: int, start: str, processes: dict[str, list[int]], extra: tuple[str, ...]
+) -> dict[str, float]:
+    """Drain the events once; return events a second and the CPU µs per event of each process."""
 
     def used() -> dict[str, float]:
         return {name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()}
 
     before = used()
-    arguments = ("--full-document", "updateLookup", "--namespace", f"{DATABASE}.{COLLECTION}")
-    result = drain([port], events, start, *arguments)
+    namespace = f"{DATABASE}.{COLLECTION}"
+    result = drain([port], events, start, "--namespace", namespace, *extra)
     costs = {name: (after - before[name]) / events * 1e6 for name, after in used().items()}
     return {"rate": result["rate"], **costs, "all_cpu": sum(costs.values())}
 
 
-def _update_all(cluster: TestCluster, events: int) -> str:
-    """Insert the documents, update each once, and return the cluster time of the first update."""
+def _write(cluster: TestCluster, events: int, share: int) -> str:
+    """Insert documents and update ``share`` percent of as many events; return the first's time."""
     shards = len(cluster.shards)
+    first = share * _APART
+    numbers = range(first, first + events)
     with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         documents = client[DATABASE][COLLECTION]
-        for first in range(0, events, _AT_A_TIME):
-            numbers = range(first, min(events, first + _AT_A_TIME))
-            batch = [{"_id": n, "s": n % shards, "pad": "x" * SIZE} for n in numbers]
-            documents.insert_many(batch, ordered=False)
+
+        def insert(number: int) -> Write:
+            return InsertOne({"_id": number, "s": number % shards, "pad": "x" * SIZE})
+
+        def update(number: int) -> Write:
+            return UpdateOne({"_id": number, "s": number % shards}, {"$set": {"v": number}})
+
+        _write_all(documents, [insert(number) for number in numbers if number % 100 < share])
         start: Timestamp = client.admin.command("ping")["$clusterTime"]["clusterTime"]
-        for first in range(0, events, _AT_A_TIME):
-            numbers = range(first, min(events, first + _AT_A_TIME))
-            changes = [UpdateOne({"_id": n, "s": n % shards}, {"$set": {"v": n}}) for n in numbers]
-            documents.bulk_write(changes, ordered=False)
+        writes = [update(n) if n % 100 < share else insert(n) for n in numbers]
+        _write_all(documents, writes)
     return f"{start.time}:{start.inc + 1}"
+
+
+def _write_all(documents: Documents, writes: Sequence[Write]) -> None:
+    for first in range(0, len(writes), _AT_A_TIME):
+        documents.bulk_write(writes[first : first + _AT_A_TIME], ordered=False)
 
 
 def _swap(cluster: TestCluster) -> None:

@@ -1,9 +1,7 @@
 """Completion of one stream's events: the lookup, then the user's stages."""
 
-from collections.abc import Sequence
-
-from router.lookup.documents import find_documents
-from router.lookup.events import Wanted, wanted, with_document
+from router.lookup.documents import Found, find_documents
+from router.lookup.events import Wanted, has_updates, wanted, with_document
 from router.lookup.fragments import Splitter, whole_events
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
@@ -59,8 +57,8 @@ class Completion:
 
     @property
     def at_once(self) -> int:
-        """Number of events to complete at a time, so that their documents are not too large."""
-        return 1 if self._held.memory.short else self._at_once
+        """Number of events to take at a time."""
+        return 1 if self._held.memory.short else self._reads.settings.most_events
 
     @property
     def resuming(self) -> bytes | None:
@@ -75,7 +73,7 @@ class Completion:
         if self._stages is not None:
             await self._stages.check(self._held)
 
-    async def complete(self, events: Sequence[bytes]) -> Transformed:
+    async def complete(self, events: list[bytes]) -> Transformed:
         """Complete the first of the ``events``, as many as is reasonable at once.
 
         At least one is completed, unless ``events`` holds only the first fragments of an event.
@@ -89,7 +87,7 @@ class Completion:
         finally:
             self._held.size = 0
 
-    async def _complete_or_split(self, events: Sequence[bytes]) -> Transformed:
+    async def _complete_or_split(self, events: list[bytes]) -> Transformed:
         if self._splitter is None:
             return await self._complete(events)
         whole, counts = whole_events(events)
@@ -107,15 +105,17 @@ class Completion:
                 break
         return Transformed(sum(counts[: done.consumed]), fragments)
 
-    async def _complete(self, events: Sequence[bytes]) -> Transformed:
-        part = await self._with_documents(events[: self.at_once])
+    async def _complete(self, events: list[bytes]) -> Transformed:
+        part = events[: self.at_once]
+        if has_updates(part):
+            part = await self._with_documents(part)
         if self._stages is None:
             return Transformed(len(part), part)
         return await self._stages.transform(part, self._held)
 
-    async def _with_documents(self, events: Sequence[bytes]) -> list[bytes]:
-        wants, error = _wants(events)
-        documents: list[bytes | None] = []
+    async def _with_documents(self, events: list[bytes]) -> list[bytes]:
+        wants, error = _wants(events, self._at_once)
+        found = Found([], 0, None)
         updates = [want for want in wants if want is not None]
         if updates:
             found = await find_documents(
@@ -126,9 +126,7 @@ class Completion:
                 same_collection=self._same_collection or updates[0].token_version < 2,
                 read_preference=self._plan.remote.read_preference,
             )
-            documents = found.documents
-            self._adapt(len(updates), found.size)
-        looked_up = iter(documents)
+        looked_up = iter(found.documents)
         completed: list[bytes] = []
         for event, want in zip(events, wants, strict=False):
             if want is None:
@@ -139,11 +137,17 @@ class Completion:
                     with_document(event, want.place, next(looked_up), any_size=self._plan.splits)
                 )
             except StopIteration:
-                return completed
+                error = found.error
+                break
             except CommandError as too_large:
-                if completed:
-                    return completed
-                raise too_large from None
+                error = too_large
+                break
+        if error is not None:
+            self._at_once = 1
+        elif len(found.documents) < len(updates):
+            self._at_once = len(found.documents)
+        elif updates:
+            self._adapt(len(updates), found.size)
         if not completed and error is not None:
             raise error
         return completed
@@ -154,12 +158,20 @@ class Completion:
         self._at_once = max(1, min(most, fitting))
 
 
-def _wants(events: Sequence[bytes]) -> tuple[list[Wanted | None], CommandError | None]:
-    """Return the lookups of the events before the first malformed one, and its error."""
+def _wants(events: list[bytes], most: int) -> tuple[list[Wanted | None], CommandError | None]:
+    """Return the lookups of the first events, ``most`` of them; and the error if one is malformed.
+
+    They end before the malformed event.
+    """
     wants: list[Wanted | None] = []
     for event in events:
         try:
-            wants.append(wanted(event))
+            want = wanted(event)
         except CommandError as error:
             return wants, error
+        wants.append(want)
+        if want is not None:
+            most -= 1
+            if not most:
+                break
     return wants, None

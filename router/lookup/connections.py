@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TypeVar
 
 from shard_client.backoff import Backoff
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Connection
 
@@ -13,6 +14,9 @@ Connect = Callable[[], Awaitable[Connection]]
 """Opens a connection to the upstream; raises CommandError, NetworkError."""
 
 _IDLE_SECONDS = 30.0
+_SLOW_SECONDS = 1.0
+"""After so long a request leaves its place to the next one and goes on, so that slow requests hold
+up no others."""
 _T = TypeVar("_T")
 
 
@@ -21,11 +25,13 @@ class UpstreamConnections:
 
     Args:
         connect: opens a connection.
-        most: maximum number of open connections; further requests wait for one.
+        most: maximum number of requests that have begun within the last second; further requests
+            wait. As many connections are kept for later requests.
     """
 
     def __init__(self, connect: Connect, most: int) -> None:
         self._connect = connect
+        self._most = most
         self._places = asyncio.Semaphore(most)
         self._idle: list[tuple[float, Connection]] = []
         self._loop = asyncio.get_running_loop()
@@ -43,23 +49,40 @@ class UpstreamConnections:
             self._drop_idle()
 
     @asynccontextmanager
-    async def borrow(self) -> AsyncIterator[Connection]:
+    async def borrow(self, deadline: float) -> AsyncIterator[Connection]:
         """Lend a connection for the block; a connection closed or busy afterwards is not kept.
 
+        Args:
+            deadline: the time, on the loop's clock, until which the request waits for its turn.
+
         Raises:
-            CommandError: HostUnreachable, if no mongos answers.
+            CommandError: NetworkTimeout, if its turn has not come by then; HostUnreachable, if no
+                mongos answers.
             NetworkError: the connection could not be opened.
         """
-        async with self._places:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+        except TimeoutError:
+            message = "the router has too many slow requests to the upstream mongos"
+            raise CommandError(ErrorCode.NetworkTimeout, message) from None
+        place = ExitStack()
+        place.callback(self._places.release)
+        slow = self._loop.call_later(_SLOW_SECONDS, place.close)
+        try:
             connection = self._take() or await self._connect()
             try:
                 yield connection
             finally:
-                if connection.closed or connection.busy or not self._users:
+                full = not self._users or len(self._idle) >= self._most
+                if connection.closed or connection.busy or full:
                     connection.abort()
                 else:
                     self._idle.append((self._loop.time(), connection))
                     self._schedule()
+        finally:
+            slow.cancel()
+            place.close()
 
     def _drop_idle(self) -> None:
         if self._expiry is not None:
@@ -95,15 +118,14 @@ class UpstreamConnections:
 
 
 async def persist(
-    attempt: Callable[[], Awaitable[_T]], backoff: Backoff, timeout: float, codes: frozenset[int]
+    attempt: Callable[[], Awaitable[_T]], backoff: Backoff, deadline: float, codes: frozenset[int]
 ) -> _T:
-    """Return the result of ``attempt``, retrying after network errors for ``timeout`` seconds.
+    """Return the result of ``attempt``, retrying after network errors until ``deadline``.
 
-    ``codes`` are the codes of the command errors that are retried too. Raises the last attempt's
-    CommandError or NetworkError.
+    ``deadline`` is on the loop's clock; ``codes`` are the codes of the command errors that are
+    retried too. Raises the last attempt's CommandError or NetworkError.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
     while True:
         try:
             return await attempt()

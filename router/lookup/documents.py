@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from bson.binary import UUID_SUBTYPE, Binary
@@ -26,11 +27,13 @@ _NO_SUCH_COLLECTION: Final = frozenset(
 class Found(NamedTuple):
     """The documents of the first of the wanted events, None for each that has no document.
 
-    ``size`` is the size in bytes of all documents received, including those left out.
+    ``size`` is the size in bytes of all documents received, including those left out. ``error`` is
+    that of the lookup for the next event, if it failed.
     """
 
     documents: list[bytes | None]
     size: int
+    error: CommandError | None
 
 
 async def find_documents(
@@ -43,10 +46,10 @@ async def find_documents(
 ) -> Found:
     """Look up the documents in their current or a later state.
 
-    Return fewer than wanted, but at least one, if they are larger than one request should return.
-    ``held`` counts the documents received.
-    With ``same_collection``, a collection recreated under the old name does not count. Raises
-    CommandError as a lookup by mongos does.
+    Return fewer than wanted, but at least one or an error, if they are larger than one request
+    should return, or take longer than the time limit. ``held`` counts the documents received.
+    With ``same_collection``, a collection recreated under the old name does not count. Errors are
+    those of a lookup by mongos.
     """
     attributes: spans.Attributes = {"db.system.name": "mongodb", "mergerouter.events": len(wants)}
     with spans.recorded("look documents up", attributes):
@@ -74,17 +77,22 @@ async def _find(
                 tasks.create_task(group.run(needed=group is first), name="look documents up")
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    documents = []
+    size = sum(group.size for group in groups.values())
+    documents: list[bytes | None] = []
     for want in wants:
-        results = groups[want.database, want.collection, want.uuid].results
-        if want.document_key not in results:
-            break
-        documents.append(results[want.document_key])
-    return Found(documents, sum(group.size for group in groups.values()))
+        group = groups[want.database, want.collection, want.uuid]
+        if want.document_key not in group.results:
+            return Found(documents, size, group.errors.get(want.document_key, group.failure))
+        documents.append(group.results[want.document_key])
+    return Found(documents, size, None)
 
 
 class _Group:
-    """The wanted documents of one collection."""
+    """The wanted documents of one collection.
+
+    ``results`` are those found, by raw key, None where there is no document; ``errors`` those of
+    single keys. ``failure`` ended the lookups; it concerns all other keys.
+    """
 
     def __init__(
         self,
@@ -102,7 +110,12 @@ class _Group:
         self._same_collection = same_collection
         self._read_preference = read_preference
         self._keys: dict[bytes, DocumentKey] = {}
+        limit = reads.settings.timeout
+        self._half = limit / 2
+        self._deadline = asyncio.get_running_loop().time() + limit
         self.results: dict[bytes, bytes | None] = {}
+        self.errors: dict[bytes, CommandError] = {}
+        self.failure: CommandError | None = None
         self.size = 0
 
     def add(self, want: Wanted) -> None:
@@ -111,16 +124,27 @@ class _Group:
         self._time = max(self._time, want.time)
 
     async def run(self, *, needed: bool) -> None:
-        """Find the documents, or the first of them; with ``needed``, always the first key's."""
-        for keys in each_once(self._keys.values()):
-            if not await self._find(keys):
-                break
-        first = self._first.document_key
-        if needed and first not in self.results:
-            await self._find_one(self._keys[first])
+        """Find the documents, or the first of them; with ``needed``, always the first key's.
+
+        Requests for several keys have half of the time limit. If one takes longer, the rest of the
+        time is for the keys one by one, in the order of the events.
+        """
+        try:
+            try:
+                for keys in each_once(self._keys.values()):
+                    if not await self._find(keys):
+                        break
+            except TimeoutError:
+                await self._find_each([*self._keys.values()])
+            first = self._first.document_key
+            if needed and first not in self.results and first not in self.errors:
+                self._deadline += max(0.0, self._half - self._left())
+                await self._find_one(self._keys[first])
+        except CommandError as error:
+            self.failure = error
 
     async def _find(self, keys: list[DocumentKey]) -> bool:
-        """Find documents with different ``_id``; return False if their size reaches the limit."""
+        """Find documents with different ``_id``; return False if their size or the time is up."""
         pending = keys
         while len(pending) > 1:
             try:
@@ -129,6 +153,8 @@ class _Group:
                 if error.code in _NO_SUCH_COLLECTION:
                     self._has_none_of(pending)
                     return True
+                if error.code == ErrorCode.NetworkTimeout:
+                    raise TimeoutError from None
                 if error.code in RESUMABLE_CODES:
                     raise
                 # One key may be the cause, so look up each alone, with its own result or error.
@@ -148,13 +174,24 @@ class _Group:
 
     async def _find_each(self, keys: Sequence[DocumentKey]) -> bool:
         for key in keys:
-            if self.size > self._reads.target_bytes(self._held):
+            if key.raw in self.results:
+                continue
+            if self.size > self._reads.target_bytes(self._held) or self._left() <= 0:
                 return False
             await self._find_one(key)
         return True
 
     async def _find_one(self, key: DocumentKey) -> None:
-        """Look up one document as mongos does, by its whole document key."""
+        """Look up one document as mongos does; raises CommandError if another may fail, too."""
+        try:
+            self.results[key.raw] = await self._only(key)
+        except CommandError as error:
+            if error.code in RESUMABLE_CODES:
+                raise
+            self.errors[key.raw] = error
+
+    async def _only(self, key: DocumentKey) -> bytes | None:
+        """Return the document with the whole document key, or None."""
         try:
             wanted = RawBSONDocument(key.raw)
             # A shard key with a string is looked up by its bytes, on the shard that owns them.
@@ -167,14 +204,17 @@ class _Group:
         except CommandError as error:
             if error.code not in _NO_SUCH_COLLECTION:
                 raise
-            documents = []
+            return None
         if len(documents) > 1:
             shown = ", ".join(render(decode(each)) for each in documents[:2])
             raise CommandError(
                 ErrorCode.ChangeStreamFatalError,
                 f"found more than one document matching {render(decode(key.raw))} [{shown}]",
             )
-        self.results[key.raw] = documents[0] if documents else None
+        return documents[0] if documents else None
+
+    def _left(self) -> float:
+        return self._deadline - asyncio.get_running_loop().time()
 
     async def _read(
         self, filter_: RawBSONDocument, count: int | None, *, by_bytes: bool = False
@@ -192,9 +232,14 @@ class _Group:
         }
         if self._read_preference is not None:
             command["$readPreference"] = self._read_preference
-        most = self._reads.target_bytes(self._held)
+        read = partial(
+            self._reads.read,
+            held=self._held,
+            most_bytes=self._reads.target_bytes(self._held),
+            deadline=self._deadline if count is None else self._deadline - self._half,
+        )
         try:
-            result = await self._reads.read(self._first.database, command, self._held, most)
+            result = await read(self._first.database, command)
         except CommandError as error:
             renamed = error.extra.get("actualCollection")
             if error.code != ErrorCode.CollectionUUIDMismatch or self._first.token_version < 2:
@@ -204,6 +249,6 @@ class _Group:
             # As tried on 6.0: a stream with version 2 tokens finds the documents of a renamed
             # collection by its UUID, one with version 1 tokens does not.
             self._collection = command["find"] = renamed
-            result = await self._reads.read(self._first.database, command, self._held, most)
+            result = await read(self._first.database, command)
         self.size += sum(map(len, result.documents))
         return result

@@ -1,6 +1,7 @@
 """The lookup that an event needs, and insertion of the document. Raw BSON in and out."""
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
@@ -21,12 +22,16 @@ from shard_client.wire.bson_slices import (
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 + 16 * 1024
 """The largest document that a server builds (docs/protocol.md#wire-protocol)."""
 
-_USUAL_UPDATE: Final = re.compile(
+_FRONT: Final = (
     rb"....(?:\x12txnNumber\0.{8}\x03lsid\0.{4}\x05id\0\x10\0\0\0\x04.{16}"
     rb"(?:\x05uid\0\x20\0\0\0\0.{32})?\0)?"
-    rb"\x03_id\0....\x02_data\0....([0-9A-F]+)\0\0"
-    rb"\x02operationType\0\x07\0\0\0update\0"
-    rb"\x11clusterTime\0(.{8})"
+    rb"\x03_id\0....\x02_data\0....([^\0]++)\0\0"
+    rb"\x02operationType\0"
+)
+_UPDATE: Final = rb"\x07\0\0\0update\0"
+
+_USUAL_UPDATE: Final = re.compile(
+    _FRONT + _UPDATE + rb"\x11clusterTime\0(.{8})"
     rb"(?:\x05collectionUUID\0\x10\0\0\0\x04.{16})?"
     rb"(?:\x09wallTime\0.{8})?"
     rb"(\x03ns\0(....\x02db\0....[^\0]+\0\x02coll\0....[^\0]+\0\0))"
@@ -34,6 +39,9 @@ _USUAL_UPDATE: Final = re.compile(
     re.DOTALL,
 )
 """The beginning of an update event as servers write it: one match finds the values needed."""
+
+_usual_other: Final = re.compile(_FRONT + b"(?!" + _UPDATE + b")", re.DOTALL).match
+"""The same of an event that is no update."""
 
 _UUID_IN_TOKEN: Final = re.compile(
     rb"82[0-9A-F]{16}2B0([24])2C0100(?:29|2B..|2C.{4}|2D.{6})6E5A1004([0-9A-F]{32})"
@@ -61,6 +69,11 @@ class Wanted(NamedTuple):
     place: int
 
 
+def has_updates(events: Iterable[bytes]) -> bool:
+    """Return whether one of the events may be an update; False is certain."""
+    return not all(map(_usual_other, events))
+
+
 def wanted(event: bytes) -> Wanted | None:
     """Return the lookup that ``event`` needs, or None if it is not an update.
 
@@ -77,7 +90,7 @@ def wanted(event: bytes) -> Wanted | None:
             key = event[start : document_end(event, start, len(event))]
             time = (seconds, increment)
             return Wanted(database, collection, key, uuid, time, version, usual.start(3))
-        return _wanted_by_scanning(event)
+        return None if _usual_other(event) else _wanted_by_scanning(event)
     except (ProtocolError, UnicodeDecodeError) as error:
         raise CommandError(
             40578, f"failed to look up post image after change: the event is malformed: {error}"

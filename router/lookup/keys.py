@@ -4,16 +4,31 @@ Servers compare by value (1 equals 1.0, and under a collection's collation "a" m
 module compares by bytes. Keys that bytes do not decide are looked up again, in separate requests.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
-from shard_client.wire.bson_slices import DOCUMENT, Element, iter_elements
+from shard_client.wire.bson_slices import (
+    ARRAY,
+    DOCUMENT,
+    NESTING,
+    Element,
+    iter_elements,
+    nested_start,
+)
 
 _ID: Final = b"_id"
+_ID_ALONE: Final = (_ID,)
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
 """BSON types whose values are equal only if their bytes are: binary, ObjectId, boolean, date and
 timestamp."""
+
+_leading_id: Final = re.compile(
+    rb"(?:[\x01\x09\x11\x12]_id\0.{8}|\x07_id\0.{12}|\x10_id\0.{4}|\x08_id\0.|\x13_id\0.{16})",
+    re.DOTALL,
+).match
+"""Matches an ``_id`` of a fixed size at the front of a document, from offset 4."""
 
 _int32 = Struct("<i")
 
@@ -22,26 +37,27 @@ _Elements = tuple[tuple[bytes, bytes], ...]
 
 
 class DocumentKey(NamedTuple):
-    """An event's ``documentKey``: its raw BSON and its fields."""
+    """An event's ``documentKey``: its raw BSON, its fields, and its ``_id``.
+
+    ``id`` is the type and value of the ``_id``; empty if it has none.
+    """
 
     raw: bytes
     elements: _Elements
+    id: bytes
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
         """Parse a raw document key; raises ProtocolError if it is malformed."""
-        return cls(
-            raw,
-            tuple(
-                (name, raw[start - len(name) - 2 : start - len(name) - 1] + raw[start:end])
-                for _, name, start, end in iter_elements(raw)
-            ),
+        leading = _leading_id(raw, 4)
+        if leading is not None and leading.end() == len(raw) - 1:
+            identifier = raw[4:5] + raw[9:-1]
+            return cls(raw, ((_ID, identifier),), identifier)
+        elements = tuple(
+            (name, raw[start - len(name) - 2 : start - len(name) - 1] + raw[start:end])
+            for _, name, start, end in iter_elements(raw)
         )
-
-    @property
-    def id(self) -> bytes:
-        """Type and value of its ``_id``; empty if it has none."""
-        return next((value for name, value in self.elements if name == _ID), b"")
+        return cls(raw, elements, next((value for name, value in elements if name == _ID), b""))
 
     @property
     def decided_by_bytes(self) -> bool:
@@ -52,6 +68,16 @@ class DocumentKey(NamedTuple):
     def has_text_besides_id(self) -> bool:
         """Whether the shard key contains a string, which a collection's collation may fold."""
         return any(name != _ID and value[:1] == b"\x02" for name, value in self.elements)
+
+    @property
+    def has_irregular_array(self) -> bool:
+        """Whether it contains an array whose elements are not named 0, 1, 2, … in order.
+
+        Servers store such arrays; drivers do not write them. An index does not keep the names. So a
+        scan of an index for several values passes such an ``_id`` by or, on 6.0, never ends, while
+        a lookup of the one value finds it (docs/protocol.md#events).
+        """
+        return ARRAY in self.raw and _has_irregular_array(self.raw, 0, len(self.raw))
 
 
 class Answer(NamedTuple):
@@ -69,9 +95,15 @@ class Answer(NamedTuple):
 
 
 def each_once(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
-    """Divide distinct document keys into requests in which no ``_id`` occurs twice."""
+    """Divide distinct document keys into requests in which no ``_id`` occurs twice.
+
+    A key with an irregular array has a request to itself.
+    """
     requests: list[dict[bytes, DocumentKey]] = []
     for key in keys:
+        if key.has_irregular_array:
+            yield [key]
+            continue
         identifier = key.id
         for request in requests:
             if identifier not in request:
@@ -150,6 +182,8 @@ def _suspects(
 
 def _fields_of(document: bytes, shape: Sequence[bytes]) -> _Elements | None:
     """Return a document's fields at these dotted paths, or None if one of them is absent."""
+    if shape == _ID_ALONE and (leading := _leading_id(document, 4)) is not None:
+        return ((_ID, document[4:5] + document[9 : leading.end()]),)
     values: dict[bytes, bytes] = {}
     for kind, name, start, end in iter_elements(document):
         if name in shape:
@@ -179,6 +213,18 @@ def _at(document: bytes, path: bytes) -> Element | None:
 
 def _named(document: bytes, name: bytes, start: int, end: int) -> Element | None:
     return next((each for each in iter_elements(document, start, end) if each.name == name), None)
+
+
+def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = False) -> bool:
+    """Return whether a document, or an ``array``, is or contains an array with irregular names."""
+    for index, element in enumerate(iter_elements(data, start, end)):
+        if array and element.name != b"%d" % index:
+            return True
+        if element.type in NESTING:
+            inner = nested_start(data, element)
+            if _has_irregular_array(data, inner, element.end, array=element.type == ARRAY):
+                return True
+    return False
 
 
 def _one_of(values: Iterable[bytes]) -> bytes:

@@ -1,5 +1,6 @@
 """Reads through the upstream mongos: complete results of a command as raw BSON, within bounds."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ class UpstreamReads:
         self.settings = settings
         self._sent_time = sent_time or (lambda: clock.raw)
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._connections = UpstreamConnections(connect, settings.connections)
 
     def target_bytes(self, held: Holding) -> int:
@@ -65,6 +67,8 @@ class UpstreamReads:
         command: Mapping[str, Any],
         held: Holding,
         most_bytes: int | None = None,
+        *,
+        deadline: float | None = None,
     ) -> Result:
         """Return the documents of all batches of the cursor that ``command`` opens.
 
@@ -74,25 +78,24 @@ class UpstreamReads:
             held: counts the documents as they arrive; the caller lets go of them.
             most_bytes: stop after this many bytes of documents; None for all. The last batch, up to
                 16 MiB, may exceed it.
+            deadline: the time, on the loop's clock, at which the read fails; by default after the
+                time limit of the settings.
 
         Raises:
             CommandError: the upstream's error; 89 if it takes too long; 6 if it stays unreachable
                 until the time limit.
         """
-        seconds = self.settings.timeout
-        body: dict[str, Any] = {**command, "maxTimeMS": int(seconds * _MS), "$db": database}
-        time = self._sent_time()
-        if time is not None:
-            body["$clusterTime"] = RawBSONDocument(time)
-        raw = encode(body)
+        begun = self._loop.time()
+        until = begun + self.settings.timeout if deadline is None else deadline
 
         async def attempt() -> Result:
-            async with self._connections.borrow() as connection:
-                return await self._read(connection, database, raw, held, most_bytes)
+            async with self._connections.borrow(until) as connection:
+                raw = self._encoded(database, command, until)
+                return await self._read(connection, database, raw, held, most_bytes, until)
 
         backoff = Backoff(self.settings.backoff_first, self.settings.backoff_max)
         try:
-            return await persist(attempt, backoff, seconds, frozenset({ErrorCode.HostUnreachable}))
+            return await persist(attempt, backoff, until, frozenset({ErrorCode.HostUnreachable}))
         except NetworkError as error:
             raise CommandError(
                 ErrorCode.HostUnreachable, f"looking documents up through the upstream: {error}"
@@ -102,8 +105,16 @@ class UpstreamReads:
                 raise
             raise CommandError(
                 ErrorCode.NetworkTimeout,
-                f"the upstream mongos did not look documents up within {seconds:g} s",
+                f"the upstream mongos did not look documents up within {until - begun:.3g} s",
             ) from error
+
+    def _encoded(self, database: str, command: Mapping[str, Any], deadline: float) -> bytes:
+        left = max(1, int((deadline - self._loop.time()) * _MS))
+        body: dict[str, Any] = {**command, "maxTimeMS": left, "$db": database}
+        time = self._sent_time()
+        if time is not None:
+            body["$clusterTime"] = RawBSONDocument(time)
+        return encode(body)
 
     def enter(self) -> None:
         """Add a stream that may read."""
@@ -120,11 +131,13 @@ class UpstreamReads:
         raw: bytes,
         held: Holding,
         most_bytes: int | None,
+        deadline: float,
     ) -> Result:
         documents: list[bytes] = []
         size = 0
         while True:
-            body = await connection.command_raw(raw, timeout=self.settings.timeout + _GRACE)
+            left = max(0.0, deadline - self._loop.time())
+            body = await connection.command_raw(raw, timeout=left + _GRACE)
             try:
                 self._take_note(body)
                 cursor_id, namespace, batch = _batch(body)

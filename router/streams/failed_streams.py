@@ -5,6 +5,8 @@ from hashlib import blake2b
 from math import ceil
 from typing import Final
 
+from shard_client.errors import CommandError
+
 FIRST_PAUSE: Final = 10.0
 """Seconds for which clients avoid a shared stream after its first failure."""
 
@@ -14,12 +16,10 @@ LONGEST_PAUSE: Final = 3600.0
 MOST_STREAMS: Final = 1000
 """Number of streams that are remembered, those that have failed last."""
 
-_MOST_TEXT: Final = 300
-
 
 @dataclass(slots=True)
 class _Failure:
-    reason: str
+    code_name: str
     at: float
     pause: float
 
@@ -40,23 +40,25 @@ class FailedStreams:
     def __init__(self) -> None:
         self._failures: dict[bytes, _Failure] = {}
 
-    def add(self, key: bytes, reason: str, entered: float, now: float) -> bool:
+    def add(self, key: bytes, error: CommandError, entered: float, now: float) -> bool:
         """Record that a stream has failed for a reader that entered it at the time ``entered``.
 
-        Return whether the failure is a new one: readers that entered the stream before its last
-        failure report that failure once more.
+        Readers that entered it before its last failure report that failure once more. Return
+        whether this one is the first to report it.
         """
         name = _name(key)
         last = self._failures.pop(name, None)
-        new = last is None or entered > last.at
+        first = True
         if last is None or now - last.until > LONGEST_PAUSE:
-            last = _Failure(reason[:_MOST_TEXT], now, FIRST_PAUSE)
-        elif new:
-            last = _Failure(reason[:_MOST_TEXT], now, min(2 * last.pause, LONGEST_PAUSE))
+            last = _Failure(error.code_name, now, FIRST_PAUSE)
+        elif entered > last.at:
+            last = _Failure(error.code_name, now, min(2 * last.pause, LONGEST_PAUSE))
+        else:
+            first = False
         self._failures[name] = last
         if len(self._failures) > MOST_STREAMS:
             del self._failures[next(iter(self._failures))]
-        return new
+        return first
 
     def avoids(self, key: bytes, now: float) -> bool:
         """Return whether no client should enter the stream now."""
@@ -64,12 +66,16 @@ class FailedStreams:
         return failure is not None and now < failure.until
 
     def explain(self, key: bytes, now: float) -> str:
-        """Return why no client enters the stream now, or an empty string."""
+        """Return why no client enters the stream now, or an empty string.
+
+        It names the error alone: its message may quote an event of a collection that the client
+        may not read.
+        """
         failure = self._failures.get(_name(key))
         if failure is None or now >= failure.until:
             return ""
         seconds = ceil(failure.until - now)
-        return f"the shared stream failed and is not read for {seconds} s: {failure.reason}"
+        return f"the shared stream failed and is not read for {seconds} s: {failure.code_name}"
 
 
 def _name(key: bytes) -> bytes:

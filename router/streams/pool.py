@@ -92,12 +92,13 @@ class StreamPool:
                 # The shards check the client's own stream: only they know which names are views'.
                 begun = await self._begin(placement, placement.own, start_at, payer)
                 return await self._widen(placement, source, begun, payer)
+            tried = self._loop.time()
             try:
                 begun = await self._begin(placement, source, start_at, payer)
             except CommandError as error:
                 if source is placement.own:
                     raise
-                self._refused(placement, source, error)
+                self._refused(placement, source, error, tried)
                 source = placement.own
                 begun = await self._begin(placement, source, start_at, payer)
             return begun.shared, self._reader(placement, source, begun)
@@ -153,26 +154,28 @@ class StreamPool:
         """
         request = replace(source.request, start=start)
         while True:
+            tried = self._loop.time()
             try:
                 shared, _ = await self._open_streams.enter(request, start_at, payer, after, spans)
             except CommandError as error:
                 if source is placement.own:
                     raise
-                self._refused(placement, source, error)
+                self._refused(placement, source, error, tried)
                 return None
             if shared.covers(after, spans):
                 return shared
             shared.leave()
 
-    def _refused(self, placement: Placement, source: Source, error: CommandError) -> None:
-        """Record that a stream that serves others as well could not be opened.
+    def _refused(
+        self, placement: Placement, source: Source, error: CommandError, begun: float
+    ) -> None:
+        """Record that a stream that serves others as well could not be opened, tried at ``begun``.
 
         It is not tried again for a while; for this client not at all if it has as many streams as
         it may.
         """
         if error.code != ErrorCode.TemporarilyUnavailable:
-            now = self._loop.time()
-            self._failed.add(source.key, str(error), now, now)
+            self._fails(source, error, begun)
         elif source.namespace is not None:
             self._scopes.leave(placement)
             placement.wider = ()
@@ -296,14 +299,7 @@ class StreamPool:
             return True
         if RESUMABLE_LABEL in error.labels or error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
-        now = self._loop.time()
-        if self._failed.add(placement.source.key, str(error), placement.entered, now):
-            log.warning(
-                "shared stream failed; its clients read their own",
-                namespace=placement.source.request.namespace,
-                error=str(error),
-                exc_info=error.__cause__,
-            )
+        self._fails(placement.source, error, placement.entered)
         self._moved(placement, placement.own)
         return True
 
@@ -323,6 +319,15 @@ class StreamPool:
             if request.stages and scope["readFrom"] != request.namespace:
                 explained["filter"] |= {"evaluatedBy": "router", "reason": "a wider stream is read"}
         return explained
+
+    def _fails(self, source: Source, error: CommandError, entered: float) -> None:
+        """Keep clients away from a shared stream for a while."""
+        if self._failed.add(source.key, error, entered, self._loop.time()):
+            namespace = source.request.namespace
+            cause = error.__cause__
+            log.warning(
+                "a shared stream is avoided", namespace=namespace, error=str(error), exc_info=cause
+            )
 
     def _placed(self, request: StreamRequest) -> Placement:
         own = Source(request)

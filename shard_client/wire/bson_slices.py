@@ -29,6 +29,9 @@ _STRINGS = frozenset({0x02, 0x0D, 0x0E})
 _NESTED = frozenset({0x03, 0x04})
 _CODE_WITH_SCOPE = 0x0F
 
+NESTING = frozenset({*_NESTED, _CODE_WITH_SCOPE})
+"""The types whose values contain a document: documents, arrays, and code with its scope."""
+
 
 class Element(NamedTuple):
     """One field: its BSON type, its name, and the offsets of its value in the buffer."""
@@ -115,14 +118,14 @@ def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
         if depth > MAX_DEPTH:
             raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
         pending += [
-            (_scope_start(buffer, element), element.end, depth + 1)
+            (nested_start(buffer, element), element.end, depth + 1)
             for element in iter_elements(buffer, position, end)
-            if element.type in _NESTED or element.type == _CODE_WITH_SCOPE
+            if element.type in NESTING
         ]
 
 
-def _scope_start(buffer: bytes, element: Element) -> int:
-    """Return the start offset of the document inside a nested value."""
+def nested_start(buffer: bytes, element: Element) -> int:
+    """Return the start offset of the document inside a value of a type in NESTING."""
     if element.type == _CODE_WITH_SCOPE:
         return _string_end(buffer, element.start + 4, element.end)
     return element.start

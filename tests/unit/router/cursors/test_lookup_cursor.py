@@ -206,6 +206,26 @@ async def test_a_failing_stage_ends_the_stream_at_its_event(
     assert cursor.finished
 
 
+async def test_a_failing_lookup_ends_the_stream_after_the_events_before_it(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    cluster.shards["s0"].insert(101, 1)
+    for n in range(2, 5):
+        cluster.shards["s0"].update(100 + n, n)
+    cluster.noop(120)
+    expired = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
+    for kept in ([], [2, 3]):
+        looked_up = [{"_id": n} for n in kept]
+        mongos.refuse = lambda wanted, found=looked_up: None if wanted in found else expired
+        cursor = await opened(cluster.registry(mongos=mongos.connect))
+        batches = await read(cursor, 1 + len(kept))
+        shown_ids = [each["_id"] for batch in batches for each in shown(batch)]
+        assert shown_ids == [1, *kept]
+        with pytest.raises(CommandError) as error:
+            await cursor.next_batch(None, PATIENCE)
+        assert error.value.code == 89
+
+
 async def test_a_changed_token_is_fatal(cluster: ScriptedCluster, mongos: ScriptedMongos):
     cluster.shards["s0"].update(101, 1)
     cluster.noop(120)

@@ -5,9 +5,11 @@ from typing import Any
 
 import bson
 import pytest
-from bson import ObjectId, Timestamp
+from bson import Code, ObjectId, Timestamp
 from bson.binary import Binary
+from bson.raw_bson import RawBSONDocument
 
+from router.lookup import connections
 from router.lookup.documents import find_documents
 from router.lookup.events import Wanted
 from router.lookup.settings import LookupSettings
@@ -20,6 +22,7 @@ from tests.harness.until import until
 
 UUID = b"\x11" * 16
 MISMATCH = {"ok": 0.0, "errmsg": "other", "code": 361, "codeName": "CollectionUUIDMismatch"}
+EXPIRED = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
 BAD = {"ok": 0.0, "errmsg": "bad", "code": 2, "codeName": "BadValue"}
 
 
@@ -45,6 +48,8 @@ async def found(
         same_collection=same_collection,
         read_preference={"mode": "nearest"},
     )
+    if result.error is not None and not result.documents:
+        raise result.error
     return [None if each is None else bson.decode(each) for each in result.documents]
 
 
@@ -140,6 +145,87 @@ async def test_a_resumable_error_is_raised_at_once():
             await found(reads(mongos), want({"_id": 1}), want({"_id": 2}))
         assert error.value.code == 133
         assert len(mongos.commands) == 1
+
+
+async def test_the_documents_before_a_key_with_an_error_are_returned():
+    async with scripted_mongos(c=[{"_id": n} for n in range(4)]) as mongos:
+        mongos.refuse = lambda wanted: BAD if wanted["_id"] not in (0, 1, 3) else None
+        assert await found(reads(mongos), *(want({"_id": n}) for n in range(4))) == [
+            {"_id": 0},
+            {"_id": 1},
+        ]
+
+
+async def test_a_request_that_takes_too_long_is_repeated_for_each_key():
+    """A server may loop for some keys; the upstream ends the request after half of the time."""
+    async with scripted_mongos(c=[{"_id": n} for n in range(3)]) as mongos:
+        mongos.refuse = lambda wanted: EXPIRED if isinstance(wanted["_id"], dict) else None
+        keys = (want({"k": key, "_id": n}) for n, key in ((0, 0), (2, 1), (1, 0), (2, 0)))
+        assert await found(reads(mongos), *keys) == [None] * 4
+        assert mongos.finds()[1:] == [
+            {"k": key, "_id": n} for n, key in ((0, 0), (2, 1), (1, 0), (2, 0))
+        ]
+        together, *alone = [each["maxTimeMS"] for each in mongos.commands]
+    assert together <= 1000
+    assert all(1000 < each <= 2000 for each in alone)
+
+
+async def test_a_key_that_takes_too_long_alone_is_an_error_after_the_documents_before():
+    async with scripted_mongos(c=[{"_id": n} for n in range(4)]) as mongos:
+        mongos.refuse = lambda wanted: EXPIRED if wanted["_id"] not in (0, 1, 3) else None
+        wants = [want({"_id": n}) for n in range(4)]
+        assert await found(reads(mongos), *wants) == [{"_id": 0}, {"_id": 1}]
+        assert len(mongos.commands) == 4
+        with pytest.raises(CommandError) as error:
+            await found(reads(mongos), *wants[2:])
+    assert error.value.code == 89
+
+
+async def test_keys_with_irregular_arrays_are_looked_up_alone():
+    """Servers pass them by, or loop, where they look for several values at once."""
+    irregular = bson.encode({"a": {"1": 5}}).replace(b"\x03a\0", b"\x04a\0")
+    scope = Code("f", {"a": RawBSONDocument(irregular)})
+    ids = [RawBSONDocument(irregular), {"a": [5]}, {"x": [RawBSONDocument(irregular)]}, scope, 7]
+    async with scripted_mongos(c=[{"_id": 7}]) as mongos:
+        await found(reads(mongos), *(want({"_id": each}) for each in ids))
+        together = [each for each in mongos.finds() if "$in" in each["_id"]]
+        alone = [each for each in mongos.finds() if "$in" not in each["_id"]]
+    assert together == [{"_id": {"$in": [{"a": [5]}, 7]}}]
+    shown = {"a": [5]}
+    assert alone == [
+        {"_id": each} for each in (shown, {"x": [shown]}, Code("f", {"a": shown}), shown)
+    ]
+
+
+async def test_slow_requests_hold_up_no_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections, "_SLOW_SECONDS", 0.02)
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        source = reads(mongos, connections=2)
+        mongos.open.clear()
+        mongos.held_back = "find"
+        slow = [asyncio.create_task(found(source, want({"_id": 1}))) for _ in range(3)]
+        await until(lambda: len(mongos.commands) == 3)
+        mongos.held_back = "none"
+        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
+        assert not any(task.done() for task in slow)
+        mongos.open.set()
+        assert await asyncio.gather(*slow) == [[{"_id": 1}]] * 3
+        # No more connections are kept than requests may begin in a second.
+        await until(lambda: mongos.server.open == 2)
+
+
+async def test_a_request_does_not_wait_for_its_turn_beyond_its_time():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        source = reads(mongos, connections=1, timeout=0.1)
+        mongos.open.clear()
+        holding = asyncio.create_task(found(source, want({"_id": 1})))
+        await until(lambda: mongos.commands)
+        with pytest.raises(CommandError) as error:
+            await found(source, want({"_id": 1}))
+        assert error.value.code == 89
+        assert len(mongos.commands) == 1
+        mongos.open.set()
+        assert await holding == [{"_id": 1}]
 
 
 async def test_two_documents_of_one_key_are_an_error():

@@ -1,5 +1,6 @@
 """The lookup of an update event, and the insertion of the document found."""
 
+import random
 from datetime import UTC, datetime
 
 import bson
@@ -7,8 +8,14 @@ import pytest
 from bson import Timestamp
 from bson.binary import Binary
 
-from router.lookup.events import MAX_EVENT_BYTES, wanted, with_document
-from shard_client.errors import CommandError
+from router.lookup.events import (
+    MAX_EVENT_BYTES,
+    _wanted_by_scanning,
+    has_updates,
+    wanted,
+    with_document,
+)
+from shard_client.errors import CommandError, ProtocolError
 
 UUID_BYTES = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
 # Recorded on a server: an update in t2.s, which is sharded by k.
@@ -124,3 +131,60 @@ def test_the_usual_form_is_parsed_as_any_other(front, expanded, walled):
     assert scanned is not None
     assert scanned == usual._replace(place=usual.place + len(other) - len(event))
     assert event[usual.place :].startswith(b"\x03ns\0")
+
+
+def random_event(chance: random.Random) -> bytes:
+    """Return an event, often as servers write it; fields may be missing, or in any order."""
+    kind = chance.choice(["update", "update", "insert", "replace", "delete", "updated", "drop", 7])
+    fields = {
+        "txnNumber": bson.Int64(3),
+        "lsid": chance.choice([SESSION, {"id": SESSION["id"]}, {"operationType": "update"}]),
+        "_id": chance.choice(
+            [
+                *[{"_data": TOKEN}] * 6,
+                {"_data": TOKEN, "_typeBits": b"x"},
+                {"_data": TOKEN, "operationType": "insert"},
+                {"operationType": "update", "_data": TOKEN},
+            ]
+        ),
+        "operationType": kind,
+        "clusterTime": EVENT["clusterTime"],
+        "collectionUUID": Binary(UUID_BYTES, 4),
+        "wallTime": datetime(2026, 1, 1, tzinfo=UTC),
+        "fullDocument": {"operationType": chance.choice(["insert", "update"]), "_id": 1},
+        "ns": EVENT["ns"],
+        "documentKey": EVENT["documentKey"],
+        "updateDescription": {"updatedFields": {"operationType": "update"}},
+    }
+    kept = [name for name in fields if name in HEAD or chance.random() < 0.7]
+    if chance.random() < 0.5:
+        kept = [name for name in kept if name not in ("txnNumber", "lsid")]
+    elif chance.random() < 0.3:
+        chance.shuffle(kept)
+        kept = kept[chance.randrange(3) :]
+    return encoded({name: fields[name] for name in kept})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fast_path_decides_as_the_walk_over_all_fields(seed):
+    chance = random.Random(seed)
+    others = 0
+    for _ in range(200):
+        event = random_event(chance)
+        try:
+            scanned = _wanted_by_scanning(event)
+        except ProtocolError:
+            assert has_updates([event])
+            with pytest.raises(CommandError):
+                wanted(event)
+            continue
+        assert wanted(event) == scanned
+        assert scanned is None or has_updates([event])
+        others += not has_updates([event])
+    assert others > 20
+
+
+def test_an_update_among_other_events_is_seen():
+    update, insert = (encoded({**EVENT, "operationType": each}) for each in ("update", "insert"))
+    assert not has_updates([insert] * 3)
+    assert has_updates([insert, insert, update])

@@ -3,7 +3,8 @@
 from typing import Any
 
 import bson
-from bson import Int64, ObjectId
+from bson import Code, Int64, ObjectId, Timestamp
+from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,3 +149,28 @@ def test_each_key_gets_the_document_of_its_own_request(wanted, stored):
         expected = find(key)
         # One of several equal documents may match by its bytes, where a server reports two.
         assert got[key.raw] == expected or (len(expected) > 1 and got[key.raw][0] in expected)
+
+
+def test_a_key_has_the_bytes_of_each_field():
+    for value in (1, Int64(1), 1.5, True, None, ObjectId(), "a", Timestamp(1, 2), {"a": [1]}):
+        typed = encoded({"": value})
+        typed = typed[4:5] + typed[6:-1]
+        for names in (["_id"], ["k", "_id"], ["_id", "k"], ["k"]):
+            key = DocumentKey.of(encoded(dict.fromkeys(names, value)))
+            assert key.elements == tuple((name.encode(), typed) for name in names)
+            assert key.id == (typed if "_id" in names else b"")
+
+
+def test_arrays_with_irregular_names_are_found_at_any_depth():
+    def inside(array: bytes) -> list[bytes]:
+        size = (len(array) + 8).to_bytes(4, "little")
+        irregular = RawBSONDocument(size + b"\x04a\0" + array + b"\0")
+        values = [irregular, {"b": irregular}, {"b": [{"c": irregular}]}, Code("f", irregular)]
+        return [encoded({"k": 4, "_id": each}) for each in values]
+
+    for names in ([], ["0"], ["0", "1"], [str(n) for n in range(12)]):
+        array = encoded(dict.fromkeys(names, 1))
+        assert not any(DocumentKey.of(key).has_irregular_array for key in inside(array))
+    for names in ([""], ["1"], ["00"], ["1", "0"], ["0", "1", "3"]):
+        array = encoded(dict.fromkeys(names, 1))
+        assert all(DocumentKey.of(key).has_irregular_array for key in inside(array))
