@@ -16,7 +16,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import ARRAY, DOCUMENT, INT64, find, iter_elements
 from shard_client.wire.connection import Connection
-from shard_client.wire.documents import decode, encode
+from shard_client.wire.documents import decode_reply, encode
 
 _MS = 1000
 _GRACE = 5.0
@@ -168,7 +168,7 @@ def _batch(body: bytes) -> tuple[int, str, list[bytes]]:
     """Return a reply's cursor id, namespace and documents; raises CommandError, ProtocolError."""
     cursor = find(body, b"cursor")
     if cursor is None or cursor.type != DOCUMENT:
-        reply = decode(body)
+        reply = decode_reply(body)
         if reply.get("ok"):
             raise ProtocolError("a cursor's reply has no cursor")
         raise CommandError.from_reply(reply)

@@ -27,7 +27,7 @@ from shard_client.wire.bson_slices import (
     iter_elements,
     string_value,
 )
-from shard_client.wire.documents import decode
+from shard_client.wire.documents import decode_reply
 
 Event = tuple[bytes, bytes]
 """A sort key (the resume token's ``_data`` as bytes) and the event's raw BSON."""
@@ -90,7 +90,7 @@ def slice_cursor_reply(body: bytes) -> CursorBatch:
             operation_time = Timestamp(seconds, increment)
     if is_ok is None:
         raise ProtocolError("a reply does not say whether it is ok")
-    if not is_ok and not (reply := decode(body)).get("ok"):
+    if not is_ok and not (reply := decode_reply(body)).get("ok"):
         raise CommandError.from_reply(reply)
     if cursor is None:
         raise ProtocolError("a cursor's reply has no cursor")

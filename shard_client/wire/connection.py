@@ -15,7 +15,7 @@ from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.bson_slices import iter_elements
 from shard_client.wire.compression import NEVER_COMPRESSED, compressor_id, negotiate
-from shard_client.wire.documents import decode, encode
+from shard_client.wire.documents import decode_reply, encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     build_msg,
@@ -190,7 +190,7 @@ class Connection:
         """
         body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
         try:
-            reply = decode(body)
+            reply = decode_reply(body)
             if not reply.get("ok"):
                 raise CommandError.from_reply(reply)
         except ProtocolError as error:

@@ -16,12 +16,25 @@ CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 """Decoding options for commands and replies: plain ordered dicts, the full date range of BSON."""
 
+_LENIENT: CodecOptions[dict[str, Any]] = CODEC.with_options(unicode_decode_error_handler="replace")
+
 
 def decode(document: bytes) -> dict[str, Any]:
     """Decode one BSON document; raises ProtocolError if it is not valid."""
     try:
         return bson.decode(document, CODEC)
     # The decoder raises more than InvalidBSON: ValueError for dates and regexes, TypeError, …
+    except Exception as error:
+        raise ProtocolError(f"not valid BSON: {error}") from error
+
+
+def decode_reply(reply: bytes) -> dict[str, Any]:
+    """Decode a server's reply; raises ProtocolError if it is not valid.
+
+    An error message may quote a value that is not UTF-8: what cannot be read of it is replaced.
+    """
+    try:
+        return bson.decode(reply, _LENIENT)
     except Exception as error:
         raise ProtocolError(f"not valid BSON: {error}") from error
 

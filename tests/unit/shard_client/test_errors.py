@@ -18,3 +18,9 @@ def test_a_member_s_state_change_is_reported_as_host_unreachable(code: int) -> N
 def test_other_errors_are_unchanged() -> None:
     error = CommandError(286, "not master")
     assert error.without_state_change() is error
+
+
+def test_an_error_message_that_quotes_no_utf_8_is_readable() -> None:
+    reply = bson.encode({"ok": 0.0, "errmsg": "no number: 'a?'", "code": 241})
+    error = CommandError.from_reply(decode_reply(reply.replace(b"a?", b"a\xff")))
+    assert (error.code, error.message) == (241, "no number: 'a\ufffd'")
