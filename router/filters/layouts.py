@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from router.filters.fields import NOTHING, Document, Element, Field, Value, take
 from router.filters.values import (
+    CONTAINERS,
     DOCUMENT,
     HEADS,
     REGEX,
@@ -81,6 +82,10 @@ class _Outline:
                 field = None
             if field is not None:
                 seen |= field.bit
+                if kind not in CONTAINERS:
+                    # Paths that lead further end in nothing here.
+                    self.missing += [each for each in field.slots if each != field.slot]
+                    field = field if field.slot >= 0 else None
             done = seen == wanted.all and not to_end
             inner = None
             if field is not None and field.slot < 0 and kind == DOCUMENT:
@@ -128,11 +133,6 @@ class _Layout:
         self.uses = 0
         self._lengths = [{length} for length in outline.lengths]
         self._missing = outline.missing
-        for step in self.steps:
-            field = step.field
-            if field is not None and _value(step.header[0], ()) is not None:
-                # Paths that lead further end in nothing at a value that is no document.
-                self._missing += [each for each in field.slots if each != field.slot]
         self.has_one_value = False
         """Whether the documents have one value to read, of a fixed size or a string."""
         self._build()
@@ -168,8 +168,12 @@ class _Layout:
             if kind:
                 start = matched.end()
                 position = start + HEADS[kind] + unpack_length(data, start)[0]
-                if field is not None:
+                if field is None:
+                    continue
+                if kind in CONTAINERS:
                     take(data, (kind, start, position), field, found)
+                else:
+                    found[field.slot].append((kind, start, position))
         for slot in self._missing:
             found[slot].append(NOTHING)
         self.uses += 1

@@ -17,6 +17,7 @@ _DB_POINTER, _CODE, _CODE_WITH_SCOPE = 0x0C, 0x0D, 0x0F
 
 NUMBERS: Final = frozenset({DOUBLE, INT32, INT64, DECIMAL})
 STRINGS: Final = frozenset({STRING, SYMBOL})
+CONTAINERS: Final = frozenset({DOCUMENT, ARRAY})
 
 NULL_KEY: Final = (NULL,)
 """The key of null, and of missing and undefined fields, which equal null in a query."""
@@ -113,7 +114,7 @@ def _inner_key(data: bytes, kind: int, start: int, end: int, depth: int) -> Hash
         return number(data, kind, start)
     if kind in STRINGS:
         return data[start + 4 : end - 1]
-    if kind not in (DOCUMENT, ARRAY):
+    if kind not in CONTAINERS:
         return (kind, data[start:end]) if end > start else (kind,)
     if depth == _MOST_DEPTH:
         raise MalformedValueError("documents nest too deeply")

@@ -57,7 +57,7 @@ def _through_mongod(collection: Any, stages: list[Document]) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_filters_select_the_same_documents_as_a_mongod(collection: Any, seed: int) -> None:
     chance = Chance(Random(seed), repeated=True)
-    stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
+    stored = _stored(collection, chance.events(DOCUMENTS))
     index: FilterIndex[int] = FilterIndex()
     expected: dict[int, list[bytes]] = {}
     for number in range(FILTERS):
@@ -79,7 +79,7 @@ def test_filters_select_the_same_documents_as_a_mongod(collection: Any, seed: in
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_projections_give_the_same_bytes_as_a_mongod(collection: Any, seed: int) -> None:
     chance = Chance(Random(seed), repeated=False)
-    stored = _stored(collection, [chance.event() for _ in range(DOCUMENTS)])
+    stored = _stored(collection, chance.events(DOCUMENTS))
     compared = 0
     for _ in range(FILTERS):
         stage = chance.projection()

@@ -209,6 +209,27 @@ def test_remembered_values_find_the_same_filters() -> None:
     assert routed(index, events[0]) == set()
 
 
+@pytest.mark.parametrize("beside", [(), ("fullDocument.n",), ("ns.db.more", "ns")])
+def test_a_path_below_a_string_ends_in_nothing_for_each_event(beside: Sequence[str]) -> None:
+    """The first event is walked, the next ones are read by the layout of the first."""
+    paths = ("ns.db.extra", "ns.coll.x", "documentKey._id.y", "fullDocument.a.b")
+    match = [{path: value} for path in paths for value in ("dd", "c", "key", "text", None)]
+    stages = [{"$match": each} for each in match] + [{"$match": {path: "dd"}} for path in beside]
+    event = {"ns": {"db": "dd", "coll": "c"}, "documentKey": {"_id": "key"}}
+    events = [bson.encode(full(a="text", n="dd") | event) for _ in range(4)]
+    for each in stages:
+        index = index_of([compile_filter([each])])
+        path, value = next(iter(each["$match"].items()))
+        met = value is None or path in ("fullDocument.n",)
+        assert dict(index.route(events)) == ({0: events} if met else {}), each
+    together = index_of([compile_filter([each]) for each in stages])
+    assert {owner for owner, _ in together.route(events)} == {
+        owner
+        for owner, each in enumerate(stages)
+        if None in each["$match"].values() or "fullDocument.n" in each["$match"]
+    }
+
+
 def test_a_malformed_event_is_an_error() -> None:
     index: FilterIndex[int] = FilterIndex()
     index.add(0, compile_filter([{"$match": {"fullDocument.a": 1}}]))
