@@ -55,7 +55,9 @@ class Projection:
             else:
                 inner = named[name]
                 if inner is None:
-                    if self._keeps:
+                    if self._keeps and kind == ARRAY:
+                        parts += (data[position : stop + 1], _renumbered(data, stop + 1))
+                    elif self._keeps:
                         parts.append(data[position:end])
                 elif kind in (DOCUMENT, ARRAY):
                     parts.append(data[position : stop + 1])
@@ -84,6 +86,21 @@ class Projection:
                 count += 1
             position = end
         return _framed(parts)
+
+
+def _renumbered(data: bytes, start: int) -> bytes:
+    """Return the array at ``start`` with regular names of its elements, also in arrays in it."""
+    parts: list[bytes] = []
+    count = 0
+    position = start + 4
+    while (kind := data[position]) != 0:
+        value = data.index(0, position + 1) + 1
+        end = value_end(data, kind, value)
+        inner = _renumbered(data, value) if kind == ARRAY else data[value:end]
+        parts += (b"%c%d\0" % (kind, count), inner)
+        count += 1
+        position = end
+    return _framed(parts)
 
 
 def _framed(parts: list[bytes]) -> bytes:
