@@ -4,10 +4,9 @@ Source: bsonspec.org; MongoDB's comparison order and equality (docs/protocol.md#
 """
 
 from collections.abc import Hashable
+from decimal import Decimal
 from struct import Struct
 from typing import Final
-
-from bson.decimal128 import Decimal128
 
 MISSING: Final = 0x00
 DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, UNDEFINED = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
@@ -33,6 +32,11 @@ _double = Struct("<d").unpack_from
 unpack_int32 = Struct("<i").unpack_from
 _int64 = Struct("<q").unpack_from
 _uint64 = Struct("<Q").unpack_from
+_two_uint64 = Struct("<QQ").unpack_from
+
+_MOST_COEFFICIENT: Final = 10**34
+_BIAS: Final = 6176
+"""Of decimals: the coefficient is less, and the exponent is stored with this added."""
 
 _VARIES: Final = -1
 
@@ -80,8 +84,28 @@ def number(data: bytes, kind: int, start: int) -> Hashable:
     if kind == DOUBLE:
         value: float = _double(data, start)[0]
         return value if value == value else NAN_KEY
-    decimal = Decimal128.from_bid(data[start : start + 16]).to_decimal()
-    return NAN_KEY if decimal.is_nan() else decimal
+    return _decimal(data, start)
+
+
+def _decimal(data: bytes, start: int) -> Hashable:
+    """Return the decimal at ``start``, exactly, or NAN_KEY.
+
+    Source: IEEE 754-2008, the binary encoding of decimal128. Every 16 bytes are a decimal: a
+    coefficient that is too large counts as 0, and the rest of a NaN or an infinity does not count.
+    """
+    low, high = _two_uint64(data, start)
+    sign = "-" if high >> 63 else ""
+    if high >> 58 & 0x1F == 0x1F:
+        return NAN_KEY
+    if high >> 58 & 0x1F == 0x1E:
+        return Decimal(sign + "Infinity")
+    if high >> 61 & 3 == 3:
+        return 0  # the coefficients of this form are too large
+    coefficient = (high & 0x1_FFFF_FFFF_FFFF) << 64 | low
+    if coefficient >= _MOST_COEFFICIENT:
+        return 0
+    exponent = (high >> 49 & 0x3FFF) - _BIAS
+    return Decimal(f"{sign}{coefficient}E{exponent}")
 
 
 def signed(data: bytes, start: int) -> int:

@@ -27,6 +27,16 @@ NUMBERS: tuple[Any, ...] = (
     Decimal128("0.1000000000000000055511151231257827"),
     Decimal128("0.1000000000000000055511151231257828"),
     Decimal128("0.100000000000000"), Decimal128("9.990000000000000213162820728030056"),
+    Decimal128("9.999999999999999999999999999999999E+6144"), Decimal128("-1E-6176"),
+    # Not canonical: coefficients from 10**34 on, infinities and NaNs with further bits.
+    *(Decimal128.from_bid(struct.pack("<QQ", low, high)) for low, high in (
+        (0x378D8E6400000000, 0x3040_0000_0000_0000 | 0x0001_ED09_BEAD_87C0),  # 10**34
+        (0x378D8E63FFFFFFFF, 0x3040_0000_0000_0000 | 0x0001_ED09_BEAD_87C0),  # 10**34 - 1
+        (2**64 - 1, 0x3041_FFFF_FFFF_FFFF), (2**64 - 1, 0xB041_FFFF_FFFF_FFFF),
+        (1, 0x6C10_0000_0000_0001), (1, 0xEC10_0000_0000_0001), (7, 0x6000_0000_0000_0000),
+        (1, 0x7800_0000_0000_0001), (5, 0xF9FF_0000_0000_0000),
+        (9, 0x7C00_0000_0000_0009), (9, 0xFE00_0000_0000_0001), (2**64 - 1, 2**64 - 1),
+    )),
 )  # fmt: skip
 STRINGS = ("", "a", "ab", "abc", "b", "B", "é", "a\0b", "a\nb", "1", "insert")
 _BINARIES = (Binary(b""), Binary(b"a"), Binary(b"a", 4), Binary(b"a", 128), Binary(b"ab", 2))
@@ -59,6 +69,10 @@ _UNUSUAL = (
     b"\x04a\0" + document(b"\x060\0", b"\x0e1\0" + text(b"a")),  # an array of such values
     b"\x04a\0" + document(b"\x03" b"0\0" + document(b"\x06b\0")),
     b"\x10b\0\1\0\0\0",
+    # Arrays whose elements are not named by their indexes.
+    b"\x04a\0" + document(b"\x027\0" + text(b"a"), b"\x03x\0" + document(b"\x10a\0\1\0\0\0")),
+    b"\x04b\0" + document(b"\x041\0" + document(b"\x10\0\1\0\0\0"), b"\x0a1\0", b"\x0a1\0"),
+    b"\x04a\0" + document(b"\x030\0" + document(b"\x04b\0" + document(b"\x08a\0\1"))),
 )  # fmt: skip
 """BSON elements that drivers do not write."""
 
