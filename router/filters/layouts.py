@@ -12,6 +12,7 @@ from operator import attrgetter
 from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import Final, NamedTuple
 
+from router.filters.bounds import MOST_FIELDS
 from router.filters.fields import NOTHING, Document, Element, Field, Value, take
 from router.filters.values import (
     CONTAINERS,
@@ -145,7 +146,10 @@ class _Layout:
         self._build()
 
     def read(self, data: bytes, slots: range) -> list[list[Element]] | None:
-        """Return the elements of each slot, or None if the document has another layout."""
+        """Return the elements of each slot, or None if the document has another layout.
+
+        Raises TooLargeError.
+        """
         found: list[list[Element]] = []
         if self._groups is not None:
             matched = self._segments[0].match(data, 4)
@@ -157,7 +161,7 @@ class _Layout:
             self.uses += 1
             return found
         found += ([] for _ in slots)
-        position = 4
+        position, left = 4, MOST_FIELDS
         for match, values, kind, field in self._segments:
             matched = match(data, position)
             if matched is None:
@@ -171,7 +175,7 @@ class _Layout:
                 if field is None:
                     continue
                 if kind in CONTAINERS:
-                    take(data, (kind, start, position), field, found)
+                    left = take(data, (kind, start, position), field, found, left)
                 else:
                     found[field.slot].append((kind, start, position))
         for slot in self._missing:

@@ -19,12 +19,16 @@ STRINGS: Final = frozenset({STRING, SYMBOL})
 CONTAINERS: Final = frozenset({DOCUMENT, ARRAY})
 
 NULL_KEY: Final = (NULL,)
-"""The key of null, and of missing and undefined fields, which equal null in a query."""
+"""The key of null, and of missing fields, which equal null in a query."""
+
+UNDEFINED_KEY: Final = (UNDEFINED,)
+"""The key of undefined, which equals null in a query until MongoDB 8.0."""
 
 NAN_KEY: Final = (DOUBLE, b"NaN")
 """The key of every NaN: in a query they are equal."""
 
-_MOST_DEPTH: Final = 200
+_MOST_DEPTH: Final = 300
+"""More than servers allow by any setting (``maxBSONDepth``, 250 at most)."""
 
 unpack_length = Struct("<I").unpack_from
 pack_length = Struct("<I").pack
@@ -121,16 +125,21 @@ def unsigned(data: bytes, start: int) -> int:
 def key(data: bytes, kind: int, start: int, end: int) -> Hashable:
     """Return the key of a value: two keys are equal if a query's equality holds for the values.
 
-    Numbers are equal by value whatever their types, a symbol equals a string, and inside documents
-    and arrays null, undefined and missing differ.
+    Numbers are equal by value whatever their types, a symbol equals a string, a missing field
+    equals null. Inside documents and arrays null and missing differ.
     """
     if kind == STRING:
         return data[start + 4 : end - 1]
     if kind in NUMBERS:
         return number(data, kind, start)
-    if kind in (NULL, MISSING, UNDEFINED):
+    if kind in (NULL, MISSING):
         return NULL_KEY
     return _inner_key(data, kind, start, end, 0)
+
+
+def is_nested(value_key: Hashable) -> bool:
+    """Return whether a key is that of a document or an array."""
+    return isinstance(value_key, tuple) and value_key[0] in CONTAINERS
 
 
 def _inner_key(data: bytes, kind: int, start: int, end: int, depth: int) -> Hashable:

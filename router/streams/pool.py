@@ -52,7 +52,7 @@ class StreamPool:
         self._open_streams = open_streams
         self._placements: dict[LogReader, Placement] = {}
         self._failed = FailedStreams()
-        self._filters = FilterPlanner(limits, self._failed)
+        self._filters = FilterPlanner(limits, self._failed, cluster)
         self._scopes = ScopePlanner(limits, self._failed)
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
