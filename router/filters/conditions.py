@@ -188,25 +188,29 @@ class Not:
 def tried(condition: Condition) -> int:
     """Return how many conditions on fields an index tries on every event, for this condition.
 
-    0 if a value that it requires finds it (``FilterIndex``). An operation type, and null, which
-    events without the field have too, find it for most events.
+    0 if a value that it requires finds it (``FilterIndex``), unless most events have that value.
     """
     required = condition.required()
-    if isinstance(condition, OneOf) and len(condition.keys) <= MOST_PAIRS:
-        return 0
-    finds = required is not None and len(required) <= MOST_PAIRS
-    if finds and not any(path == _OPERATION or key == NULL_KEY for path, key in required or ()):
-        return 0
-    return sum(1 for _ in condition.paths())
+    hashed = required is not None and len(required) <= MOST_PAIRS
+    selective = isinstance(condition, OneOf) or _width(required or frozenset())[0] < _MOST_EVENTS
+    return 0 if hashed and selective else sum(1 for _ in condition.paths())
 
 
-_OPERATION: Final = (b"operationType",)
-_COARSE: Final = frozenset({b"operationType", b"ns"})
+_MOST_EVENTS: Final = 2
 
 
-def _width(pairs: Required) -> tuple[bool, int]:
-    """Order pairs by how much they let through; many events have one operation or namespace."""
-    return any(path[0] in _COARSE for path, _ in pairs), len(pairs)
+def _width(pairs: Required) -> tuple[int, int]:
+    """Order pairs by how much they let through.
+
+    Many events have one namespace, most have one operation, or no field that is required as null.
+    """
+    return max((_coarseness(*pair) for pair in pairs), default=0), len(pairs)
+
+
+def _coarseness(path: Path, value: Hashable) -> int:
+    if path[0] == b"operationType" or value == NULL_KEY:
+        return _MOST_EVENTS
+    return path[0] == b"ns"
 
 
 def exists(data: bytes, kind: int, start: int, end: int) -> bool:

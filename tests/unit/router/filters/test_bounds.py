@@ -151,6 +151,7 @@ def test_a_filter_with_many_conditions_is_declined() -> None:
         ({"fullDocument.a": {"$in": list(range(1001))}}, 1),
         ({"fullDocument.a": None, "fullDocument.b": {"$gt": 1}}, 2),
         ({"operationType": "insert", "fullDocument.b": {"$gt": 1, "$lt": 3}}, 3),
+        ({"operationType": "insert", "ns.coll": "c", "fullDocument.b": None}, 0),
         ({"$or": [{"fullDocument.a": 1}, {"fullDocument.b": 2}]}, 0),
         ({"$or": [{"fullDocument.a": 1}, {"fullDocument.b": {"$gt": 2}}]}, 2),
         ({}, 0),
