@@ -16,7 +16,7 @@ from router.streams.sources import Source
 
 MOST_TRIED: Final = 200
 """Maximum of conditions that are tried on every event, of all filters on one scope: they cost an
-event some 60 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
+event some 100 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
 
 
 class Servers(Protocol):
