@@ -32,6 +32,7 @@ CONFIG = "config"
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
+_WIRE_VERSION_OF_8_0 = 25
 _WIRE_VERSION_OF_TOKEN_2 = 21
 _MOST_SHARDS = 100_000
 _REFRESH_TIMEOUT = 1.0
@@ -198,9 +199,17 @@ class Cluster:
     def token_version(self) -> int:
         """The version of the resume tokens of the known members
         (docs/protocol.md#resume-tokens)."""
+        return 2 if self._lowest_wire_version >= _WIRE_VERSION_OF_TOKEN_2 else 1
+
+    @property
+    def undefined_is_null(self) -> bool:
+        """Whether null equals undefined in a query: unless all known members have MongoDB 8.0."""
+        return self._lowest_wire_version < _WIRE_VERSION_OF_8_0
+
+    @property
+    def _lowest_wire_version(self) -> int:
         known = [version for target, version in self._wire_versions.items() if target != CONFIG]
-        versions = known or list(self._wire_versions.values())
-        return 2 if versions and min(versions) >= _WIRE_VERSION_OF_TOKEN_2 else 1
+        return min(known or self._wire_versions.values(), default=0)
 
     def renew_monitors(self) -> None:
         """Make the monitoring of all replica sets connect anew, with the current certificates."""

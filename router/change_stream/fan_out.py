@@ -13,6 +13,7 @@ from router.change_stream.merged_stream import MergedStream
 from router.change_stream.namespace import RENAME, Namespace
 from router.change_stream.traffic import Traffic
 from router.change_stream.views import Incarnation, Scan, View, Views
+from router.filters.bounds import TooLargeError
 from router.filters.fields import Element
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
@@ -245,7 +246,11 @@ class FanOut:
             readers = views.by_identity[identity]
             first = readers[0]
             if first.filter.projections:
-                passed = [first.filter.project(each) for each in passed]
+                try:
+                    passed = [first.filter.project(each) for each in passed]
+                except TooLargeError as error:
+                    self._give_up(views, identity, error)
+                    continue
             for view in readers[1:]:
                 self._append(view, list(passed))
             size = self._append(first, passed)
@@ -256,8 +261,24 @@ class FanOut:
         """Yield the identity of each filter with the events that it lets through."""
         if b"" in views.by_identity:
             yield b"", list(events)
-        if len(views.index):
-            yield from views.index.route(events)
+        while len(views.index):
+            try:
+                yield from views.index.route(events)
+            except TooLargeError as error:
+                if not error.owners:
+                    raise
+                for identity in [each for each in views.by_identity if each in error.owners]:
+                    self._give_up(views, identity, error)
+            else:
+                break
+
+    def _give_up(self, views: Views, identity: bytes, error: TooLargeError) -> None:
+        """End the views whose filter would have to look at too much of an event."""
+        failure = CommandError(ErrorCode.TemporarilyUnavailable, str(error))
+        for view in list(views.by_identity.get(identity, ())):
+            views.remove(view)
+            view.failure = failure
+            _tell(view)
 
     def _append(self, view: View, events: list[bytes]) -> int:
         """Append events to the log of a view; return their size in bytes."""

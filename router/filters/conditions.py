@@ -8,11 +8,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from router.filters.bounds import MOST_COMPARED, TooLargeError
 from router.filters.fields import Element, Path
 from router.filters.values import (
+    CONTAINERS,
     DATE,
     MISSING,
     NAN_KEY,
+    NULL_KEY,
     NUMBERS,
     REGEX,
     STRINGS,
@@ -22,6 +25,10 @@ from router.filters.values import (
     signed,
     unsigned,
 )
+
+MOST_PAIRS: Final = 1000
+"""Maximum of values by which an index finds a filter; one that names more is tried on every event.
+"""
 
 Required = frozenset[tuple[Path, Hashable]]
 """Pairs of path and key: an event that meets a condition has one of the keys at its path."""
@@ -35,14 +42,14 @@ class Fields(Protocol):
         """The event's bytes."""
 
     def at(self, path: Path) -> Sequence[Element]:
-        """Return the elements at one of the paths of the condition."""
+        """Return the elements at one of the paths of the condition. Raises TooLargeError."""
 
 
 class Condition(Protocol):
     """A condition on events."""
 
     def meets(self, event: Fields) -> bool:
-        """Return whether the event meets the condition."""
+        """Return whether the event meets the condition. Raises TooLargeError."""
 
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""
@@ -53,15 +60,28 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``."""
+    """``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``.
+
+    ``longest`` is the most bytes that a value may take to be one of them; ``nested`` is whether
+    documents or arrays are among them.
+    """
 
     path: Path
     keys: frozenset[Hashable]
+    longest: int
+    nested: bool
 
     def meets(self, event: Fields) -> bool:
         """Return whether the event meets the condition."""
-        data, keys = event.data, self.keys
-        for kind, start, end in event.at(self.path):  # noqa: SIM110 - a loop is twice as fast
+        data, keys, longest = event.data, self.keys, self.longest
+        for kind, start, end in event.at(self.path):
+            if kind in CONTAINERS:
+                if not self.nested:
+                    continue
+                if end - start > MOST_COMPARED:
+                    raise TooLargeError
+            elif end - start > longest:
+                continue
             if key(data, kind, start, end) in keys:
                 return True
         return False
@@ -85,7 +105,10 @@ class Some:
     def meets(self, event: Fields) -> bool:
         """Return whether the event meets the condition."""
         data, test = event.data, self.test
-        return any(test(data, *element) for element in event.at(self.path))
+        for kind, start, end in event.at(self.path):  # noqa: SIM110 - a loop is twice as fast
+            if test(data, kind, start, end):
+                return True
+        return False
 
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""
@@ -162,12 +185,32 @@ class Not:
         return None
 
 
-_COARSE: Final = frozenset({b"operationType", b"ns"})
+def tried(condition: Condition) -> int:
+    """Return how many conditions on fields an index tries on every event, for this condition.
+
+    0 if a value that it requires finds it (``FilterIndex``), unless most events have that value.
+    """
+    required = condition.required()
+    hashed = required is not None and len(required) <= MOST_PAIRS
+    selective = isinstance(condition, OneOf) or _width(required or frozenset())[0] < _MOST_EVENTS
+    return 0 if hashed and selective else sum(1 for _ in condition.paths())
 
 
-def _width(pairs: Required) -> tuple[bool, int]:
-    """Order pairs by how much they let through; many events have one operation or namespace."""
-    return any(path[0] in _COARSE for path, _ in pairs), len(pairs)
+_MOST_EVENTS: Final = 2
+
+
+def _width(pairs: Required) -> tuple[int, int]:
+    """Order pairs by how much they let through.
+
+    Many events have one namespace, most have one operation, or no field that is required as null.
+    """
+    return max((_coarseness(*pair) for pair in pairs), default=0), len(pairs)
+
+
+def _coarseness(path: Path, value: Hashable) -> int:
+    if path[0] == b"operationType" or value == NULL_KEY:
+        return _MOST_EVENTS
+    return path[0] == b"ns"
 
 
 def exists(data: bytes, kind: int, start: int, end: int) -> bool:
@@ -188,22 +231,24 @@ def starts_with(prefix: bytes, pattern: bytes) -> Callable[[bytes, int, int, int
     """Return the test for strings that start with ``prefix``, or regular expressions ``pattern``.
 
     ``pattern`` is the BSON value of the expression itself. A string that is not valid UTF-8 matches
-    no expression.
+    no expression; one that is too long to look at raises TooLargeError.
     """
 
     def test(data: bytes, kind: int, start: int, end: int) -> bool:
         if kind in STRINGS:
             return data.startswith(prefix, start + 4, end - 1) and _is_utf8(
-                data[start + 4 : end - 1]
+                data, start + 4, end - 1
             )
         return kind == REGEX and data[start:end] == pattern
 
     return test
 
 
-def _is_utf8(text: bytes) -> bool:
+def _is_utf8(data: bytes, start: int, end: int) -> bool:
+    if end - start > MOST_COMPARED:
+        raise TooLargeError
     try:
-        text.decode()
+        data[start:end].decode()
     except UnicodeDecodeError:
         return False
     return True
@@ -218,7 +263,14 @@ def ordered(
     """
     kinds = NUMBERS if operand_kind in NUMBERS else frozenset({operand_kind})
     if operand_kind in STRINGS:
-        kinds = STRINGS
+        most = len(operand) + 1  # the first bytes decide
+
+        def test_string(data: bytes, kind: int, start: int, end: int) -> bool:
+            if kind not in STRINGS:
+                return False
+            return compare(data[start + 4 : min(end - 1, start + 4 + most)], operand)
+
+        return test_string
 
     def test(data: bytes, kind: int, start: int, end: int) -> bool:
         if kind not in kinds:

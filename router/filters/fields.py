@@ -8,6 +8,7 @@ yields nothing for elements that are no documents. Source: docs/protocol.md#filt
 from collections.abc import Iterable
 from typing import Final
 
+from router.filters.bounds import TooLargeError
 from router.filters.values import ARRAY, DOCUMENT, MISSING, value_end
 
 Path = tuple[bytes, ...]
@@ -80,56 +81,72 @@ def tree_of(paths: Iterable[Path]) -> Document:
     return root
 
 
-def read_fields(data: bytes, start: int, wanted: Document, found: list[list[Element]]) -> None:
+def read_fields(
+    data: bytes, start: int, wanted: Document, found: list[list[Element]], left: int
+) -> int:
     """Append the elements of the ``wanted`` fields of the document at ``start`` to their slots.
 
-    Of fields with the same name in one document the first one counts.
+    Of fields with the same name in one document the first one counts. ``left`` is the number of
+    fields and array elements that may be walked over; return how many are left then. Raises
+    TooLargeError if there are more, and as ``PathReader.read`` does.
     """
     everything = wanted.all
     position = start + 4
     seen = 0
     while (kind := data[position]) != 0:
+        left -= 1
+        if left < 0:
+            raise TooLargeError
         stop = data.index(0, position + 1) + 1
         end = value_end(data, kind, stop)
         field = wanted.fields.get(data[position + 1 : stop - 1])
         if field is not None and not seen & field.bit:
             seen |= field.bit
-            take(data, (kind, stop, end), field, found)
+            left = take(data, (kind, stop, end), field, found, left)
             if seen == everything:
-                return
+                return left
         position = end
     for slot in wanted.missing(seen):
         found[slot].append(NOTHING)
+    return left
 
 
-def take(data: bytes, element: Element, field: Field, found: list[list[Element]]) -> None:
-    """Append the value of a field to its slot, and read the fields inside it."""
+def take(data: bytes, element: Element, field: Field, found: list[list[Element]], left: int) -> int:
+    """Append the value of a field to its slot, and read the fields inside it.
+
+    ``left``, the result and the errors are those of ``read_fields``.
+    """
     kind, start, _ = element
+    elements: list[Element] = []
+    if kind == ARRAY:
+        elements = _elements(data, start, left)
+        left -= len(elements)
     if field.slot >= 0:
-        if kind == ARRAY:
-            found[field.slot] += _elements(data, start)
+        found[field.slot] += elements
         found[field.slot].append(element)
     inner = field.inner
     if inner is None:
-        return
+        return left
     if kind == DOCUMENT:
-        read_fields(data, start, inner, found)
-    elif kind == ARRAY:
-        for each in _elements(data, start):
-            if each[0] == DOCUMENT:
-                read_fields(data, each[1], inner, found)
-    else:
+        return read_fields(data, start, inner, found, left)
+    for each in elements:
+        if each[0] == DOCUMENT:
+            left = read_fields(data, each[1], inner, found, left)
+    if kind != ARRAY:
         for slot in field.slots:
             if slot != field.slot:
                 found[slot].append(NOTHING)
+    return left
 
 
-def _elements(data: bytes, start: int) -> list[Element]:
-    """Return the elements of the array at ``start``."""
+def _elements(data: bytes, start: int, most: int) -> list[Element]:
+    """Return the elements of the array at ``start``, ``most`` at most, or raise TooLargeError."""
     found: list[Element] = []
     position = start + 4
-    while (kind := data[position]) != 0:
+    for _ in range(most + 1):
+        if (kind := data[position]) == 0:
+            return found
         stop = data.index(0, position + 1) + 1
         position = value_end(data, kind, stop)
         found.append((kind, stop, position))
-    return found
+    raise TooLargeError

@@ -1,18 +1,20 @@
 """An index over filters: an event meets only the filters that its fields may satisfy."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from router.filters.conditions import OneOf
+from router.filters.bounds import MOST_COMPARED, MOST_LOOKS, TooLargeError
+from router.filters.conditions import MOST_PAIRS, OneOf
 from router.filters.fields import Element, Path, Value
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
-from router.filters.values import INT32, STRING, key, unpack_int32
+from router.filters.values import CONTAINERS, INT32, STRING, is_nested, key, unpack_int32
 
 T = TypeVar("T", bound=Hashable)
 
-_MOST_PAIRS: Final = 1000
-"""Maximum of hashed values per filter; a filter that names more is tried on every event."""
+_MOST_SUSPECTS: Final = 100
+"""Paths that are read one by one to find the one at which an event is too large."""
 
 _MOST_KNOWN: Final = 10_000
 _LONGEST_KNOWN: Final = 64
@@ -38,18 +40,31 @@ class _Entry(Generic[T]):
 class _Event:
     """The fields of one event, read when the first condition asks for one."""
 
-    __slots__ = ("_found", "_reader", "data")
+    __slots__ = ("_found", "_left", "_reader", "data")
 
     def __init__(self, data: bytes, reader: PathReader) -> None:
         self.data = data
         self._reader = reader
+        self._left = MOST_LOOKS
         self._found: dict[Path, list[Element]] | None = None
 
     def at(self, path: Path) -> Sequence[Element]:
-        """Return the elements at ``path``."""
+        """Return the elements at ``path``. Raises TooLargeError."""
         if self._found is None:
             self._found = dict(zip(self._reader.paths, self._reader.read(self.data), strict=True))
-        return self._found[path]
+        elements = self._found[path]
+        self._left -= len(elements)
+        if self._left < 0:
+            raise TooLargeError
+        return elements
+
+    @property
+    def crowded(self) -> Path | None:
+        """The path with the most values, once the conditions have looked at too many."""
+        if self._found is None or self._left >= 0:
+            return None
+        found = self._found
+        return max(found, key=lambda path: len(found[path]))
 
 
 class FilterIndex(Generic[T]):
@@ -67,6 +82,8 @@ class FilterIndex(Generic[T]):
         # With one hashed path: the filters that require a value, by its type and bytes.
         self._known: dict[Value, Sequence[_Entry[T]]] = {}
         self._in_order: Sequence[dict[Hashable, list[_Entry[T]]]] = ()
+        self._nested: set[Path] = set()
+        """The hashed paths with documents or arrays among the values."""
         self._hashed = PathReader(())
         self._others = PathReader(())
         self._stale = False
@@ -80,7 +97,7 @@ class FilterIndex(Generic[T]):
         required = condition.required()
         entry = _Entry(stream_filter, owner, certain=isinstance(condition, OneOf))
         self._entries[owner] = entry
-        if required is None or len(required) > _MOST_PAIRS:
+        if required is None or len(required) > MOST_PAIRS:
             entry.certain = False
             self._always.append(entry)
         else:
@@ -94,7 +111,7 @@ class FilterIndex(Generic[T]):
         if entry is None:
             return
         required = entry.filter.condition.required()
-        if required is None or len(required) > _MOST_PAIRS:
+        if required is None or len(required) > MOST_PAIRS:
             self._always.remove(entry)
         else:
             for path, value in required:
@@ -110,11 +127,22 @@ class FilterIndex(Generic[T]):
         """Return the owners whose filters some of the events meet, with these events, in order.
 
         The events are not projected yet. Raises ValueError, IndexError or struct.error if an event
-        is malformed.
+        is malformed. Raises TooLargeError, a ValueError, if an event has more at some filters'
+        paths than the router looks at: without their owners the same events may be routed. After
+        an error the index is as before.
         """
         if self._stale:
             self._prepare()
         met: list[_Entry[T]] = []
+        try:
+            self._route(events, met)
+            return [(entry.owner, entry.events) for entry in met]
+        finally:
+            for entry in met:
+                entry.events = []
+
+    def _route(self, events: Iterable[bytes], met: list[_Entry[T]]) -> None:
+        """Append the events to those of the entries that they meet, and new entries to ``met``."""
         always, others, candidates = self._always, self._others, self._candidates
         known, value = self._known, self._hashed.value if len(self._in_order) == 1 else None
         for data in events:
@@ -134,20 +162,41 @@ class FilterIndex(Generic[T]):
                     continue
                 if not entry.certain:
                     event = event or _Event(data, others)
-                    if not entry.filter.condition.meets(event):
-                        continue
+                    try:
+                        if not entry.filter.condition.meets(event):
+                            continue
+                    except TooLargeError:
+                        raise self._too_large(others, event, entry) from None
                 if not routed:
                     met.append(entry)
                 routed.append(data)
-        result = [(entry.owner, entry.events) for entry in met]
-        for entry in met:
-            entry.events = []
-        return result
+
+    def _too_large(self, reader: PathReader, event: _Event, tried: _Entry[T]) -> TooLargeError:
+        """Return the error that names the owners whose filters need too much of an event."""
+        guilty = event.crowded or _unreadable(reader, event.data)
+        if guilty is None:
+            return TooLargeError(frozenset({tried.owner}))
+        return TooLargeError(self._needing({guilty}))
+
+    def _needing(self, paths: Collection[Path]) -> frozenset[T]:
+        """Return the owners of the filters that read one of ``paths``."""
+        return frozenset(
+            owner
+            for owner, entry in self._entries.items()
+            if any(path in paths for path in entry.filter.condition.paths())
+        )
 
     def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
         found: Sequence[_Entry[T]] = ()
-        for table, elements in zip(self._in_order, self._hashed.read(data), strict=True):
+        try:
+            read = self._hashed.read(data)
+        except TooLargeError:
+            paths = self._hashed.paths
+            guilty = _unreadable(self._hashed, data)
+            raise TooLargeError(self._needing(paths if guilty is None else {guilty})) from None
+        for path, table, elements in zip(self._hashed.paths, self._in_order, read, strict=True):
+            compared = 0
             for kind, start, end in elements:
                 value: Hashable
                 if kind == STRING:
@@ -155,6 +204,12 @@ class FilterIndex(Generic[T]):
                 elif kind == INT32:
                     value = unpack_int32(data, start)[0]
                 else:
+                    if kind in CONTAINERS:
+                        if path not in self._nested:
+                            continue
+                        compared += end - start
+                        if compared > MOST_COMPARED:
+                            raise TooLargeError(self._needing({path}))
                     value = key(data, kind, start, end)
                 entries = table.get(value)
                 if entries is not None:
@@ -175,6 +230,7 @@ class FilterIndex(Generic[T]):
         """Decide which paths are read."""
         self._known.clear()
         self._in_order = tuple(self._tables.values())
+        self._nested = {path for path, table in self._tables.items() if any(map(is_nested, table))}
         self._hashed = _reader(self._hashed, self._tables)
         paths: dict[Path, None] = {}
         for entry in self._entries.values():
@@ -188,3 +244,13 @@ def _reader(known: PathReader, paths: Iterable[Path]) -> PathReader:
     """Return a reader of ``paths``: ``known``, with what it has learned, if it reads them."""
     wanted = tuple(paths)
     return known if known.paths == wanted else PathReader(wanted)
+
+
+def _unreadable(reader: PathReader, data: bytes) -> Path | None:
+    """Return one of the paths that are too large to read in ``data`` even alone, or None."""
+    for path in islice(reader.paths, _MOST_SUSPECTS):
+        try:
+            PathReader((path,)).walk(data)
+        except TooLargeError:
+            return path
+    return None

@@ -12,8 +12,10 @@ from operator import attrgetter
 from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import Final, NamedTuple
 
+from router.filters.bounds import MOST_FIELDS
 from router.filters.fields import NOTHING, Document, Element, Field, Value, take
 from router.filters.values import (
+    CONTAINERS,
     DOCUMENT,
     HEADS,
     REGEX,
@@ -81,6 +83,10 @@ class _Outline:
                 field = None
             if field is not None:
                 seen |= field.bit
+                if kind not in CONTAINERS:
+                    # Paths that lead further end in nothing here.
+                    self.missing += [each for each in field.slots if each != field.slot]
+                    field = field if field.slot >= 0 else None
             done = seen == wanted.all and not to_end
             inner = None
             if field is not None and field.slot < 0 and kind == DOCUMENT:
@@ -128,11 +134,6 @@ class _Layout:
         self.uses = 0
         self._lengths = [{length} for length in outline.lengths]
         self._missing = outline.missing
-        for step in self.steps:
-            field = step.field
-            if field is not None and _value(step.header[0], ()) is not None:
-                # Paths that lead further end in nothing at a value that is no document.
-                self._missing += [each for each in field.slots if each != field.slot]
         self.has_one_value = False
         """Whether the documents have one value to read, of a fixed size or a string."""
         self._build()
@@ -145,7 +146,10 @@ class _Layout:
         self._build()
 
     def read(self, data: bytes, slots: range) -> list[list[Element]] | None:
-        """Return the elements of each slot, or None if the document has another layout."""
+        """Return the elements of each slot, or None if the document has another layout.
+
+        Raises TooLargeError.
+        """
         found: list[list[Element]] = []
         if self._groups is not None:
             matched = self._segments[0].match(data, 4)
@@ -157,7 +161,7 @@ class _Layout:
             self.uses += 1
             return found
         found += ([] for _ in slots)
-        position = 4
+        position, left = 4, MOST_FIELDS
         for match, values, kind, field in self._segments:
             matched = match(data, position)
             if matched is None:
@@ -168,8 +172,12 @@ class _Layout:
             if kind:
                 start = matched.end()
                 position = start + HEADS[kind] + unpack_length(data, start)[0]
-                if field is not None:
-                    take(data, (kind, start, position), field, found)
+                if field is None:
+                    continue
+                if kind in CONTAINERS:
+                    left = take(data, (kind, start, position), field, found, left)
+                else:
+                    found[field.slot].append((kind, start, position))
         for slot in self._missing:
             found[slot].append(NOTHING)
         self.uses += 1

@@ -35,19 +35,26 @@ from router.filters.values import (
     INT64,
     NAN_KEY,
     NULL,
+    NULL_KEY,
     NUMBERS,
     OBJECT_ID,
     REGEX,
     STRING,
     TIMESTAMP,
+    UNDEFINED_KEY,
+    is_nested,
     key,
     number,
 )
 from shard_client.wire.bson_slices import Element, iter_elements
 
-_MOST_CONDITIONS: Final = 1000
+_MOST_CONDITIONS: Final = 100
+"""What an event may cost for one filter: about 50 µs."""
+
 _MOST_VALUES: Final = 10_000
 _MOST_DEPTH: Final = 20
+_LONGEST_NUMBER: Final = 16
+"""Bytes of the longest number: operands that are shorter may equal it."""
 
 _WHOLE: Final = frozenset({b"operationType"})
 _ROOTS: Final = (
@@ -115,9 +122,13 @@ class Declined(Exception):  # noqa: N818
 
 
 class MatchCompiler:
-    """Compiles ``$match`` stages; one instance bounds the conditions of one pipeline."""
+    """Compiles ``$match`` stages; one instance bounds the conditions of one pipeline.
 
-    def __init__(self) -> None:
+    ``undefined_is_null`` is whether null equals undefined (docs/protocol.md#filters).
+    """
+
+    def __init__(self, *, undefined_is_null: bool) -> None:
+        self._undefined_is_null = undefined_is_null
         self._conditions = 0
         self._values = 0
 
@@ -207,7 +218,11 @@ class MatchCompiler:
         self._count(len(operands))
         for each in operands:
             _check_operand(raw, each)
-        return OneOf(path, frozenset(key(raw, e.type, e.start, e.end) for e in operands))
+        keys = {key(raw, e.type, e.start, e.end) for e in operands}
+        if NULL_KEY in keys and self._undefined_is_null:
+            keys.add(UNDEFINED_KEY)
+        longest = max([_LONGEST_NUMBER, *(e.end - e.start for e in operands)])
+        return OneOf(path, frozenset(keys), longest, any(map(is_nested, keys)))
 
     def _ordering(self, path: Path, raw: bytes, element: Element) -> Condition:
         kind = element.type
@@ -248,7 +263,9 @@ class MatchCompiler:
         self._conditions += 1
         self._values += values
         if self._conditions > _MOST_CONDITIONS or self._values > _MOST_VALUES:
-            raise Declined("it is very large")
+            raise Declined(
+                f"it has more than {_MOST_CONDITIONS} conditions or {_MOST_VALUES} values"
+            )
 
 
 def _path(name: bytes) -> Path:

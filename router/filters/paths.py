@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from router.filters.bounds import MOST_FIELDS
 from router.filters.fields import Element, Path, Value, read_fields, tree_of
 from router.filters.layouts import Layouts
 
@@ -28,7 +29,8 @@ class PathReader:
     def read(self, data: bytes) -> list[list[Element]]:
         """Return the elements at each path of the document ``data``, in the order of ``paths``.
 
-        Raises ValueError, IndexError or struct.error if the part that is read is malformed.
+        Raises ValueError, IndexError or struct.error if the part that is read is malformed, and
+        TooLargeError, a ValueError, if it has more than ``MOST_FIELDS`` fields and elements.
         """
         if not self.paths:
             return []
@@ -41,5 +43,5 @@ class PathReader:
     def walk(self, data: bytes) -> list[list[Element]]:
         """Return what ``read`` returns, by a walk over the document's fields."""
         found: list[list[Element]] = [[] for _ in self.paths]
-        read_fields(data, 0, self._root, found)
+        read_fields(data, 0, self._root, found, MOST_FIELDS)
         return found

@@ -8,6 +8,7 @@ results against a real mongod.
 from struct import Struct
 from typing import Final
 
+from router.filters.bounds import MOST_FIELDS, TooLargeError
 from router.filters.match_compiler import Declined
 from router.filters.values import (
     ARRAY,
@@ -39,13 +40,18 @@ class Projection:
         self._keeps = keeps
 
     def apply(self, event: bytes) -> bytes:
-        """Return the event with its projected fields. Raises ValueError if it is malformed."""
-        return self._document(event, 0, self._named)
+        """Return the event with its projected fields.
 
-    def _document(self, data: bytes, start: int, named: Tree) -> bytes:
+        Raises ValueError, IndexError or struct.error if it is malformed, and TooLargeError, a
+        ValueError, if more than ``MOST_FIELDS`` fields and elements are looked at.
+        """
+        return self._document(event, 0, self._named, _Allowance())
+
+    def _document(self, data: bytes, start: int, named: Tree, allowance: "_Allowance") -> bytes:
         parts: list[bytes] = []
         position = start + 4
         while (kind := data[position]) != 0:
+            allowance.take()
             stop = data.index(0, position + 1)
             name = data[position + 1 : stop]
             end = value_end(data, kind, stop + 1)
@@ -55,28 +61,33 @@ class Projection:
             else:
                 inner = named[name]
                 if inner is None:
-                    if self._keeps:
+                    if self._keeps and kind == ARRAY:
+                        parts += (data[position : stop + 1], _renumbered(data, stop + 1, allowance))
+                    elif self._keeps:
                         parts.append(data[position:end])
                 elif kind in (DOCUMENT, ARRAY):
                     parts.append(data[position : stop + 1])
-                    parts.append(self._value(data, kind, stop + 1, inner))
+                    parts.append(self._value(data, kind, stop + 1, inner, allowance))
                 elif not self._keeps:
                     parts.append(data[position:end])
             position = end
         return _framed(parts)
 
-    def _value(self, data: bytes, kind: int, start: int, named: Tree) -> bytes:
+    def _value(
+        self, data: bytes, kind: int, start: int, named: Tree, allowance: "_Allowance"
+    ) -> bytes:
         if kind == DOCUMENT:
-            return self._document(data, start, named)
+            return self._document(data, start, named, allowance)
         parts: list[bytes] = []
         count = 0
         position = start + 4
         while (inner := data[position]) != 0:
+            allowance.take()
             stop = data.index(0, position + 1)
             end = value_end(data, inner, stop + 1)
             if inner in (DOCUMENT, ARRAY):
                 parts.append(b"%c%d\0" % (inner, count))
-                parts.append(self._value(data, inner, stop + 1, named))
+                parts.append(self._value(data, inner, stop + 1, named, allowance))
                 count += 1
             elif not self._keeps:
                 parts.append(b"%c%d\0" % (inner, count))
@@ -84,6 +95,37 @@ class Projection:
                 count += 1
             position = end
         return _framed(parts)
+
+
+class _Allowance:
+    """The fields and elements that may still be looked at in one event."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MOST_FIELDS
+
+    def take(self) -> None:
+        """Look at one more. Raises TooLargeError."""
+        self._left -= 1
+        if self._left < 0:
+            raise TooLargeError
+
+
+def _renumbered(data: bytes, start: int, allowance: _Allowance) -> bytes:
+    """Return the array at ``start`` with regular names of its elements, also in arrays in it."""
+    parts: list[bytes] = []
+    count = 0
+    position = start + 4
+    while (kind := data[position]) != 0:
+        allowance.take()
+        value = data.index(0, position + 1) + 1
+        end = value_end(data, kind, value)
+        inner = _renumbered(data, value, allowance) if kind == ARRAY else data[value:end]
+        parts += (b"%c%d\0" % (kind, count), inner)
+        count += 1
+        position = end
+    return _framed(parts)
 
 
 def _framed(parts: list[bytes]) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import bson
 from bson.errors import InvalidBSON, InvalidDocument
 
-from router.filters.conditions import All, Condition
+from router.filters.conditions import All, Condition, tried
 from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
 from shard_client.errors import ProtocolError
@@ -19,10 +19,11 @@ _MOST_STAGES: Final = 100
 class StreamFilter:
     """The stages of a stream as a condition on events and the projections that follow it.
 
-    ``identity`` is equal for filters of equal stages.
+    ``identity`` is equal for filters of equal stages that are evaluated alike. ``tried`` is the
+    number of conditions that every event costs, however few the filter lets through.
     """
 
-    __slots__ = ("condition", "identity", "projections")
+    __slots__ = ("condition", "identity", "projections", "tried")
 
     def __init__(
         self, identity: bytes, condition: Condition, projections: Sequence[Projection]
@@ -30,9 +31,14 @@ class StreamFilter:
         self.identity = identity
         self.condition = condition
         self.projections = projections
+        self.tried = tried(condition)
 
     def project(self, event: bytes) -> bytes:
-        """Return an event that meets the condition as the stream shows it."""
+        """Return an event that meets the condition as the stream shows it.
+
+        Raises ValueError, IndexError or struct.error if it is malformed, and TooLargeError, a
+        ValueError, if it has very many fields where the projection changes something.
+        """
         for projection in self.projections:
             event = projection.apply(event)
         return event
@@ -42,10 +48,13 @@ EVERYTHING: Final = StreamFilter(b"", All(()), ())
 """The filter of a stream without stages."""
 
 
-def compile_filter(stages: Sequence[Mapping[str, Any]]) -> StreamFilter:
+def compile_filter(
+    stages: Sequence[Mapping[str, Any]], *, undefined_is_null: bool = True
+) -> StreamFilter:
     """Return the filter of a change stream's stages, which have been checked for their names.
 
-    Raises Declined, with the reason, if the shards must evaluate them.
+    ``undefined_is_null`` is whether null equals undefined on the servers, as it does before MongoDB
+    8.0. Raises Declined, with the reason, if the shards must evaluate the stages.
     """
     if not stages:
         raise Declined("it has no filter")
@@ -55,10 +64,10 @@ def compile_filter(stages: Sequence[Mapping[str, Any]]) -> StreamFilter:
         raw = [bson.encode(dict(stage)) for stage in stages]
     except (InvalidDocument, OverflowError, ValueError) as error:
         raise Declined("its stages cannot be encoded") from error
-    identity = b"".join(raw)
+    identity = b"".join(raw) + (b"" if undefined_is_null else b"8")
     if len(identity) > _MOST_BYTES:
         raise Declined("its stages are very large")
-    compiler = MatchCompiler()
+    compiler = MatchCompiler(undefined_is_null=undefined_is_null)
     conditions: list[Condition] = []
     projections: list[Projection] = []
     try:

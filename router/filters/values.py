@@ -4,10 +4,9 @@ Source: bsonspec.org; MongoDB's comparison order and equality (docs/protocol.md#
 """
 
 from collections.abc import Hashable
+from decimal import Decimal
 from struct import Struct
 from typing import Final
-
-from bson.decimal128 import Decimal128
 
 MISSING: Final = 0x00
 DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, UNDEFINED = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
@@ -17,14 +16,19 @@ _DB_POINTER, _CODE, _CODE_WITH_SCOPE = 0x0C, 0x0D, 0x0F
 
 NUMBERS: Final = frozenset({DOUBLE, INT32, INT64, DECIMAL})
 STRINGS: Final = frozenset({STRING, SYMBOL})
+CONTAINERS: Final = frozenset({DOCUMENT, ARRAY})
 
 NULL_KEY: Final = (NULL,)
-"""The key of null, and of missing and undefined fields, which equal null in a query."""
+"""The key of null, and of missing fields, which equal null in a query."""
+
+UNDEFINED_KEY: Final = (UNDEFINED,)
+"""The key of undefined, which equals null in a query until MongoDB 8.0."""
 
 NAN_KEY: Final = (DOUBLE, b"NaN")
 """The key of every NaN: in a query they are equal."""
 
-_MOST_DEPTH: Final = 200
+_MOST_DEPTH: Final = 300
+"""More than servers allow by any setting (``maxBSONDepth``, 250 at most)."""
 
 unpack_length = Struct("<I").unpack_from
 pack_length = Struct("<I").pack
@@ -32,6 +36,11 @@ _double = Struct("<d").unpack_from
 unpack_int32 = Struct("<i").unpack_from
 _int64 = Struct("<q").unpack_from
 _uint64 = Struct("<Q").unpack_from
+_two_uint64 = Struct("<QQ").unpack_from
+
+_MOST_COEFFICIENT: Final = 10**34
+_BIAS: Final = 6176
+"""Of decimals: the coefficient is less, and the exponent is stored with this added."""
 
 _VARIES: Final = -1
 
@@ -79,8 +88,28 @@ def number(data: bytes, kind: int, start: int) -> Hashable:
     if kind == DOUBLE:
         value: float = _double(data, start)[0]
         return value if value == value else NAN_KEY
-    decimal = Decimal128.from_bid(data[start : start + 16]).to_decimal()
-    return NAN_KEY if decimal.is_nan() else decimal
+    return _decimal(data, start)
+
+
+def _decimal(data: bytes, start: int) -> Hashable:
+    """Return the decimal at ``start``, exactly, or NAN_KEY.
+
+    Source: IEEE 754-2008, the binary encoding of decimal128. Every 16 bytes are a decimal: a
+    coefficient that is too large counts as 0, and the rest of a NaN or an infinity does not count.
+    """
+    low, high = _two_uint64(data, start)
+    sign = "-" if high >> 63 else ""
+    if high >> 58 & 0x1F == 0x1F:
+        return NAN_KEY
+    if high >> 58 & 0x1F == 0x1E:
+        return Decimal(sign + "Infinity")
+    if high >> 61 & 3 == 3:
+        return 0  # the coefficients of this form are too large
+    coefficient = (high & 0x1_FFFF_FFFF_FFFF) << 64 | low
+    if coefficient >= _MOST_COEFFICIENT:
+        return 0
+    exponent = (high >> 49 & 0x3FFF) - _BIAS
+    return Decimal(f"{sign}{coefficient}E{exponent}")
 
 
 def signed(data: bytes, start: int) -> int:
@@ -96,16 +125,21 @@ def unsigned(data: bytes, start: int) -> int:
 def key(data: bytes, kind: int, start: int, end: int) -> Hashable:
     """Return the key of a value: two keys are equal if a query's equality holds for the values.
 
-    Numbers are equal by value whatever their types, a symbol equals a string, and inside documents
-    and arrays null, undefined and missing differ.
+    Numbers are equal by value whatever their types, a symbol equals a string, a missing field
+    equals null. Inside documents and arrays null and missing differ.
     """
     if kind == STRING:
         return data[start + 4 : end - 1]
     if kind in NUMBERS:
         return number(data, kind, start)
-    if kind in (NULL, MISSING, UNDEFINED):
+    if kind in (NULL, MISSING):
         return NULL_KEY
     return _inner_key(data, kind, start, end, 0)
+
+
+def is_nested(value_key: Hashable) -> bool:
+    """Return whether a key is that of a document or an array."""
+    return isinstance(value_key, tuple) and value_key[0] in CONTAINERS
 
 
 def _inner_key(data: bytes, kind: int, start: int, end: int, depth: int) -> Hashable:
@@ -113,7 +147,7 @@ def _inner_key(data: bytes, kind: int, start: int, end: int, depth: int) -> Hash
         return number(data, kind, start)
     if kind in STRINGS:
         return data[start + 4 : end - 1]
-    if kind not in (DOCUMENT, ARRAY):
+    if kind not in CONTAINERS:
         return (kind, data[start:end]) if end > start else (kind,)
     if depth == _MOST_DEPTH:
         raise MalformedValueError("documents nest too deeply")

@@ -1,7 +1,8 @@
 """Where the filters of change streams are evaluated: on the shards, or in the router."""
 
+from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, Protocol
 
 from router.change_stream.request import StreamRequest
 from router.change_stream.traffic import Traffic
@@ -13,6 +14,18 @@ from router.streams.placement import ALWAYS, AUTO, NEVER, Placement, mode_of
 from router.streams.shared_scans import RESTS, SharedScans
 from router.streams.sources import Source
 
+MOST_TRIED: Final = 200
+"""Maximum of conditions that are tried on every event, of all filters on one scope: they cost an
+event some 100 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
+
+
+class Servers(Protocol):
+    """What is known of the servers that would evaluate the filters."""
+
+    @property
+    def undefined_is_null(self) -> bool:
+        """Whether null equals undefined in their queries."""
+
 
 class FilterPlanner:
     """Decides where filters are evaluated (docs/sharing.md); does no I/O.
@@ -22,10 +35,13 @@ class FilterPlanner:
     the unfiltered stream, clients do not enter it for a while (``FailedStreams``).
     """
 
-    def __init__(self, limits: StreamSettings, failed: FailedStreams) -> None:
+    def __init__(self, limits: StreamSettings, failed: FailedStreams, servers: Servers) -> None:
         self._limits = limits
         self._failed = failed
+        self._servers = servers
         self._scans = SharedScans(limits.share_filters_from, limits.share_filters_hold)
+        self._tried: Counter[bytes] = Counter()
+        """The conditions of each scan's different filters that are tried on every event."""
 
     def place(self, placement: Placement) -> None:
         """Decide whether the router may evaluate the request's filter; does not count a reader."""
@@ -35,17 +51,28 @@ class FilterPlanner:
         placement.reason = _refusal(request, mode)
         if placement.reason:
             return
+        undefined_is_null = self._servers.undefined_is_null
         try:
-            placement.filter = compile_filter(request.stages)
+            wanted = compile_filter(request.stages, undefined_is_null=undefined_is_null)
         except Declined as declined:
             placement.reason = str(declined)
             return
-        placement.whole = Source(replace(request, stages=()), placement.filter)
+        whole = Source(replace(request, stages=()), wanted)
+        more = 0 if self._scans.has(whole.key, wanted.identity) else wanted.tried
+        if more and self._tried[whole.key] + more > MOST_TRIED:
+            placement.reason = (
+                f"the filters of its scope have {self._tried[whole.key]} conditions that are tried "
+                f"on every event, with this filter more than {MOST_TRIED}"
+            )
+            return
+        placement.filter, placement.whole = wanted, whole
 
     def join(self, placement: Placement) -> None:
         """Count a reader."""
         whole = placement.whole
         if whole is not None and whole.filter is not None:
+            if not self._scans.has(whole.key, whole.filter.identity):
+                self._tried[whole.key] += whole.filter.tried
             begins = placement.mode == AUTO
             self._scans.join(whole.key, whole.filter.identity, begins=begins)
 
@@ -54,6 +81,10 @@ class FilterPlanner:
         whole = placement.whole
         if whole is not None and whole.filter is not None:
             self._scans.leave(whole.key, whole.filter.identity)
+            if not self._scans.has(whole.key, whole.filter.identity):
+                self._tried[whole.key] -= whole.filter.tried
+                if not self._tried[whole.key]:
+                    del self._tried[whole.key]
 
     def shares(self, placement: Placement, now: float, traffic: Traffic | None = None) -> bool:
         """Return whether the router should evaluate the filter.

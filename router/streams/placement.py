@@ -60,8 +60,11 @@ class Placement:
 def mode_of(request: StreamRequest, name: str, default: str) -> str:
     """Return the mode that the stream's comment names for the parameter ``name``, or the default.
 
-    A comment is a string like "reporting; shareFilters=never" or a document with such a field.
+    A comment is a string like "reporting; shareFilters=never" or a document with such a field. None
+    overrides ``never`` as the default, which the operator has set.
     """
+    if default == NEVER:
+        return NEVER
     comment = request.extras.get("comment")
     if isinstance(comment, str):
         found: dict[str, str] = dict(_IN_COMMENT.findall(comment))

@@ -62,7 +62,7 @@ class StreamPool:
         self._open_streams = open_streams
         self._placements: dict[LogReader, Placement] = {}
         self._failed = FailedStreams()
-        self._filters = FilterPlanner(limits, self._failed)
+        self._filters = FilterPlanner(limits, self._failed, cluster)
         self._scopes = ScopePlanner(limits, self._failed)
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
@@ -169,10 +169,10 @@ class StreamPool:
     def _refused(
         self, placement: Placement, source: Source, error: CommandError, begun: float
     ) -> None:
-        """Record that a stream that serves others as well could not be opened, tried at ``begun``.
+        """Record that a stream that serves others as well, tried at ``begun``, does not serve.
 
-        It is not tried again for a while; for this client not at all if it has as many streams as
-        it may.
+        No client tries it again for a while. Where the error concerns this client alone (it has as
+        many streams as it may, or its filter needs too much of an event), this client never does.
         """
         if error.code != ErrorCode.TemporarilyUnavailable:
             self._fails(source, error, begun)
@@ -299,7 +299,7 @@ class StreamPool:
             return True
         if RESUMABLE_LABEL in error.labels or error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
-        self._fails(placement.source, error, placement.entered)
+        self._refused(placement, placement.source, error, placement.entered)
         self._moved(placement, placement.own)
         return True
 

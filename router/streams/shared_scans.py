@@ -62,6 +62,11 @@ class SharedScans:
         if not state.parts:
             del self._scans[scan]
 
+    def has(self, scan: bytes, part: bytes) -> bool:
+        """Return whether ``part`` has a reader."""
+        state = self._scans.get(scan)
+        return state is not None and part in state.parts
+
     def count(self, scan: bytes) -> int:
         """Return the number of different parts that are read."""
         state = self._scans.get(scan)

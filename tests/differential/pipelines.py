@@ -38,6 +38,12 @@ def _filter(chance: Random, start: Timestamp, depth: int = 1) -> dict[str, Any]:
     return made
 
 
+_BELOW = (
+    "operationType.a", "ns.db.extra", "ns.coll.x", "ns.coll.x.y", "to.coll.x", "documentKey._id.x",
+    "documentKey.k.x", "fullDocument.n.x", "fullDocument.any.x", "fullDocument.tags.x",
+    "updateDescription.updatedFields.n.x", "updateDescription.updatedFields.any.x",
+)  # fmt: skip
+
 _FILTERS: tuple[Callable[[Random, Timestamp], dict[str, Any]], ...] = (
     lambda c, _: {"operationType": c.choice(_TYPES)},
     lambda c, _: {"operationType": {"$in": c.sample(_TYPES, 3)}},
@@ -51,6 +57,10 @@ _FILTERS: tuple[Callable[[Random, Timestamp], dict[str, Any]], ...] = (
     lambda c, _: {"fullDocument.tags": {"$size": c.randrange(3)}},
     lambda c, _: {"fullDocument.sub.a": None},
     lambda c, _: {"fullDocumentBeforeChange": {"$ne": None}},
+    # One level below values: these paths end in nothing.
+    lambda c, _: {c.choice(_BELOW): c.choice((None, "orders", "plain", "a", 1))},
+    lambda c, _: {path: c.choice((None, "orders", 1)) for path in c.sample(_BELOW, 2)},
+    lambda c, _: {c.choice(_BELOW): {"$exists": c.random() < 0.5}},
     lambda c, _: {"documentKey._id": {"$type": "number"}},
     lambda c, _: {"documentKey.k": {"$lt": c.randrange(60)}},
     lambda c, _: {"documentKey._id": {"$in": [c.randrange(40) for _ in range(12)]}},

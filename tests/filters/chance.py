@@ -27,41 +27,58 @@ NUMBERS: tuple[Any, ...] = (
     Decimal128("0.1000000000000000055511151231257827"),
     Decimal128("0.1000000000000000055511151231257828"),
     Decimal128("0.100000000000000"), Decimal128("9.990000000000000213162820728030056"),
+    Decimal128("9.999999999999999999999999999999999E+6144"), Decimal128("-1E-6176"),
+    # Not canonical: coefficients from 10**34 on, infinities and NaNs with further bits.
+    *(Decimal128.from_bid(struct.pack("<QQ", low, high)) for low, high in (
+        (0x378D8E6400000000, 0x3040_0000_0000_0000 | 0x0001_ED09_BEAD_87C0),  # 10**34
+        (0x378D8E63FFFFFFFF, 0x3040_0000_0000_0000 | 0x0001_ED09_BEAD_87C0),  # 10**34 - 1
+        (2**64 - 1, 0x3041_FFFF_FFFF_FFFF), (2**64 - 1, 0xB041_FFFF_FFFF_FFFF),
+        (1, 0x6C10_0000_0000_0001), (1, 0xEC10_0000_0000_0001), (7, 0x6000_0000_0000_0000),
+        (1, 0x7800_0000_0000_0001), (5, 0xF9FF_0000_0000_0000),
+        (9, 0x7C00_0000_0000_0009), (9, 0xFE00_0000_0000_0001), (2**64 - 1, 2**64 - 1),
+    )),
 )  # fmt: skip
 STRINGS = ("", "a", "ab", "abc", "b", "B", "é", "a\0b", "a\nb", "1", "insert")
+_BINARIES = (Binary(b""), Binary(b"a"), Binary(b"a", 4), Binary(b"a", 128), Binary(b"ab", 2))
 OTHERS: tuple[Any, ...] = (
     None, True, False, _ID, _OTHER_ID, MinKey(), MaxKey(),
     DatetimeMS(0), DatetimeMS(-1), DatetimeMS(1), DatetimeMS(2**62),
     Timestamp(0, 0), Timestamp(1, 1), Timestamp(1, 2), Timestamp(2**32 - 1, 0),
-    Binary(b""), Binary(b"a"), Binary(b"a", 4), Binary(b"a", 128), Binary(b"ab", 2),
+    *_BINARIES,
     Regex("^a"), Regex("^a", "i"), Regex("b"), Code("f"), Code("f", {"a": 1}),
     DBRef("c", 1),
 )  # fmt: skip
 
 
-def _string(text: bytes) -> bytes:
-    return struct.pack("<i", len(text) + 1) + text + b"\0"
+def text(characters: bytes) -> bytes:
+    """Return a string's BSON value."""
+    return struct.pack("<i", len(characters) + 1) + characters + b"\0"
 
 
-def _raw(*elements: bytes) -> bytes:
+def document(*elements: bytes) -> bytes:
+    """Return a document's BSON of its elements."""
     body = b"".join(elements)
     return struct.pack("<i", len(body) + 5) + body + b"\0"
 
 
 _UNUSUAL = (
     b"\x06a\0",  # undefined
-    b"\x0ea\0" + _string(b"ab"),  # a symbol
-    b"\x0ca\0" + _string(b"c") + b"\1" * 12,  # a DBPointer
-    b"\x02a\0" + _string(b"a\xff"),  # not UTF-8
-    b"\x04a\0" + _raw(b"\x060\0", b"\x0e1\0" + _string(b"a")),  # an array of such values
-    b"\x04a\0" + _raw(b"\x03" b"0\0" + _raw(b"\x06b\0")),
+    b"\x0ea\0" + text(b"ab"),  # a symbol
+    b"\x0ca\0" + text(b"c") + b"\1" * 12,  # a DBPointer
+    b"\x02a\0" + text(b"a\xff"),  # not UTF-8
+    b"\x04a\0" + document(b"\x060\0", b"\x0e1\0" + text(b"a")),  # an array of such values
+    b"\x04a\0" + document(b"\x03" b"0\0" + document(b"\x06b\0")),
     b"\x10b\0\1\0\0\0",
+    # Arrays whose elements are not named by their indexes.
+    b"\x04a\0" + document(b"\x027\0" + text(b"a"), b"\x03x\0" + document(b"\x10a\0\1\0\0\0")),
+    b"\x04b\0" + document(b"\x041\0" + document(b"\x10\0\1\0\0\0"), b"\x0a1\0", b"\x0a1\0"),
+    b"\x04a\0" + document(b"\x030\0" + document(b"\x04b\0" + document(b"\x08a\0\1"))),
 )  # fmt: skip
 """BSON elements that drivers do not write."""
 
 _REPEATED = (
     b"\x10a\0\1\0\0\0\x10a\0\2\0\0\0",
-    b"\x02a\0" + _string(b"a") + b"\x03a\0" + _raw(b"\x10b\0\1\0\0\0"),
+    b"\x02a\0" + text(b"a") + b"\x03a\0" + document(b"\x10b\0\1\0\0\0"),
 )
 """Elements with one name; what a projection does with them is undefined."""
 
@@ -79,23 +96,43 @@ class Chance:
     def event(self) -> Document:
         """Return a document shaped like a change event, without the token."""
         chance = self._random
-        document: Document = {
+        event: Document = {
             "operationType": chance.choice(("insert", "update", "delete", "invalidate")),
             "clusterTime": Timestamp(1, 1),
         }
         if chance.random() < 0.9:
-            document["fullDocument"] = None if chance.random() < 0.05 else self._contents()
+            event["fullDocument"] = None if chance.random() < 0.05 else self._contents()
         if chance.random() < 0.8:
-            document["ns"] = {"db": chance.choice(STRINGS), "coll": "c"}
+            event["ns"] = {"db": chance.choice(STRINGS), "coll": "c"}
         if chance.random() < 0.6:
-            document["documentKey"] = self._contents()
+            event["documentKey"] = self._contents()
         if chance.random() < 0.5:
             dotted = chance.random() < 0.2
             fields = {"a.b": self.value()} if dotted else self._contents()
-            document["updateDescription"] = {"updatedFields": fields, "removedFields": []}
+            event["updateDescription"] = {"updatedFields": fields, "removedFields": []}
         if chance.random() < 0.3:
-            document["fullDocumentBeforeChange"] = self._contents()
-        return document
+            event["fullDocumentBeforeChange"] = self._contents()
+        return event
+
+    def events(self, count: int) -> list[Document]:
+        """Return documents shaped like change events, many of which are built alike."""
+        chance = self._random
+        events = [self.event() for _ in range(count)]
+        for n in range(1, count):
+            if chance.random() < 0.5:
+                events[n] = self._alike(events[chance.randrange(n)])
+        return events
+
+    def _alike(self, value: Any) -> Any:
+        """Return a value with the same fields of the same types, and mostly other contents."""
+        chance = self._random
+        if isinstance(value, dict):
+            return {name: self._alike(inner) for name, inner in value.items()}
+        if isinstance(value, str) and chance.random() < 0.5:
+            return chance.choice(STRINGS)
+        if type(value) is Binary:
+            return chance.choice(_BINARIES)
+        return value
 
     def value(self, depth: int = 0) -> Any:
         """Return a value of any type."""
@@ -106,7 +143,7 @@ class Chance:
         if depth < 3 and kind < 0.45:
             return self._contents(depth + 1)
         if kind < 0.5:
-            return RawBSONDocument(_raw(chance.choice(self._unusual)))
+            return RawBSONDocument(document(chance.choice(self._unusual)))
         domain = chance.choices((NUMBERS, STRINGS, OTHERS), (4, 3, 3))[0]
         return chance.choice(domain)
 
@@ -140,10 +177,10 @@ class Chance:
 
     def _path(self) -> str:
         chance = self._random
-        if chance.random() < 0.12:
+        if chance.random() < 0.2:
             return chance.choice(
-                ("operationType", "ns.db", "ns.coll", "fullDocument.0", "clusterTime",
-                 "fullDocument.a.0.b", "fullDocument..a")
+                ("operationType", "ns.db", "ns.coll", "ns.db.a", "ns.coll.a", "ns.db.a.b",
+                 "fullDocument.0", "clusterTime", "fullDocument.a.0.b", "fullDocument..a")
             )  # fmt: skip
         root = chance.choice(
             (*("fullDocument",) * 5, "documentKey", "fullDocumentBeforeChange", "ns",
@@ -154,8 +191,10 @@ class Chance:
     def _condition(self) -> Any:
         chance = self._random
         kind = chance.random()
-        if kind < 0.3:
+        if kind < 0.15:
             return self.value()
+        if kind < 0.3:  # what many documents have
+            return chance.choice((None, "a", "ab", 1))
         if kind < 0.35:
             return Regex(chance.choice(_PATTERNS))
         condition = self._operator()

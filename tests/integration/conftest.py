@@ -15,6 +15,7 @@ _SHARING = {
     "test_facade_cursors",
     "test_facade_drivers",
     "test_facade_lifecycle",
+    "test_shared_filters",
     "test_tools",
     "test_tracing",
     "test_two_routers",

@@ -1,9 +1,11 @@
 """Members' errors as the router reports them to clients."""
 
+import bson
 import pytest
 
 from shard_client.error_codes import NOT_PRIMARY_CODES
 from shard_client.errors import CommandError
+from shard_client.wire.documents import decode_reply
 
 
 @pytest.mark.parametrize("code", sorted(NOT_PRIMARY_CODES))

@@ -11,6 +11,7 @@ from bson import Timestamp
 from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
+from router.filters.index import FilterIndex
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
@@ -23,14 +24,21 @@ from tests.doubles.scripted_cluster import (
     read_until,
     read_until_shared,
 )
+from tests.filters.chance import document
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.cursors.test_registry import invalidate
 
 
 def tenant(number: int, start: dict[str, Any] | None = None, **fields: Any) -> StreamRequest:
     """Return a request for the events of one tenant, from second 100 unless a start is given."""
+    return matching({"fullDocument.tenant": number}, start, **fields)
+
+
+def matching(
+    match: dict[str, Any], start: dict[str, Any] | None = None, **fields: Any
+) -> StreamRequest:
+    """Return a request with a ``$match``, from second 100 unless a start is given."""
     options = {"startAtOperationTime": Timestamp(100, 1)} if start is None else start
-    match = {"fullDocument.tenant": number}
     pipeline = [{"$changeStream": options}, {"$match": match}]
     command = {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
     return parse_request("db", {**command, **fields})
@@ -38,8 +46,8 @@ def tenant(number: int, start: dict[str, Any] | None = None, **fields: Any) -> S
 
 def write(cluster: ScriptedCluster, second: int, of: int, size: int = 0) -> None:
     """Write one tenant's event; then all members advance past it."""
-    document = {"_id": second, "tenant": of, "filler": "x" * size}
-    cluster.shards[f"s{second % 3}"].insert(second, second, fullDocument=document)
+    contents = {"_id": second, "tenant": of, "filler": "x" * size}
+    cluster.shards[f"s{second % 3}"].insert(second, second, fullDocument=contents)
     cluster.noop(second + 1)
 
 
@@ -154,7 +162,9 @@ async def test_few_filters_stay_on_the_shards_and_many_move_over(
     [
         ("never", None, 2),
         ("always", None, 1),
-        ("never", "reporting; shareFilters=always", 1),
+        ("never", "reporting; shareFilters=always", 2),
+        ("never", {"shareFilters": "auto"}, 2),
+        ("auto", "reporting; shareFilters=always", 1),
         ("always", {"shareFilters": "never"}, 2),
         ("always", {"shareFilters": "perhaps"}, 1),
     ],
@@ -168,6 +178,48 @@ async def test_the_mode_is_a_parameter_or_in_the_comment(
     assert cluster.open_cursors == streams * REMOTES
     explained = registry._streams.explain(tenant(1, **more))["filter"]
     assert explained["evaluatedBy"] == ("router" if streams == 1 else "shards")
+
+
+async def test_the_conditions_tried_on_every_event_are_bounded(cluster: ScriptedCluster) -> None:
+    """Filters that together have more than 200 of them are not shared, identical ones are."""
+
+    def ranges(count: int, least: int) -> StreamRequest:
+        return matching({f"fullDocument.f{n}": {"$gte": least} for n in range(count)})
+
+    def evaluated_by(request: StreamRequest) -> str:
+        return str(registry._streams.explain(request)["filter"]["evaluatedBy"])
+
+    registry = cluster.registry(share_filters="always", share_linger=0.0)
+    first, _ = await registry.open(ranges(100, 1), OWNER)
+    await registry.open(ranges(60, 2), OWNER)
+    assert evaluated_by(ranges(40, 3)) == "router"
+    assert evaluated_by(ranges(41, 3)) == "shards"
+    assert evaluated_by(ranges(101, 3)) == "shards"
+    assert evaluated_by(ranges(100, 1)) == "router"
+    assert evaluated_by(tenant(1)) == "router"
+    reason = registry._streams.explain(ranges(41, 3))["filter"]["reason"]
+    assert "160 conditions" in reason
+    assert "200" in reason
+    again, _ = await registry.open(ranges(100, 1), OWNER)
+    registry.kill([first.cursor_id], OWNER)
+    assert evaluated_by(ranges(41, 3)) == "shards"
+    registry.kill([again.cursor_id], OWNER)
+    await until(lambda: evaluated_by(ranges(41, 3)) == "router")
+
+
+async def test_null_follows_the_servers_version(cluster: ScriptedCluster) -> None:
+    registry = cluster.registry(share_filters="always")
+    request = matching({"fullDocument.a": None})
+    await registry.open(request, OWNER)
+    undefined = document(b"\x03fullDocument\0" + document(b"\x06a\0"))
+    for version, met in ((17, True), (24, True), (25, False)):
+        for target in cluster.clusters[0]._wire_versions:
+            cluster.clusters[0]._wire_versions[target] = version
+        placement = registry._streams._placed(request)
+        assert placement.filter is not None
+        index: FilterIndex[int] = FilterIndex()
+        index.add(0, placement.filter)
+        assert bool(index.route([undefined])) is met
 
 
 async def test_a_slow_reader_delays_no_other_and_loses_nothing(cluster: ScriptedCluster) -> None:
@@ -248,8 +300,8 @@ async def test_random_readers_get_the_events_of_their_filters(cluster: ScriptedC
         if random.random() < 0.2:
             await asyncio.sleep(0.002)
     for wanted in range(4):
-        document = {"_id": 600, "tenant": wanted}
-        cluster.shards["s0"].insert(Timestamp(600, wanted + 1), 600, fullDocument=document)
+        contents = {"_id": 600, "tenant": wanted}
+        cluster.shards["s0"].insert(Timestamp(600, wanted + 1), 600, fullDocument=contents)
     cluster.noop(601)
     await asyncio.gather(*clients)
     for wanted, got in results:

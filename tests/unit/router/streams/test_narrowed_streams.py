@@ -228,6 +228,14 @@ async def test_some_streams_stay_their_own(
     assert scope["reason"].startswith(reason)
 
 
+@pytest.mark.parametrize("comment", ["shareScopes=always", {"shareScopes": "auto"}])
+async def test_no_comment_overrides_never(cluster: ScriptedCluster, comment: Any) -> None:
+    registry = cluster.registry(share_scopes="never")
+    assert "scope" not in registry._streams.explain(watch("a", comment=comment))
+    await opened(registry, *"abcdefg", comment=comment)
+    assert set(namespaces(registry)) == {f"db.{name}" for name in "abcdefg"}
+
+
 async def test_explain_tells_the_stream_that_is_read(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(share_scopes="always", share_filters="never")
     explained = registry._streams.explain(watch("a"))
