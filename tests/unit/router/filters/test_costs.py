@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.filters import conditions, fields, index
+from router.filters import conditions, index, values
 from router.filters.bounds import MOST_COMPARED, MOST_FIELDS, TooLargeError
 from tests.unit.router.filters.test_bounds import Document, event, index_of
 
@@ -72,7 +72,7 @@ def test_the_bytes_of_strings_are_bounded_for_an_event(monkeypatch: pytest.Monke
 def test_the_search_for_the_guilty_path_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No path is too large alone, and each is walked once more to find that out."""
     walked = 0
-    real = fields.value_end
+    real = values.value_end
 
     def count(data: bytes, kind: int, start: int) -> int:
         nonlocal walked
@@ -82,7 +82,7 @@ def test_the_search_for_the_guilty_path_is_bounded(monkeypatch: pytest.MonkeyPat
     many = [0] * (MOST_FIELDS * 3 // 4)
     paths = [f"fullDocument.{name}.x{n}" for name in "ab" for n in range(20)]
     filters = index_of({"$nor": [{path: 1} for path in paths]})
-    monkeypatch.setattr(fields, "value_end", count)
+    monkeypatch.setattr("router.filters.fields.value_end", count)
     with pytest.raises(TooLargeError):
         filters.route([event(a=many, b=many)])
     assert walked <= MOST_TIMES * MOST_FIELDS
