@@ -232,6 +232,9 @@ class FanOut:
         events = incarnation.delivered()
         if events:
             self._route(events, incarnation.views)
+            if not incarnation.views:
+                scan.forget(incarnation)  # all have failed, and their readers may close them late
+                return
         if incarnation.end is None:
             return
         scan.ending[incarnation] = None

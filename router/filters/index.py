@@ -1,7 +1,7 @@
 """An index over filters: an event meets only the filters that its fields may satisfy."""
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Generic, TypeVar
 
 from router.filters.bounds import MOST_COMPARED, MOST_LOOKS, TooLargeError
@@ -189,6 +189,8 @@ class FilterIndex(Generic[T]):
     def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
         found: Sequence[_Entry[T]] = ()
+        # Many elements of an array may have one value, and many values one filter.
+        more: dict[int, Sequence[_Entry[T]]] = {}
         try:
             read = self._hashed.read(data)
         except TooLargeError:
@@ -212,9 +214,13 @@ class FilterIndex(Generic[T]):
                             raise TooLargeError(self._needing({path}))
                     value = key(data, kind, start, end)
                 entries = table.get(value)
-                if entries is not None:
-                    found = [*found, *entries] if found else entries
-        return found
+                if entries is None or entries is found:
+                    continue
+                if found:
+                    more[id(entries)] = entries
+                else:
+                    found = entries
+        return list(dict.fromkeys(chain(found, *more.values()))) if more else found
 
     def _find(self, only: Value) -> Sequence[_Entry[T]]:
         """Return the filters that require a value at the only hashed path, and remember them."""
