@@ -97,7 +97,8 @@ class CommandError(Exception):
         It is resumable: the client has got no token beyond the events that it has received, so a
         stream that it resumes from there has all others. ``error`` becomes the cause.
         """
-        message = f"The router failed to process the change stream: {error!r:.300}"
+        reason = f"The router failed to process the change stream ({type(error).__name__})"
+        message = f"{reason}; its log has the details"
         interrupted = cls(ErrorCode.InternalError, message, labels=(RESUMABLE_LABEL,))
         interrupted.__cause__ = error
         return interrupted

@@ -18,7 +18,7 @@ from router.filters.fields import Element
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
 from router.filters.values import STRING
-from router.merge.merger import EVENT_OVERHEAD
+from router.merge.merger import EVENT_OVERHEAD, weight
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -32,8 +32,9 @@ _MOST_FULL: Final = 2 * LEAST_KEPT
 _PART: Final = 1 / 4
 """Fraction of a step's time after which it looks at the clock."""
 
-_MOST_AT_ONCE: Final = 500
-"""Maximum of events that are passed on between two looks at the clock."""
+_SMALLEST_PART: Final = 1024
+_LARGEST_PART: Final = 256 * 1024
+"""Bounds of the memory of the events that are passed on between two looks at the clock."""
 
 
 class FanOut:
@@ -137,7 +138,7 @@ class FanOut:
         now = clock()
         end = now + seconds
         while now < end and not self.pressed and (scan := self._next()) is not None:
-            events = self.stream.log.block_from(scan.number, scan.most)
+            events = self.stream.log.block_from(scan.number, scan.part)
             try:
                 self._pass(scan, events)
             except Exception as error:  # noqa: BLE001 - an event that is not passed on is lost
@@ -147,8 +148,10 @@ class FanOut:
                 self._join(scan)
             began, now = now, clock()
             # About a part of the step at a time, whatever an event costs.
-            fits = len(events) * seconds * _PART / max(now - began, 1e-9)
-            scan.most = max(1, scan.most // 2, min(2 * scan.most, _MOST_AT_ONCE, int(fits)))
+            passed = weight(len(events), sum(map(len, events)))
+            fits = passed * seconds * _PART / max(now - began, 1e-9)
+            most = min(2 * scan.part, _LARGEST_PART, int(fits))
+            scan.part = max(_SMALLEST_PART, scan.part // 2, most)
         self.settle()
 
     def _next(self) -> Scan | None:
@@ -315,7 +318,7 @@ def _text(event: bytes, elements: Sequence[Element]) -> bytes | None:
 
 def _unreadable(error: Exception) -> CommandError:
     """Return the error of views that an exception has ended; clients may read their own streams."""
-    reason = f"events could not be passed on: {error!r:.300}"
+    reason = f"events could not be passed on ({type(error).__name__}); the log has the details"
     failure = CommandError(ErrorCode.InternalError, reason)
     failure.__cause__ = error
     return failure

@@ -234,15 +234,15 @@ class Incarnation:
 class Scan:
     """A position in the log of a merged stream, and the views that have all events before it.
 
-    ``number`` is that of the next event. ``most`` is the number of events to pass on at a time,
-    ``traffic`` that of all scans of the stream.
+    ``number`` is that of the next event. ``part`` is the memory in bytes of the events to pass on
+    at a time, ``traffic`` that of all scans of the stream.
     """
 
     def __init__(self, stream: MergedStream, number: int, traffic: Traffic) -> None:
         self.stream = stream
         self.number = number
         self.traffic = traffic
-        self.most = 16
+        self.part = 16 * 1024
         self.whole = Incarnation(None)
         """The views of all events."""
         self.incarnations: dict[Namespace, list[Incarnation]] = {}

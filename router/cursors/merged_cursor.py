@@ -200,8 +200,13 @@ class MergedCursor:
         """
         if self._moving is None and not self._closed:
             self._leave()
+            self._streams.moving += 1
             self._moving = self._streams.spawn(self._follow(), "follow a log reader")
+            self._moving.add_done_callback(self._moved)
         return Batch([], 0, self._log_reader.high_water_mark, closed=False)
+
+    def _moved(self, move: asyncio.Task[None]) -> None:
+        self._streams.moving -= 1
 
     async def _follow(self) -> None:
         try:

@@ -130,16 +130,20 @@ class MergedLog:
         end = None if max_events is None else offset + max_events
         return cut(block.events[offset:end], max_events, space, first=first)
 
-    def block_from(self, number: int, most: int | None = None) -> list[bytes]:
+    def block_from(self, number: int, memory: int | None = None) -> list[bytes]:
         """Return a copy of the events from ``number`` up to the end of its block.
 
-        With ``most``, about so many of them: more where events with equal sort keys follow.
+        With ``memory``, about so many bytes of memory of them, but one event at least: more where
+        events with equal sort keys follow.
         """
         block, offset = self._at(number)
         end = len(block.events)
-        if most is not None and offset + most < end:
-            last = self._key_of(block.events[offset + most - 1])
-            end = bisect_right(block.events, last, lo=offset + most, key=self._key_of)
+        if memory is not None:
+            held = accumulate(len(each) + EVENT_OVERHEAD for each in block.events[offset:])
+            fits = next((at for at, bytes_ in enumerate(held, 1) if bytes_ >= memory), end)
+            if offset + fits < end:
+                last = self._key_of(block.events[offset + fits - 1])
+                end = bisect_right(block.events, last, lo=offset + fits, key=self._key_of)
         return block.events[offset:end]
 
     def _last_key(self, block: _Block) -> bytes:

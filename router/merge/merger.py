@@ -202,15 +202,19 @@ class Merger:
         state = self._remotes[remote]
         promised = state.promise
         if promised is not None and key < promised:
-            raise MergeOrderError(remote, f"its promise went back from {promised!r} to {key!r}")
+            raise MergeOrderError(
+                remote, f"its promise went back from {_time(promised)} to {_time(key)}"
+            )
         if events:
             if promised is not None and events[0][0] < promised:
                 raise MergeOrderError(
-                    remote, f"an event at {events[0][0]!r} came after the promise {promised!r}"
+                    remote,
+                    f"an event at {_time(events[0][0])} came after the promise {_time(promised)}",
                 )
             if events[-1][0] > key:
                 raise MergeOrderError(
-                    remote, f"an event at {events[-1][0]!r} lies above its promise {key!r}"
+                    remote,
+                    f"an event at {_time(events[-1][0])} lies above its promise {_time(key)}",
                 )
             # Sorting a sorted list is the fastest check that it is sorted.
             if sorted(events, key=_KEY) != events:
@@ -381,3 +385,8 @@ class Merger:
             merged.sort(key=_KEY)
         # Free the keys, which are no longer needed, while they are in the caches.
         return Block(list(map(_BSON, merged)), merged[-1][0], total, shares)
+
+
+def _time(key: bytes) -> str:
+    """Return the digits of a sort key's cluster time: errors show no namespace and no document."""
+    return key[:18].decode("ascii", "replace")

@@ -190,6 +190,16 @@ class Admission:
                 self._refuse(budget.streams, budget.parameter, reason)
         return Ticket(streams, payer)
 
+    def room(self, payer: Payer) -> int:
+        """Return how many more streams the limits of their number allow ``payer``."""
+        limits, streams = self._limits, self._streams
+        rooms = [limits.max_streams - streams.open, limits.streams_by_connections - streams.open]
+        if payer.client is not None:
+            rooms.append(limits.max_streams_per_client - streams.by_client[payer.client])
+        if payer.user is not None:
+            rooms.append(limits.max_streams_per_user - streams.by_user[payer.user])
+        return min(rooms)
+
     def lookup(self, payer: Payer, remotes: int) -> None:
         """Admit one more cursor with document lookups of ``payer``; ``Memory`` counts it.
 

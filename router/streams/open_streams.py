@@ -86,6 +86,12 @@ class OpenStreams:
         """Return the group of a stream, or None if no reader can enter it any more."""
         return self._of.get(shared)
 
+    def admits(self, key: bytes, payer: Payer, others: int) -> bool:
+        """Return whether ``payer`` may read the stream ``key`` if ``others`` open one before."""
+        group = self._groups.get(key)
+        open_one = group is not None and group.main is not None and group.main.healthy
+        return open_one or self._admission.room(payer) > others
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task for which ``close`` waits."""
         task = self._loop.create_task(work, name=name)

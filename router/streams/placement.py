@@ -10,6 +10,7 @@ from router.change_stream.request import StreamRequest
 from router.change_stream.resume_token import TIME_DIGITS, is_high_water_mark
 from router.change_stream.views import View
 from router.filters.stream_filter import StreamFilter
+from router.streams.admission import NOBODY, Payer
 from router.streams.sources import Source
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -26,12 +27,13 @@ class Placement:
     the same scope without a filter, from which the router can filter, or None for the ``reason``
     given; ``filter`` the client's filter, if the router can evaluate it. ``wider`` are streams of
     wider scopes, widest first; without any, ``scope_reason`` says why. Before ``beyond``, the sort
-    key at which the last one ended, the client enters none. ``entered`` is the time, on the loop's
-    clock, at which the client began to read ``source``.
+    key at which the last one ended, the client enters none. ``payer`` is the client. ``entered`` is
+    the time, on the loop's clock, at which the client began to read ``source``.
     """
 
     own: Source
     source: Source
+    payer: Payer = NOBODY
     entered: float = 0.0
     mode: str = NEVER
     reason: str = ""

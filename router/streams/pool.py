@@ -64,6 +64,8 @@ class StreamPool:
         self._failed = FailedStreams()
         self._filters = FilterPlanner(limits, self._failed, cluster)
         self._scopes = ScopePlanner(limits, self._failed)
+        self.moving = 0
+        """Readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
         self.moves_to_own = 0
@@ -83,6 +85,7 @@ class StreamPool:
 
     async def _open(self, request: StreamRequest, payer: Payer) -> tuple[SharedStream, LogReader]:
         placement = self._placed(request)
+        placement.payer = payer
         self._filters.join(placement)
         self._scopes.join(placement)
         try:
@@ -275,7 +278,7 @@ class StreamPool:
         if source.key == placement.source.key:
             return False
         if source is placement.own:
-            return True
+            return self._open_streams.admits(source.key, placement.payer, self.moving)
         if not self._is_recent(cluster_time_of(log_reader.needs)):
             return False
         if source.namespace is not None and not placement.may_narrow(log_reader, log_reader.needs):
@@ -297,6 +300,8 @@ class StreamPool:
         if stream.overtaken:
             placement.beyond = stream.gate or b""
             return True
+        if error.code == ErrorCode.CappedPositionLost:
+            return True  # other readers have overtaken its filter, and the stream goes on
         if RESUMABLE_LABEL in error.labels or error.code == ErrorCode.ChangeStreamHistoryLost:
             return False
         self._refused(placement, placement.source, error, placement.entered)

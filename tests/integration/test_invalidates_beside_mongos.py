@@ -12,13 +12,6 @@ from tests.harness.routers import start_router
 INSERTS: list[Any] = [{"$match": {"operationType": "insert"}}]
 DROPS: list[Any] = [{"$match": {"operationType": "drop"}}]
 NOT_THERE: list[Any] = [{"$match": {"documentKey._id": "nowhere"}}]
-LEFT_OUT_LATE: list[list[Any]] = [
-    [{"$match": {"fullDocument": {"$exists": False}}}],
-    [{"$match": {"$expr": {"$ne": ["$operationType", "insert"]}}}],
-    [{"$match": {"fullDocument._id": "nowhere"}}],
-    [{"$addFields": {"more": 1}}, {"$match": {"more": 2}}],
-]
-"""Filters that a server evaluates after it has decided which invalidate it leaves out."""
 
 
 class Pair(NamedTuple):
@@ -86,19 +79,3 @@ def test_later_incarnations_end_the_stream_at_the_same_event(
     for stages in ([], INSERTS, DROPS, NOT_THERE):
         expected = to_the_end(pair.mongos, database, options, stages)
         assert to_the_end(pair.router, database, options, stages) == expected
-
-
-@pytest.mark.parametrize("stages", LEFT_OUT_LATE, ids=str)
-@pytest.mark.parametrize("made", [moved, sharded])
-def test_an_event_that_a_filter_leaves_out_late_is_a_shard_s_first(
-    pair: Pair, made: Any, stages: Any
-) -> None:
-    database = f"late_{made.__name__}_{LEFT_OUT_LATE.index(stages)}"
-    token = after_a_drop(pair.mongos, database)
-    for _ in range(3):
-        made(pair.mongos, database)
-        pair.mongos[database].c.insert_many([{"_id": 1}, {"_id": 11}])
-        pair.mongos[database].c.drop()
-    options = {"startAfter": token}
-    expected = to_the_end(pair.mongos, database, options, stages)
-    assert to_the_end(pair.router, database, options, stages) == expected

@@ -56,9 +56,11 @@ class Reading:
 
 
 def ids(view: View) -> list[int]:
-    if view.log.end == view.log.start:
-        return []
-    return [bson.decode(raw)["fullDocument"]["_id"] for raw in view.log.block_from(0)]
+    found: list[int] = []
+    while len(found) < view.log.end:
+        block = view.log.block_from(len(found))
+        found += [bson.decode(raw)["fullDocument"]["_id"] for raw in block]
+    return found
 
 
 def test_a_step_passes_a_part_on_and_promises_no_more() -> None:
