@@ -5,9 +5,9 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 ARGS ?=
 
-# Files and folders that `make test` runs, for each commit: the core, and each way end to end.
-TESTS := tests/unit tests/recordings tests/conformance tests/site tests/simulation/test_some_seeds.py \
-	tests/integration/test_facade_drivers.py tests/integration/security/test_drivers.py tests/spark/test_source.py
+# Files and folders that `make test` runs, for each commit: the core, and each way end to end. The longest first.
+TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/integration/security/test_drivers.py \
+	tests/integration/test_facade_drivers.py tests/conformance tests/recordings tests/unit tests/site
 
 # Tests at a time. Those on real servers mostly wait: each process has a cluster of its own.
 JOBS ?= 2

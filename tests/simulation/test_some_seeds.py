@@ -1,10 +1,10 @@
-"""The simulation passes some seeds, others than those of test_simulation.py: for each commit."""
+"""The simulation passes the seeds that follow those of test_simulation.py: for each commit."""
 
 import pytest
 
 from tests.simulation.command import simulate
 
-FIRST = 200
+FIRST = 180
 SEEDS = 20
 
 
