@@ -1,8 +1,13 @@
 # Two commands for newcomers: `make demo` and `make test`. Everything is installed into .venv.
+# `make test-all` is what `make test` leaves out, and the tests on real servers.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 ARGS ?=
+
+# Files and folders that `make test` runs, for each commit: the core, and each way end to end. The longest first.
+TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/integration/security/test_drivers.py \
+	tests/integration/test_facade_drivers.py tests/conformance tests/recordings tests/unit tests/site
 
 # Tests at a time. Those on real servers mostly wait: each process has a cluster of its own.
 JOBS ?= 2
@@ -14,9 +19,12 @@ SEEDS ?= 1000
 MINUTES ?= 30
 KILL_SEEDS ?= 10
 
-.PHONY: help format demo test lint typecheck fetch pytest pytest-embedded pytest-real bench simulate differential soak faults spark-kills driver-tests conformance spark-zip site dist licences audit clean install
+.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak faults spark-kills driver-tests conformance spark-zip site dist licences audit clean install
 
-test: lint typecheck fetch pytest-real pytest-embedded  ## lint, type-check and test
+test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
+	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(TESTS) $(ARGS)
+
+test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clusters on real servers
 
 demo: install  ## start everything, show the merge at work, end with a verdict
 	$(BIN)/mergerouter demo $(ARGS)
@@ -71,9 +79,9 @@ fetch: install  ## what the tests use of other projects: pymongo's tests, Node's
 pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)
 
-pytest-embedded: install  ## all tests, on the embedded cluster
-	@echo "== all tests, on the embedded cluster"
-	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(ARGS)
+pytest-rest: install  ## the tests that `make test` leaves out, on the embedded cluster
+	@echo "== the tests that make test leaves out, on the embedded cluster"
+	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(TESTS)) $(ARGS)
 
 pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN names them
 ifdef MERGEROUTER_MONGO_BIN

@@ -20,7 +20,7 @@ from spark_sink.read_task import TaskReader
 from spark_sink.router_client import RouterClient
 from tests.doubles.event_history import History, Inbox
 from tests.spark.conftest import Shop
-from tests.spark.test_batch_planner import planner
+from tests.unit.spark_sink.test_batch_planner import planner
 
 _SIX_MIB = 6 << 20
 

@@ -15,7 +15,7 @@ from spark_sink.positions import AtTime, Token
 from spark_sink.router_client import RouterClient
 from spark_sink.signals.channels import SignalCollection, SignalFolder, send
 from tests.spark.conftest import Shop
-from tests.spark.test_signals import signal
+from tests.unit.spark_sink.test_signals import signal
 
 
 def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:

@@ -19,7 +19,7 @@ from hypothesis import given
 from spark_sink.debezium import VERSION, _Messages
 from spark_sink.heartbeats import Heartbeat
 from tests.doubles.event_history import event_token
-from tests.spark.test_event_rows import MONGO_VALUES, documents
+from tests.unit.spark_sink.test_event_rows import MONGO_VALUES, documents
 
 STRICT = json_util.JSONOptions(
     json_mode=json_util.JSONMode.LEGACY,

@@ -52,7 +52,7 @@ from spark_sink.event_slices import DOCUMENT, Slice
 from spark_sink.schema_inference import schema_of
 from spark_sink.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
 from tests.doubles.event_history import event_token
-from tests.spark.test_event_rows import MONGO_VALUES, documents, names, scalars
+from tests.unit.spark_sink.test_event_rows import MONGO_VALUES, documents, names, scalars
 
 ID = ObjectId("0123456789abcdef01234567")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)

@@ -1,0 +1,16 @@
+"""The simulation passes the seeds that follow those of test_simulation.py: for each commit."""
+
+import pytest
+
+from tests.simulation.command import simulate
+
+FIRST = 180
+SEEDS = 20
+
+
+@pytest.mark.timeout(300)
+def test_some_seeds_pass() -> None:
+    arguments = ("--first", str(FIRST), "--seeds", str(SEEDS), "--jobs", "1")
+    code, printed = simulate(*arguments, seconds=280.0)
+    assert code == 0, printed
+    assert f"{SEEDS} seeds" in printed
