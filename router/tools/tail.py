@@ -115,7 +115,12 @@ def tail(
     if token is not None:
         options["start_after"] = token
     try:
-        with client, _interruptible(), _watch(client, namespace, stages, options) as stream:
+        with (
+            client,
+            _interruptible(),
+            _watch(client, namespace, stages, options) as stream,
+            suppress(KeyboardInterrupt),  # also while an event is printed
+        ):
             for number, event in enumerate(_events(stream), 1):
                 typer.echo(_as_json(event) if as_json else as_text(event), color=None)
                 sys.stdout.flush()
@@ -155,12 +160,11 @@ def _watch(
 
 
 def _events(stream: ChangeStream[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield events until the stream ends or the process is interrupted."""
-    with suppress(KeyboardInterrupt):
-        while stream.alive:
-            event = stream.try_next()
-            if event is not None:
-                yield dict(event)
+    """Yield events until the stream ends."""
+    while stream.alive:
+        event = stream.try_next()
+        if event is not None:
+            yield dict(event)
 
 
 @contextmanager

@@ -58,7 +58,6 @@ _RARE = {"gate-config": 200}
         ("new-shard", 20),
         ("new-shard-late", 40),
         ("reopen", 20),
-        ("exception", 40),
         ("mark", 20),
         ("removed", 40),
         ("removed-behind", 150),

@@ -1,7 +1,11 @@
 """``mergerouter tail``: its options, its lines, and the file of its place."""
 
 import json
+import os
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import typer
 from bson import ObjectId, Timestamp
 from typer.testing import CliRunner
 
+from router.tools import tail as module
 from router.tools.tail import Position, as_text, tail
 
 TOKEN = {"_data": "826B00045C000000012B0229296E04"}
@@ -82,3 +87,35 @@ def test_an_event_is_one_line() -> None:
     assert json.loads(rest.partition(" updateDescription ")[0]) == {
         "_id": {"$oid": "6b024b148d4d29b7299ee49d"}
     }
+
+
+class _Endless:
+    """A stream whose events never end; at the third, the process is asked to end."""
+
+    alive = True
+    seen = 0
+
+    def try_next(self) -> dict[str, Any]:
+        self.seen += 1
+        return {"_id": TOKEN, "operationType": "insert"}
+
+
+def test_a_signal_while_an_event_is_printed_ends_the_command_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, echo = _Endless(), typer.echo
+
+    @contextmanager
+    def watch(*_arguments: Any) -> Iterator[_Endless]:
+        yield stream
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        echo(*arguments, **options)
+        if stream.seen == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(module, "_watch", watch)
+    monkeypatch.setattr(typer, "echo", interrupted)
+    result = invoke("shop.orders", "--json")
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) == 3
