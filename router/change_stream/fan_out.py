@@ -83,6 +83,11 @@ class FanOut:
         """Whether views lack events of the log."""
         return any(scan.behind for scan in self._scans)
 
+    @property
+    def lag(self) -> int:
+        """The number of events of the log that the views furthest back lack."""
+        return max((self.stream.log.end - scan.number for scan in self._scans), default=0)
+
     def open(
         self, stream_filter: StreamFilter, after: bytes, namespace: Namespace | None = None
     ) -> View:

@@ -74,6 +74,8 @@ class MergedStream:
         self.error: CommandError | None = None
         self.refused = False
         self.swallowed: list[bytes] = []
+        self.block_events = sizes.events
+        """Approximate maximum of events that one ``release`` appends to the log."""
         self._sizes = sizes
         self._merger = Merger(sizes)
         # Bytes of the last released block by remote, until a client has read it.

@@ -58,6 +58,7 @@ class FilteredReaders:
         self._next: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._stepping = False
+        self._block_events = stream.block_events
         # The readers that are to be woken, by the time at which they got events.
         self._served: dict[View, _Served] = {}
         self._not_before = 0.0
@@ -87,7 +88,7 @@ class FilteredReaders:
         stream = log_reader.stream
         if not isinstance(stream, View):
             return False
-        if not self._is_more and self._loop.time() >= self._backlog_until:
+        if not self._is_backlog and self._loop.time() >= self._backlog_until:
             return False
         unread = stream.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
@@ -151,6 +152,11 @@ class FilteredReaders:
     def _is_more(self) -> bool:
         """Whether there are events to pass on."""
         return self._stream.ready or self.fan_out.behind
+
+    @property
+    def _is_backlog(self) -> bool:
+        """Whether there is more to pass on than the block that is being passed on."""
+        return self._stream.ready or self.fan_out.lag > self._block_events
 
     def _schedule(self) -> None:
         if self._next is None and self._waiting and self._is_more:
@@ -239,14 +245,14 @@ class FilteredReaders:
             self._fail(error)
         now = self._loop.time()
         ended = now >= self._backlog_until
-        if self._is_more:
+        if self._is_backlog:
             if ended or traffic.behind_since is None:
                 traffic.behind_since = now
             self._backlog_until = now + _GRACE
-        else:
+        elif ended:
+            traffic.behind_since = None
+        if not self._is_more:
             stream.release()  # which tells the stream that its last block has been read
-            if ended:
-                traffic.behind_since = None
         self._released()
 
 
