@@ -10,6 +10,13 @@ from router.streams.placement import ALWAYS, Placement
 from router.streams.sources import Source
 from tests.unit.router.tokens import data_of
 
+
+class Servers:
+    """Servers of MongoDB 6.0."""
+
+    undefined_is_null = True
+
+
 MATCH = {"$match": {"operationType": "insert"}}
 
 
@@ -18,7 +25,7 @@ def placed(start: dict) -> Placement:
     command = {"aggregate": "c", "pipeline": [{"$changeStream": start}, MATCH], "cursor": {}}
     own = Source(parse_request("db", command))
     placement = Placement(own, own)
-    FilterPlanner(limits, FailedStreams()).place(placement)
+    FilterPlanner(limits, FailedStreams(), Servers()).place(placement)
     return placement
 
 

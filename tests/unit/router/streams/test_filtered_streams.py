@@ -12,7 +12,7 @@ from router.change_stream.request import StreamRequest, parse_request
 from router.cursors.merged_cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from router.filters.index import FilterIndex
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
     REMOTES,
@@ -306,3 +306,49 @@ async def test_random_readers_get_the_events_of_their_filters(cluster: ScriptedC
     await asyncio.gather(*clients)
     for wanted, got in results:
         assert got == [s for s, of in written.items() if of == wanted] + [600]
+
+
+@pytest.mark.parametrize("at_opening", [True, False])
+async def test_a_shared_stream_that_cannot_be_opened_leaves_a_client_on_its_own(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, at_opening: bool
+) -> None:
+    registry = cluster.registry(share_filters_from=2, share_linger=0.0)
+    open_streams = registry._streams._open_streams
+    enter, refused = open_streams.enter, []
+
+    async def refuse(request: StreamRequest, *args: Any) -> Any:
+        if not request.stages:
+            refused.append(request)
+            raise CommandError(133, "no answer from s1", labels=(RESUMABLE_LABEL,))
+        return await enter(request, *args)
+
+    monkeypatch.setattr(open_streams, "enter", refuse)
+    # The second one begins the sharing: at its opening, and by a move of the first one.
+    cursors = await opened(registry, 1, 2)
+    read = cursors[at_opening]
+    async with asyncio.timeout(PATIENCE):
+        while not refused:
+            assert (await read.next_batch(None, 0.01)).events == []
+    for second in (101, 103):
+        write(cluster, second, of=1 + at_opening)
+    assert await read_through_move(read, 2) == [101, 103]
+    assert len(refused) == 1, "it is not tried again for a while"
+
+
+async def test_an_unexpected_error_of_a_move_ends_the_cursor(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = cluster.registry(share_filters="always")
+    (cursor,) = await opened(registry, 1)
+
+    async def fail(*args: Any) -> Any:
+        raise KeyError("x")
+
+    monkeypatch.setattr(registry._streams, "follow", fail)
+    assert cursor.shared is not None
+    too_large = CommandError(10334, "BSONObj size is invalid")
+    cursor.shared.runner._remote_failed(1, too_large, None)
+    with pytest.raises(CommandError) as caught:
+        await read_through_move(cursor, 1)
+    assert RESUMABLE_LABEL in caught.value.labels
+    assert cursor.finished

@@ -42,6 +42,8 @@ _FILES = frozenset(
         "filters/paths.py",
         "filters/conditions.py",
         "streams/filtered_readers.py",
+        "streams/runner.py",
+        "streams/pool.py",
         "cursors/merged_cursor.py",
     )
 )
