@@ -1,6 +1,6 @@
 """How much work the router does for the filters and projections of one event.
 
-Work is counted in units of about half a microsecond at most: a field or an array element that is
+Work is counted in units of about half a microsecond: a field or an array element that is
 walked over or is missing, a value that a condition looks at, a number of bytes. Beyond
 ``MOST_WORK``, some 15 ms, the event would delay all clients: the shards decide then.
 """
