@@ -5,7 +5,7 @@ A shard is read once for all views, and an event meets only the filters that it 
 or opens views of old events delays nobody else.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -13,7 +13,7 @@ from router.change_stream.merged_stream import MergedStream
 from router.change_stream.namespace import RENAME, Namespace
 from router.change_stream.traffic import Traffic
 from router.change_stream.views import Incarnation, Scan, View, Views
-from router.filters.bounds import TooLargeError
+from router.filters.bounds import Allowance, TooLargeError
 from router.filters.fields import Element
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
@@ -253,12 +253,14 @@ class FanOut:
 
     def _route(self, events: list[bytes], views: Views) -> None:
         """Append events to the views whose filters let them through."""
+        allowances: defaultdict[int, Allowance] = defaultdict(Allowance)  # by event
         for identity, passed in self._passed(events, views):
             readers = views.by_identity[identity]
             first = readers[0]
             if first.filter.projections:
                 try:
-                    passed = [first.filter.project(each) for each in passed]
+                    project = first.filter.project
+                    passed = [project(each, allowances[id(each)]) for each in passed]
                 except TooLargeError as error:
                     self._give_up(views, identity, error)
                     continue

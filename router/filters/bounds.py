@@ -1,29 +1,47 @@
-"""How much of one event the router looks at for its filters.
+"""How much work the router does for the filters and projections of one event.
 
-Beyond these bounds the evaluation of an event would delay all clients: the shards decide then.
+Work is counted in units of about half a microsecond: a field or an array element that is
+walked over or is missing, a value that a condition looks at, a number of bytes. Beyond
+``MOST_WORK``, some 15 ms, the event would delay all clients: the shards decide then.
 """
 
 from collections.abc import Hashable
 from typing import Final
 
-MOST_FIELDS: Final = 20_000
-"""Fields and array elements over which one reading, or one projection, of an event walks."""
+MOST_WORK: Final = 30_000
+"""Units for all filters that meet one event together, and again for all projections of it."""
 
-MOST_LOOKS: Final = 20_000
-"""Values that the conditions of all filters look at in one event: each element of an array counts
-for each condition on it."""
+UNIT_BYTES: Final = 512
+"""Bytes of strings and binary data that are compared, decoded or copied for one unit."""
 
-MOST_COMPARED: Final = 64 * 1024
-"""Bytes of a value that is compared as a whole: a document or an array with such an operand, a
-string that a regular expression may match."""
+NESTED_UNIT_BYTES: Final = 4
+"""Bytes of documents and arrays that are compared as a whole for one unit: they are walked over."""
+
+DECIMAL_UNITS: Final = 4
+"""Units for an equality with a decimal, besides that for any value."""
 
 
 class TooLargeError(ValueError):
-    """An event has more at the paths of filters than the router looks at.
+    """An event needs more work than the router does for its filters.
 
-    ``owners`` are those of the filters that need it; a projection or a reading names none.
+    ``owners`` are those of the filters that need most of it; a projection or a reading names none.
     """
 
     def __init__(self, owners: frozenset[Hashable] = frozenset()) -> None:
         super().__init__("an event is too large for the router's filters")
         self.owners = owners
+
+
+class Allowance:
+    """The units of work that are ``left`` for one event."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = MOST_WORK) -> None:
+        self.left = left
+
+    def take(self, units: int) -> None:
+        """Do that much work. Raises TooLargeError if less is left."""
+        self.left -= units
+        if self.left < 0:
+            raise TooLargeError

@@ -86,9 +86,9 @@ def read_fields(
 ) -> int:
     """Append the elements of the ``wanted`` fields of the document at ``start`` to their slots.
 
-    Of fields with the same name in one document the first one counts. ``left`` is the number of
-    fields and array elements that may be walked over; return how many are left then. Raises
-    TooLargeError if there are more, and as ``PathReader.read`` does.
+    Of fields with the same name in one document the first one counts. ``left`` is the work that is
+    left for the event, in units; return what is left then. Raises TooLargeError if it is not
+    enough, and as ``PathReader.read`` does.
     """
     everything = wanted.all
     position = start + 4
@@ -106,9 +106,7 @@ def read_fields(
             if seen == everything:
                 return left
         position = end
-    for slot in wanted.missing(seen):
-        found[slot].append(NOTHING)
-    return left
+    return _nothing(wanted.missing(seen), found, left)
 
 
 def take(data: bytes, element: Element, field: Field, found: list[list[Element]], left: int) -> int:
@@ -133,9 +131,20 @@ def take(data: bytes, element: Element, field: Field, found: list[list[Element]]
         if each[0] == DOCUMENT:
             left = read_fields(data, each[1], inner, found, left)
     if kind != ARRAY:
-        for slot in field.slots:
-            if slot != field.slot:
-                found[slot].append(NOTHING)
+        left = _nothing([slot for slot in field.slots if slot != field.slot], found, left)
+    return left
+
+
+def _nothing(slots: list[int], found: list[list[Element]], left: int) -> int:
+    """Append NOTHING to the ``slots``; ``left`` and the result are those of ``read_fields``.
+
+    Many documents in an array may lack many paths.
+    """
+    left -= len(slots)
+    if left < 0:
+        raise TooLargeError
+    for slot in slots:
+        found[slot].append(NOTHING)
     return left
 
 

@@ -1,20 +1,29 @@
 """An index over filters: an event meets only the filters that its fields may satisfy."""
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
 from typing import Final, Generic, TypeVar
 
-from router.filters.bounds import MOST_COMPARED, MOST_LOOKS, TooLargeError
+from router.filters.bounds import (
+    DECIMAL_UNITS,
+    MOST_WORK,
+    NESTED_UNIT_BYTES,
+    UNIT_BYTES,
+    Allowance,
+    TooLargeError,
+)
 from router.filters.conditions import MOST_PAIRS, OneOf
-from router.filters.fields import Element, Path, Value
+from router.filters.fields import Element, Path, Value, read_fields, tree_of
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
-from router.filters.values import CONTAINERS, INT32, STRING, is_nested, key, unpack_int32
+from router.filters.values import CONTAINERS, DECIMAL, INT32, STRING, is_nested, key, unpack_int32
 
 T = TypeVar("T", bound=Hashable)
 
-_MOST_SUSPECTS: Final = 100
-"""Paths that are read one by one to find the one at which an event is too large."""
+_HEAVY: Final = MOST_WORK // 30
+"""Units from which on it does not matter how much work one path needs."""
+
+_PART: Final = 1 / 8
 
 _MOST_KNOWN: Final = 10_000
 _LONGEST_KNOWN: Final = 64
@@ -37,34 +46,34 @@ class _Entry(Generic[T]):
         self.events: list[bytes] = []
 
 
-class _Event:
-    """The fields of one event, read when the first condition asks for one."""
+class _Event(Allowance):
+    """The fields of one event, and the allowance for the work of all filters that meet it."""
 
-    __slots__ = ("_found", "_left", "_reader", "data")
+    __slots__ = ("_found", "_reader", "data")
 
-    def __init__(self, data: bytes, reader: PathReader) -> None:
-        self.data = data
+    def __init__(self, reader: PathReader) -> None:
+        super().__init__()
+        self.data = b""
         self._reader = reader
-        self._left = MOST_LOOKS
-        self._found: dict[Path, list[Element]] | None = None
+        self._found: dict[Path, list[Element]] = {}
 
-    def at(self, path: Path) -> Sequence[Element]:
-        """Return the elements at ``path``. Raises TooLargeError."""
-        if self._found is None:
-            self._found = dict(zip(self._reader.paths, self._reader.read(self.data), strict=True))
+    def read(self, data: bytes) -> None:
+        """Read the event ``data``; ``left`` is for the caller to set. Raises TooLargeError."""
+        self._found = dict(zip(self._reader.paths, self._reader.read(data, self), strict=True))
+        self.data = data
+
+    def forget(self) -> None:
+        """Free the memory of the event."""
+        self.data = b""
+        self._found = {}
+
+    def at(self, path: Path, price: int) -> Sequence[Element]:
+        """Return the elements at ``path``, for the ``price`` of each. Raises TooLargeError."""
         elements = self._found[path]
-        self._left -= len(elements)
-        if self._left < 0:
+        self.left = left = self.left - price * (len(elements) or 1)
+        if left < 0:
             raise TooLargeError
         return elements
-
-    @property
-    def crowded(self) -> Path | None:
-        """The path with the most values, once the conditions have looked at too many."""
-        if self._found is None or self._left >= 0:
-            return None
-        found = self._found
-        return max(found, key=lambda path: len(found[path]))
 
 
 class FilterIndex(Generic[T]):
@@ -77,6 +86,8 @@ class FilterIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._entries: dict[T, _Entry[T]] = {}
+        self._owners: dict[Path, dict[T, None]] = {}
+        """The owners of the filters that read each path."""
         self._tables: dict[Path, dict[Hashable, list[_Entry[T]]]] = {}
         self._always: list[_Entry[T]] = []
         # With one hashed path: the filters that require a value, by its type and bytes.
@@ -86,6 +97,7 @@ class FilterIndex(Generic[T]):
         """The hashed paths with documents or arrays among the values."""
         self._hashed = PathReader(())
         self._others = PathReader(())
+        self._event = _Event(self._others)
         self._stale = False
 
     def __len__(self) -> int:
@@ -97,6 +109,8 @@ class FilterIndex(Generic[T]):
         required = condition.required()
         entry = _Entry(stream_filter, owner, certain=isinstance(condition, OneOf))
         self._entries[owner] = entry
+        for path in condition.paths():
+            self._owners.setdefault(path, {})[owner] = None
         if required is None or len(required) > MOST_PAIRS:
             entry.certain = False
             self._always.append(entry)
@@ -110,7 +124,12 @@ class FilterIndex(Generic[T]):
         entry = self._entries.pop(owner, None)
         if entry is None:
             return
-        required = entry.filter.condition.required()
+        condition = entry.filter.condition
+        for path in set(condition.paths()):
+            del self._owners[path][owner]
+            if not self._owners[path]:
+                del self._owners[path]
+        required = condition.required()
         if required is None or len(required) > MOST_PAIRS:
             self._always.remove(entry)
         else:
@@ -127,9 +146,9 @@ class FilterIndex(Generic[T]):
         """Return the owners whose filters some of the events meet, with these events, in order.
 
         The events are not projected yet. Raises ValueError, IndexError or struct.error if an event
-        is malformed. Raises TooLargeError, a ValueError, if an event has more at some filters'
-        paths than the router looks at: without their owners the same events may be routed. After
-        an error the index is as before.
+        is malformed. Raises TooLargeError, a ValueError, if the filters need more work on an event
+        than ``MOST_WORK``: without its owners the same events may be routed, or others are named.
+        After an error the index is as before.
         """
         if self._stale:
             self._prepare()
@@ -138,88 +157,96 @@ class FilterIndex(Generic[T]):
             self._route(events, met)
             return [(entry.owner, entry.events) for entry in met]
         finally:
+            if self._event.data:
+                self._event.forget()
             for entry in met:
                 entry.events = []
 
     def _route(self, events: Iterable[bytes], met: list[_Entry[T]]) -> None:
         """Append the events to those of the entries that they meet, and new entries to ``met``."""
-        always, others, candidates = self._always, self._others, self._candidates
+        always, event, candidates = self._always, self._event, self._candidates
         known, value = self._known, self._hashed.value if len(self._in_order) == 1 else None
         for data in events:
+            event.left = MOST_WORK
             only = None if value is None else value(data)
             if only is None:
-                entries = candidates(data)
+                try:
+                    entries = candidates(data)
+                except TooLargeError:
+                    raise self._too_large(data) from None
             else:
                 remembered = known.get(only)
                 entries = self._find(only) if remembered is None else remembered
             if always:
                 entries = [*entries, *always]
-            event: _Event | None = None
             for entry in entries:
                 routed = entry.events
                 # A filter may be found by several values of one event.
                 if routed and routed[-1] is data:
                     continue
                 if not entry.certain:
-                    event = event or _Event(data, others)
                     try:
+                        if event.data is not data:
+                            event.read(data)
                         if not entry.filter.condition.meets(event):
                             continue
                     except TooLargeError:
-                        raise self._too_large(others, event, entry) from None
+                        raise self._too_large(data) from None
                 if not routed:
                     met.append(entry)
                 routed.append(data)
 
-    def _too_large(self, reader: PathReader, event: _Event, tried: _Entry[T]) -> TooLargeError:
-        """Return the error that names the owners whose filters need too much of an event."""
-        guilty = event.crowded or _unreadable(reader, event.data)
-        if guilty is None:
-            return TooLargeError(frozenset({tried.owner}))
-        return TooLargeError(self._needing({guilty}))
+    def _too_large(self, data: bytes) -> TooLargeError:
+        """Return the error that names the owners of the filters with the most work on an event.
 
-    def _needing(self, paths: Collection[Path]) -> frozenset[T]:
-        """Return the owners of the filters that read one of ``paths``."""
-        return frozenset(
-            owner
-            for owner, entry in self._entries.items()
-            if any(path in paths for path in entry.filter.condition.paths())
-        )
+        They read a path that needs at least ``_PART`` of what the heaviest path needs, or one that
+        cannot be measured with one allowance for all paths. Without them the heaviest path needs
+        less than that part: after a few such errors no path needs much.
+        """
+        left = MOST_WORK
+        needed: dict[Path, int] = {}
+        for path in self._owners:
+            if left <= 0:
+                break
+            needed[path] = _needed(data, path)
+            left -= needed[path]
+        least = max(needed.values()) * _PART
+        heavy = (each for path, each in self._owners.items() if needed.get(path, least) >= least)
+        return TooLargeError(frozenset(chain.from_iterable(heavy)))
 
     def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
         found: Sequence[_Entry[T]] = ()
         # Many elements of an array may have one value, and many values one filter.
         more: dict[int, Sequence[_Entry[T]]] = {}
-        try:
-            read = self._hashed.read(data)
-        except TooLargeError:
-            paths = self._hashed.paths
-            guilty = _unreadable(self._hashed, data)
-            raise TooLargeError(self._needing(paths if guilty is None else {guilty})) from None
+        event = self._event
+        read = self._hashed.read(data, event)
         for path, table, elements in zip(self._hashed.paths, self._in_order, read, strict=True):
-            compared = 0
             for kind, start, end in elements:
                 value: Hashable
                 if kind == STRING:
+                    if end - start > UNIT_BYTES:
+                        event.take((end - start) // UNIT_BYTES)
                     value = data[start + 4 : end - 1]
                 elif kind == INT32:
                     value = unpack_int32(data, start)[0]
                 else:
-                    if kind in CONTAINERS:
-                        if path not in self._nested:
-                            continue
-                        compared += end - start
-                        if compared > MOST_COMPARED:
-                            raise TooLargeError(self._needing({path}))
+                    if kind not in CONTAINERS:
+                        units = DECIMAL_UNITS if kind == DECIMAL else (end - start) // UNIT_BYTES
+                    elif path in self._nested:
+                        units = (end - start) // NESTED_UNIT_BYTES
+                    else:
+                        continue
+                    event.take(units)
                     value = key(data, kind, start, end)
                 entries = table.get(value)
                 if entries is None or entries is found:
                     continue
-                if found:
-                    more[id(entries)] = entries
-                else:
+                if not found:
                     found = entries
+                elif id(entries) not in more:
+                    event.take(len(entries))
+                    more[id(entries)] = entries
         return list(dict.fromkeys(chain(found, *more.values()))) if more else found
 
     def _find(self, only: Value) -> Sequence[_Entry[T]]:
@@ -243,6 +270,7 @@ class FilterIndex(Generic[T]):
             if not entry.certain:
                 paths.update(dict.fromkeys(entry.filter.condition.paths()))
         self._others = _reader(self._others, paths)
+        self._event = _Event(self._others)
         self._stale = False
 
 
@@ -252,11 +280,12 @@ def _reader(known: PathReader, paths: Iterable[Path]) -> PathReader:
     return known if known.paths == wanted else PathReader(wanted)
 
 
-def _unreadable(reader: PathReader, data: bytes) -> Path | None:
-    """Return one of the paths that are too large to read in ``data`` even alone, or None."""
-    for path in islice(reader.paths, _MOST_SUSPECTS):
-        try:
-            PathReader((path,)).walk(data)
-        except TooLargeError:
-            return path
-    return None
+def _needed(data: bytes, path: Path) -> int:
+    """Return the work of reading and comparing all values at ``path`` alone, ``_HEAVY`` at most."""
+    elements: list[Element] = []
+    try:
+        left = read_fields(data, 0, tree_of((path,)), [elements], _HEAVY)
+    except TooLargeError:
+        return _HEAVY
+    size = sum(end - start for _, start, end in elements)
+    return min(_HEAVY, _HEAVY - left + size // NESTED_UNIT_BYTES)

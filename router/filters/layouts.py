@@ -12,7 +12,7 @@ from operator import attrgetter
 from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import Final, NamedTuple
 
-from router.filters.bounds import MOST_FIELDS
+from router.filters.bounds import Allowance
 from router.filters.fields import NOTHING, Document, Element, Field, Value, take
 from router.filters.values import (
     CONTAINERS,
@@ -33,6 +33,9 @@ _MOST_LENGTHS: Final = 4
 """Maximum of lengths of one field that a layout matches; with more, any length is accepted."""
 
 _MOST_LAYOUTS: Final = 4
+
+_LONGEST_VALUE: Final = 1024
+"""Bytes of the longest string that is returned by itself."""
 
 _QUICK_LESSONS: Final = 32
 """The number of documents that are learned as soon as they occur."""
@@ -145,7 +148,7 @@ class _Layout:
                 lengths.add(length)
         self._build()
 
-    def read(self, data: bytes, slots: range) -> list[list[Element]] | None:
+    def read(self, data: bytes, slots: range, allowance: Allowance) -> list[list[Element]] | None:
         """Return the elements of each slot, or None if the document has another layout.
 
         Raises TooLargeError.
@@ -161,7 +164,7 @@ class _Layout:
             self.uses += 1
             return found
         found += ([] for _ in slots)
-        position, left = 4, MOST_FIELDS
+        position, left = 4, allowance.left
         for match, values, kind, field in self._segments:
             matched = match(data, position)
             if matched is None:
@@ -181,10 +184,11 @@ class _Layout:
         for slot in self._missing:
             found[slot].append(NOTHING)
         self.uses += 1
+        allowance.left = left
         return found
 
     def value(self, data: bytes) -> Value | None:
-        """Return the only value to read, or None if the document has another layout."""
+        """Return the only value to read, or None if it is long or the layout is another one."""
         match, slots, kind, _ = self._segments[0]
         matched = match(data, 4)
         if matched is None:
@@ -193,7 +197,10 @@ class _Layout:
         if not kind:
             return slots[0][0], matched[1]
         start = matched.end()
-        return kind, data[start : start + HEADS[kind] + unpack_length(data, start)[0]]
+        length = unpack_length(data, start)[0]
+        if length > _LONGEST_VALUE:
+            return None
+        return kind, data[start : start + HEADS[kind] + length]
 
     def _build(self) -> None:
         self._segments = list(self._compile())
@@ -273,16 +280,19 @@ class Layouts:
         self._lessons = 0
         self._unlearned = 0
 
-    def read(self, data: bytes) -> list[list[Element]] | None:
-        """Return the elements at each path, or None if the document has no known layout."""
+    def read(self, data: bytes, allowance: Allowance) -> list[list[Element]] | None:
+        """Return the elements at each path, or None if the document has no known layout.
+
+        Raises TooLargeError.
+        """
         for layout in self._layouts:
-            found = layout.read(data, self._slots)
+            found = layout.read(data, self._slots, allowance)
             if found is not None:
                 return found
         return None
 
     def value(self, data: bytes) -> Value | None:
-        """Return the value at the only path, or None if no known layout has just one value there.
+        """Return the value at the only path, or None if no known layout has just a short one there.
 
         That there is one path only is for the caller to know. Faster than ``read``.
         """

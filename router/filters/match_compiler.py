@@ -16,11 +16,12 @@ from router.filters.conditions import (
     Not,
     OneOf,
     Some,
+    StartsWith,
     comparable,
     exists,
     of_types,
     ordered,
-    starts_with,
+    price_of,
 )
 from router.filters.fields import Path
 from router.filters.values import (
@@ -207,7 +208,7 @@ class MatchCompiler:
         if name == b"$exists":
             return self._exists(path, raw, element)
         if name == b"$type":
-            return self._some(path, of_types(_kinds(raw, element)))
+            return self._some(path, of_types(_kinds(raw, element)), 0)
         if name == b"$regex":
             return self._regex(path, raw, element)
         if name == b"$not" and element.type == DOCUMENT:
@@ -222,7 +223,8 @@ class MatchCompiler:
         if NULL_KEY in keys and self._undefined_is_null:
             keys.add(UNDEFINED_KEY)
         longest = max([_LONGEST_NUMBER, *(e.end - e.start for e in operands)])
-        return OneOf(path, frozenset(keys), longest, any(map(is_nested, keys)))
+        nested = any(map(is_nested, keys))
+        return OneOf(path, frozenset(keys), longest, nested, price_of(longest))
 
     def _ordering(self, path: Path, raw: bytes, element: Element) -> Condition:
         kind = element.type
@@ -231,7 +233,8 @@ class MatchCompiler:
         operand = comparable(raw, kind, element.start, element.end)
         if operand is NAN_KEY:
             raise Declined("an operand of a comparison is NaN")
-        return self._some(path, ordered(_ORDERINGS[element.name], kind, operand))
+        test = ordered(_ORDERINGS[element.name], kind, operand)
+        return self._some(path, test, element.end - element.start)
 
     def _exists(self, path: Path, raw: bytes, element: Element) -> Condition:
         if element.type == BOOLEAN:
@@ -240,7 +243,7 @@ class MatchCompiler:
             wanted = number(raw, element.type, element.start) != 0
         else:
             raise Declined("$exists is neither a boolean nor an integer")
-        there = self._some(path, exists)
+        there = self._some(path, exists, 0)
         return there if wanted else Not(there)
 
     def _regex(self, path: Path, raw: bytes, element: Element) -> Condition:
@@ -253,11 +256,15 @@ class MatchCompiler:
             raise Declined("$regex is no expression")
         if options or not pattern.startswith(b"^") or not _PLAIN.issuperset(pattern[1:]):
             raise Declined("a regular expression is not a fixed prefix")
-        return self._some(path, starts_with(pattern[1:], pattern + b"\0\0"))
-
-    def _some(self, path: Path, test: Callable[[bytes, int, int, int], bool]) -> Condition:
         self._count(1)
-        return Some(path, test)
+        return StartsWith(path, pattern[1:], pattern + b"\0\0", price_of(len(pattern)))
+
+    def _some(
+        self, path: Path, test: Callable[[bytes, int, int, int], bool], longest: int
+    ) -> Condition:
+        """Return a condition; ``longest`` is the most bytes of a value that the test looks at."""
+        self._count(1)
+        return Some(path, test, price_of(longest))
 
     def _count(self, values: int) -> None:
         self._conditions += 1

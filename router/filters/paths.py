@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from router.filters.bounds import MOST_FIELDS
+from router.filters.bounds import Allowance
 from router.filters.fields import Element, Path, Value, read_fields, tree_of
 from router.filters.layouts import Layouts
 
@@ -26,22 +26,24 @@ class PathReader:
         like earlier ones, and takes half of the time of ``read``.
         """
 
-    def read(self, data: bytes) -> list[list[Element]]:
+    def read(self, data: bytes, allowance: Allowance | None = None) -> list[list[Element]]:
         """Return the elements at each path of the document ``data``, in the order of ``paths``.
 
         Raises ValueError, IndexError or struct.error if the part that is read is malformed, and
-        TooLargeError, a ValueError, if it has more than ``MOST_FIELDS`` fields and elements.
+        TooLargeError, a ValueError, if the ``allowance``, by default one of its own, is not enough.
         """
         if not self.paths:
             return []
-        found = self._layouts.read(data)
+        allowance = allowance or Allowance()
+        found = self._layouts.read(data, allowance)
         if found is None:
-            found = self.walk(data)
+            found = self.walk(data, allowance)
             self._layouts.learn(data)
         return found
 
-    def walk(self, data: bytes) -> list[list[Element]]:
+    def walk(self, data: bytes, allowance: Allowance | None = None) -> list[list[Element]]:
         """Return what ``read`` returns, by a walk over the document's fields."""
         found: list[list[Element]] = [[] for _ in self.paths]
-        read_fields(data, 0, self._root, found, MOST_FIELDS)
+        allowance = allowance or Allowance()
+        allowance.left = read_fields(data, 0, self._root, found, allowance.left)
         return found

@@ -8,7 +8,7 @@ results against a real mongod.
 from struct import Struct
 from typing import Final
 
-from router.filters.bounds import MOST_FIELDS, TooLargeError
+from router.filters.bounds import UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.values import (
     ARRAY,
@@ -39,19 +39,19 @@ class Projection:
         self._named = named
         self._keeps = keeps
 
-    def apply(self, event: bytes) -> bytes:
+    def apply(self, event: bytes, allowance: Allowance) -> bytes:
         """Return the event with its projected fields.
 
         Raises ValueError, IndexError or struct.error if it is malformed, and TooLargeError, a
-        ValueError, if more than ``MOST_FIELDS`` fields and elements are looked at.
+        ValueError, if the ``allowance`` is not enough.
         """
-        return self._document(event, 0, self._named, _Allowance())
+        return self._document(event, 0, self._named, allowance)
 
-    def _document(self, data: bytes, start: int, named: Tree, allowance: "_Allowance") -> bytes:
+    def _document(self, data: bytes, start: int, named: Tree, allowance: Allowance) -> bytes:
         parts: list[bytes] = []
         position = start + 4
         while (kind := data[position]) != 0:
-            allowance.take()
+            allowance.take(1)
             stop = data.index(0, position + 1)
             name = data[position + 1 : stop]
             end = value_end(data, kind, stop + 1)
@@ -71,10 +71,10 @@ class Projection:
                 elif not self._keeps:
                     parts.append(data[position:end])
             position = end
-        return _framed(parts)
+        return _framed(parts, allowance)
 
     def _value(
-        self, data: bytes, kind: int, start: int, named: Tree, allowance: "_Allowance"
+        self, data: bytes, kind: int, start: int, named: Tree, allowance: Allowance
     ) -> bytes:
         if kind == DOCUMENT:
             return self._document(data, start, named, allowance)
@@ -82,7 +82,7 @@ class Projection:
         count = 0
         position = start + 4
         while (inner := data[position]) != 0:
-            allowance.take()
+            allowance.take(1)
             stop = data.index(0, position + 1)
             end = value_end(data, inner, stop + 1)
             if inner in (DOCUMENT, ARRAY):
@@ -94,42 +94,29 @@ class Projection:
                 parts.append(data[stop + 1 : end])
                 count += 1
             position = end
-        return _framed(parts)
+        return _framed(parts, allowance)
 
 
-class _Allowance:
-    """The fields and elements that may still be looked at in one event."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = MOST_FIELDS
-
-    def take(self) -> None:
-        """Look at one more. Raises TooLargeError."""
-        self._left -= 1
-        if self._left < 0:
-            raise TooLargeError
-
-
-def _renumbered(data: bytes, start: int, allowance: _Allowance) -> bytes:
+def _renumbered(data: bytes, start: int, allowance: Allowance) -> bytes:
     """Return the array at ``start`` with regular names of its elements, also in arrays in it."""
     parts: list[bytes] = []
     count = 0
     position = start + 4
     while (kind := data[position]) != 0:
-        allowance.take()
+        allowance.take(1)
         value = data.index(0, position + 1) + 1
         end = value_end(data, kind, value)
         inner = _renumbered(data, value, allowance) if kind == ARRAY else data[value:end]
         parts += (b"%c%d\0" % (kind, count), inner)
         count += 1
         position = end
-    return _framed(parts)
+    return _framed(parts, allowance)
 
 
-def _framed(parts: list[bytes]) -> bytes:
+def _framed(parts: list[bytes], allowance: Allowance) -> bytes:
     body = b"".join(parts)
+    if len(body) > UNIT_BYTES:
+        allowance.take(len(body) // UNIT_BYTES)
     return _length(len(body) + 5) + body + b"\0"
 
 

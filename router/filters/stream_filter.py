@@ -6,6 +6,7 @@ from typing import Any, Final
 import bson
 from bson.errors import InvalidBSON, InvalidDocument
 
+from router.filters.bounds import Allowance
 from router.filters.conditions import All, Condition, tried
 from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
@@ -33,14 +34,16 @@ class StreamFilter:
         self.projections = projections
         self.tried = tried(condition)
 
-    def project(self, event: bytes) -> bytes:
+    def project(self, event: bytes, allowance: Allowance | None = None) -> bytes:
         """Return an event that meets the condition as the stream shows it.
 
-        Raises ValueError, IndexError or struct.error if it is malformed, and TooLargeError, a
-        ValueError, if it has very many fields where the projection changes something.
+        ``allowance`` is what all projections of the event share, by default one of its own. Raises
+        ValueError, IndexError or struct.error if the event is malformed, and TooLargeError, a
+        ValueError, if the allowance is not enough.
         """
+        allowance = allowance or Allowance()
         for projection in self.projections:
-            event = projection.apply(event)
+            event = projection.apply(event, allowance)
         return event
 
 

@@ -36,7 +36,7 @@ def test_a_failed_view_whose_scan_another_has_joined_is_forgotten() -> None:
         arrive(stream, number)
     # A client begins at the end, while the others are far behind.
     failing = fan_out.open(greedy, data_of(11, 1, inc=39).encode(), NAME)
-    arrive(stream, 40, many=[1] * (bounds.MOST_FIELDS + 1))
+    arrive(stream, 40, many=[1] * (bounds.MOST_WORK + 1))
     while fan_out.behind:
         fan_out.step(count().__next__, 1)
     assert failing.failure is not None

@@ -152,7 +152,7 @@ def test_an_exception_ends_the_views_without_a_promise(
 
 
 def test_a_filter_that_needs_too_much_of_an_event_ends_its_own_views_alone() -> None:
-    reading = Reading(10, many=[1] * (bounds.MOST_FIELDS + 1))
+    reading = Reading(10, many=[1] * (bounds.MOST_WORK + 1))
     plain = reading.view(tenant(1))
     greedy = reading.view(compile_filter([{"$match": {"fullDocument.many": {"$gt": 5}}}]))
     projecting = reading.view(compile_filter([{"$project": {"fullDocument.many.a": 1}}]))

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from router.filters import projection
-from router.filters.bounds import MOST_FIELDS
+from router.filters.bounds import MOST_WORK, Allowance
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import StreamFilter, compile_filter
 from tests.unit.router.change_stream.test_fan_out import Reading
@@ -61,21 +60,21 @@ def test_many_projections_of_one_event_do_not_stretch_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One user may have many cursors with equal filters and different projections."""
-    reading = Reading(4, a=[{"y": 1}] * (MOST_FIELDS // 3))
+    reading = Reading(4, a=[{"y": 1}] * (MOST_WORK // 3))
     for number in range(60):
         reading.view(projecting(number))
     looked = 0
-    real = projection._Allowance.take
+    real = Allowance.take
 
-    def take(allowance: projection._Allowance) -> None:
+    def take(allowance: Allowance, units: int) -> None:
         nonlocal looked
-        looked += 1
-        real(allowance)
+        looked += units
+        real(allowance, units)
 
-    monkeypatch.setattr(projection._Allowance, "take", take)
+    monkeypatch.setattr(Allowance, "take", take)
     most = 0
     while reading.fan_out.behind:
         looked = 0
         reading.fan_out.step(time.perf_counter, STEP)
         most = max(most, looked)
-    assert most <= 8 * MOST_FIELDS
+    assert most <= 8 * MOST_WORK

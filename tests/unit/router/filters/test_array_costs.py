@@ -2,11 +2,11 @@
 
 from time import process_time
 
-from router.filters.bounds import MOST_FIELDS
+from router.filters.bounds import MOST_WORK
 from router.filters.index import FilterIndex
 from tests.unit.router.filters.test_bounds import event, index_of
 
-FEW, MANY = MOST_FIELDS // 10, MOST_FIELDS * 9 // 10
+FEW, MANY = MOST_WORK // 10, MOST_WORK * 9 // 10
 
 
 def seconds(index: FilterIndex[int], data: bytes) -> float:

@@ -12,7 +12,7 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from router.filters.bounds import MOST_COMPARED, MOST_FIELDS, MOST_LOOKS, TooLargeError
+from router.filters.bounds import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, TooLargeError
 from router.filters.conditions import OneOf
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
@@ -38,24 +38,25 @@ def event(**fields: Any) -> bytes:
 
 
 SMALL = event(a=[1, 2])
-LONG = list(range(MOST_FIELDS + 1))
-WIDE = {str(n): n for n in range(MOST_FIELDS + 1)}
-BIG = {"text": "x" * MOST_COMPARED}
+LONG = list(range(MOST_WORK + 1))
+WIDE = {str(n): n for n in range(MOST_WORK + 1)}
+BIG = {"text": "x" * MOST_WORK * NESTED_UNIT_BYTES}
+TEXT = "x" * (MOST_WORK // 10 * UNIT_BYTES)
 
 
 @pytest.mark.parametrize(
     ("guilty", "fields"),
     [
         ([{"fullDocument.a": 5}, {"fullDocument.a": {"$gt": 5}}], {"a": LONG}),
-        ([{"fullDocument.a.b": {"$exists": True}}], {"a": [{"c": 1}] * (MOST_FIELDS // 2 + 1)}),
+        ([{"fullDocument.a.b": {"$exists": True}}], {"a": [{"c": 1}] * (MOST_WORK // 2 + 1)}),
         ([{"fullDocument.a.b": 1}, {"$nor": [{"fullDocument.a.b": 1}]}], {"a": WIDE}),
         ([{"fullDocument.a": {"b": 1}}], {"a": BIG}),
         ([{"fullDocument.a": {"$ne": {"b": 1}}}], {"a": BIG}),
         ([{"fullDocument.a": {"$in": [7, [1]]}}], {"a": [BIG]}),
-        ([{"fullDocument.a": {"$regex": "^x"}}], {"a": BIG["text"] + "x"}),
+        ([{"$and": [{"fullDocument.a": {"$regex": "^x"}}] * 11}], {"a": TEXT}),
         (
             [{"$nor": [{"fullDocument.a": {"$gt": n}} for n in range(100)]} for _ in range(20)],
-            {"a": [-1] * (MOST_LOOKS // 1000)},
+            {"a": [-1] * (MOST_WORK // 1000)},
         ),
     ],
 )
@@ -89,7 +90,7 @@ def test_only_the_filters_that_need_too_much_are_named(
         ({"fullDocument.tenant": 1}, {"a": LONG, "b": WIDE}),
         ({"fullDocument.tenant": {"$gt": 0}}, {"a": LONG, "b": WIDE}),
         ({"fullDocument.a": {"$not": {"$regex": "^y"}}}, {"a": "x" * 1_000_000}),
-        ({"fullDocument.a": {"$type": "array"}}, {"a": LONG[: MOST_FIELDS // 2]}),
+        ({"fullDocument.a": {"$type": "array"}}, {"a": LONG[: MOST_WORK // 3]}),
     ],
 )
 def test_large_events_cost_nothing_where_little_is_looked_at(

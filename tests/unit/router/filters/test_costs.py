@@ -3,21 +3,23 @@
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
-from router.filters import conditions, index, values
-from router.filters.bounds import MOST_COMPARED, MOST_FIELDS, TooLargeError
+from router.filters import conditions, fields, index, values
+from router.filters.bounds import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
+from router.filters.stream_filter import compile_filter
 from tests.unit.router.filters.test_bounds import Document, event, index_of
 
-MOST_TIMES = 8
-"""How far beyond a bound for one value the work for a whole event may go."""
+MOST_TIMES = 4
+"""How far beyond the work for an event the search for the guilty paths may go."""
 
 NESTED = {f"{n:x}": None for n in range(9000)}
-"""A document of less than MOST_COMPARED bytes."""
+"""A document that may be compared."""
 
-TEXT = "é" * (MOST_COMPARED // 2 - 100) + "x"
+TEXT = "é" * (MOST_WORK // 20 * UNIT_BYTES) + "x"
 
 
 def compared(
@@ -58,15 +60,15 @@ def compared(
 def test_the_bytes_compared_are_bounded_for_an_event(
     match: Document, wide: Document, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert compared(monkeypatch, [match], event(**wide)) <= MOST_TIMES * MOST_COMPARED
+    assert compared(monkeypatch, [match], event(**wide)) <= MOST_WORK * NESTED_UNIT_BYTES
 
 
 def test_the_bytes_of_strings_are_bounded_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     # A string that is not valid UTF-8 matches no expression, so all expressions look at it.
-    broken = event(a=[TEXT] * 20).replace(b"x\0", b"\xff\0")
+    broken = event(a=[TEXT] * 4).replace(b"x\0", b"\xff\0")
     assert struct.unpack_from("<i", broken)[0] == len(broken)
     match = {"$nor": [{"fullDocument.a": {"$regex": "^"}}] * 20}
-    assert compared(monkeypatch, [match], broken) <= MOST_TIMES * MOST_COMPARED
+    assert compared(monkeypatch, [match], broken) <= MOST_WORK * UNIT_BYTES
 
 
 def test_the_search_for_the_guilty_path_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +81,85 @@ def test_the_search_for_the_guilty_path_is_bounded(monkeypatch: pytest.MonkeyPat
         walked += 1
         return real(data, kind, start)
 
-    many = [0] * (MOST_FIELDS * 3 // 4)
+    many = [0] * (MOST_WORK * 3 // 4)
     paths = [f"fullDocument.{name}.x{n}" for name in "ab" for n in range(20)]
     filters = index_of({"$nor": [{path: 1} for path in paths]})
     monkeypatch.setattr("router.filters.fields.value_end", count)
     with pytest.raises(TooLargeError):
         filters.route([event(a=many, b=many)])
-    assert walked <= MOST_TIMES * MOST_FIELDS
+    assert walked <= MOST_TIMES * MOST_WORK
+
+
+@pytest.mark.parametrize(
+    ("matches", "data"),
+    [
+        (
+            [{f"fullDocument.a.x{n}": 1} for n in range(1000)],
+            event(a=[{}] * (MOST_WORK // 500)),
+        ),
+        (
+            [{f"fullDocument.a.x.y{n}": 1} for n in range(1000)],
+            event(a=[{"x": 1}] * (MOST_WORK // 500)),
+        ),
+        (
+            [{"fullDocument.a": {"$in": [*range(999), n]}} for n in range(1000, 1100)],
+            event(a=list(range(1000))),
+        ),
+        (
+            [{"fullDocument.a": {"$gt": "x" * 50_000 + "z"}} for _ in range(100)],
+            event(a=["x" * 50_000] * 100),
+        ),
+        (
+            [{"fullDocument.a": {"$ne": "x" * 50_000}} for _ in range(100)],
+            event(a=["y" * 50_000] * 100),
+        ),
+        (
+            [{"$nor": [{"fullDocument.a.b": {"$gt": n}} for n in range(99)]} for _ in range(400)],
+            event(a=[1]),
+        ),
+        ([{"fullDocument.a": "x"}], event(a="x" * (MOST_WORK + 1) * UNIT_BYTES)),
+    ],
+    ids=[
+        "missing in documents",
+        "missing in scalars",
+        "filters found many times",
+        "long operands of an order",
+        "long operands of equality",
+        "conditions on nothing",
+        "a long string that is hashed",
+    ],
+)
+def test_work_of_every_kind_counts(matches: Sequence[Document], data: bytes) -> None:
+    filters = index_of(*matches)
+    for _ in range(40):  # by walks and by layouts
+        with pytest.raises(TooLargeError) as raised:
+            filters.route([data])
+        assert raised.value.owners == set(range(len(matches)))
+
+
+def test_owners_of_paths_that_are_not_measured_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = 0
+    real = fields.value_end
+
+    def count(data: bytes, kind: int, start: int) -> int:
+        nonlocal walked
+        walked += 1
+        return real(data, kind, start)
+
+    filters = index_of(*({f"fullDocument.a.x{n}": {"$ne": 1}} for n in range(3000)))
+    monkeypatch.setattr(fields, "value_end", count)
+    with pytest.raises(TooLargeError) as raised:
+        filters.route([event(a=[{"y": 1}] * 1000)])
+    assert raised.value.owners == set(range(3000))
+    assert walked <= MOST_TIMES * MOST_WORK
+
+
+def test_all_projections_of_an_event_share_an_allowance() -> None:
+    large = event(a="x" * 1_000_000)
+    copying = compile_filter([{"$unset": "fullDocument.tenant"}])
+    allowance = Allowance()
+    for _ in range(MOST_WORK * UNIT_BYTES // len(large) // 3):
+        assert copying.project(large, allowance)
+    with pytest.raises(TooLargeError):
+        list(iter(partial(copying.project, large, allowance), b""))
+    assert copying.project(large)
