@@ -309,7 +309,11 @@ class StreamRunner:
         error = self.stream.error
         if error is None or not self._remotes:
             return
-        log.error("stream broke", error=str(error), exc_info=error.__cause__)
+        cause = error.__cause__
+        if cause is None:  # a member broke its rules
+            log.warning("stream failed", error=str(error))
+        else:
+            log.error("stream broke", error=str(error), exc_info=cause)
         if self._opening is not None and not self._opening.done():
             self._opening.set_exception(error)
         self.stop_reading()
