@@ -117,7 +117,7 @@ class FanOut:
         self.held_bytes -= view.log.memory
         view.incarnation.views.remove(view)
         if not view.incarnation.views:
-            view.scan.forget(view.incarnation)
+            view.scan.remove(view.incarnation)
         if not view.scan and view.scan in self._scans:
             self._scans.remove(view.scan)
 
@@ -241,13 +241,13 @@ class FanOut:
         if events:
             self._route(events, incarnation.views)
             if not incarnation.views:
-                scan.forget(incarnation)  # all have failed, and their readers may close them late
+                scan.remove(incarnation)  # all have failed, and their readers may close them late
                 return
         if incarnation.end is None:
             return
         scan.ending[incarnation] = None
         if incarnation.ended:
-            scan.forget(incarnation)
+            scan.remove(incarnation)
             for view in incarnation.views:
                 _tell(view)  # a filter may leave out the invalidate, but not the end
 

@@ -276,7 +276,7 @@ class Scan:
         self._add(incarnation, namespace)
         return incarnation
 
-    def forget(self, incarnation: Incarnation) -> None:
+    def remove(self, incarnation: Incarnation) -> None:
         """Stop filling an incarnation, which has ended or has no views any more."""
         self.ending.pop(incarnation, None)
         namespace = incarnation.namespace

@@ -88,24 +88,38 @@ class StreamPool:
         placement.payer = payer
         self._filters.join(placement)
         self._scopes.join(placement)
+        entered: SharedStream | None = None
         try:
             start_at = request.start_time
             source = self._source(placement, start_at)
-            if source.namespace is not None:
-                # The shards check the client's own stream: only they know which names are views'.
-                begun = await self._begin(placement, placement.own, start_at, payer)
-                return await self._widen(placement, source, begun, payer)
+            # The shards check the client's own stream: only they know which names are views'.
+            first = placement.own if source.namespace is not None else source
             tried = self._loop.time()
             try:
-                begun = await self._begin(placement, source, start_at, payer)
+                begun = await self._begin(placement, first, start_at, payer)
             except CommandError as error:
-                if source is placement.own:
+                if first is placement.own:
                     raise
-                self._refused(placement, source, error, tried)
-                source = placement.own
-                begun = await self._begin(placement, source, start_at, payer)
-            return begun.shared, self._reader(placement, source, begun)
+                self._refused(placement, first, error, tried)
+                first = source = placement.own
+                begun = await self._begin(placement, first, start_at, payer)
+            entered = begun.shared
+            if source is not first:
+                at, after = begun.start_at, begun.point.after
+                wider = await self._enter(placement, source, AtTime(at), at, payer, after)
+                if wider is None:
+                    source = placement.own
+                else:
+                    entered.leave(lingering=False)
+                    entered = wider
+            log_reader = LogReader(source.part_of(entered)(begun.point.after), begun.point)
+            placement.source = source
+            placement.entered = self._loop.time()
+            self._placements[log_reader] = placement
+            return entered, log_reader
         except BaseException:
+            if entered is not None:
+                entered.leave()
             self._filters.leave(placement)
             self._scopes.leave(placement)
             raise
@@ -124,21 +138,6 @@ class StreamPool:
                 return _Beginning(shared, start_at, point)
             # Other readers have advanced past the starting point during the opening.
             shared.leave()
-
-    async def _widen(
-        self, placement: Placement, source: Source, own: _Beginning, payer: Payer
-    ) -> tuple[SharedStream, LogReader]:
-        """Begin on the wider stream ``source``, or on ``own`` if that cannot be read."""
-        at, after = own.start_at, own.point.after
-        try:
-            wider = await self._enter(placement, source, AtTime(at), at, payer, after)
-        except BaseException:
-            own.shared.leave()
-            raise
-        if wider is None:
-            return own.shared, self._reader(placement, placement.own, own)
-        own.shared.leave(lingering=False)
-        return wider, self._reader(placement, source, own._replace(shared=wider))
 
     async def _enter(
         self,
@@ -188,18 +187,6 @@ class StreamPool:
             placement.whole = None
             placement.reason = f"the shared stream was refused: {error}"
 
-    def _reader(self, placement: Placement, source: Source, begun: _Beginning) -> LogReader:
-        """Return the client's log reader; on an exception, leave the stream."""
-        try:
-            log_reader = LogReader(source.part_of(begun.shared)(begun.point.after), begun.point)
-            placement.source = source
-            placement.entered = self._loop.time()
-            self._placements[log_reader] = placement
-        except BaseException:
-            begun.shared.leave()
-            raise
-        return log_reader
-
     async def follow(self, log_reader: LogReader, payer: Payer) -> SharedStream:
         """Return a shared stream, entered, to which the log reader ``log_reader`` is attached.
 
@@ -228,10 +215,10 @@ class StreamPool:
                 source = own
         try:
             log_reader.attach(source.part_of(shared)(needs))
+            self._moved(placement, source)
         except BaseException:
             shared.leave()
             raise
-        self._moved(placement, source)
         return shared
 
     def join_main(self, shared: SharedStream, log_reader: LogReader) -> SharedStream | None:
