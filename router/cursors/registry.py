@@ -332,9 +332,13 @@ class CursorRegistry:
         entry = self._entries.pop(cursor_id, None)
         if entry is not None:
             self._remember_place(entry)
-            entry.cursor.kill(reason)
-            entry.cursor.close()
-            entry.ticket.end()
+            try:
+                entry.cursor.kill(reason)
+                entry.cursor.close()
+            except Exception:  # the other cursors are closed all the same
+                log.exception("closing a cursor failed", cursor=cursor_id)
+            finally:
+                entry.ticket.end()
 
     def _remember_place(self, entry: RegisteredCursor) -> None:
         try:

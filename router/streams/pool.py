@@ -164,9 +164,14 @@ class StreamPool:
                     raise
                 self._refused(placement, source, error, tried)
                 return None
-            if shared.covers(after, spans):
+            covers = False
+            try:
+                covers = shared.covers(after, spans)
+            finally:
+                if not covers:
+                    shared.leave()
+            if covers:
                 return shared
-            shared.leave()
 
     def _refused(
         self, placement: Placement, source: Source, error: CommandError, begun: float
@@ -255,8 +260,10 @@ class StreamPool:
 
     def leave(self, shared: SharedStream, stream: ReadableStream) -> None:
         """Remove a reader of ``stream``, which is ``shared``'s stream or a view of it."""
-        shared.runner.filtered.close(stream)
-        shared.leave()
+        try:
+            shared.runner.filtered.close(stream)
+        finally:
+            shared.leave()
 
     def is_misplaced(self, log_reader: LogReader) -> bool:
         """Return whether a reader should read another source, which has to be opened."""

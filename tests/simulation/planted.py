@@ -46,7 +46,7 @@ _FUNCTIONS: dict[str, frozenset[str]] = {
     ),
     "router.streams.pool": frozenset(
         {
-            "_begin", "_enter", "_moved", "_preferred", "_source",
+            "_enter", "_moved", "_preferred", "_source",
             "follow", "is_misplaced", "join_main", "outlives", "reply_bytes",
         }
     ),
