@@ -157,21 +157,21 @@ class StreamPool:
         request = replace(source.request, start=start)
         while True:
             tried = self._loop.time()
+            entered: SharedStream | None = None
             try:
-                shared, _ = await self._open_streams.enter(request, start_at, payer, after, spans)
+                entered, _ = await self._open_streams.enter(request, start_at, payer, after, spans)
+                if entered.covers(after, spans):
+                    return entered
+                entered.leave()
             except CommandError as error:
                 if source is placement.own:
                     raise
                 self._refused(placement, source, error, tried)
                 return None
-            covers = False
-            try:
-                covers = shared.covers(after, spans)
-            finally:
-                if not covers:
-                    shared.leave()
-            if covers:
-                return shared
+            except BaseException:
+                if entered is not None:
+                    entered.leave()
+                raise
 
     def _refused(
         self, placement: Placement, source: Source, error: CommandError, begun: float
@@ -206,25 +206,23 @@ class StreamPool:
         if own.request.starts_after_invalidate:
             # Wherever the reader is by now, its shards must leave out the same invalidates.
             start, start_at = own.request.start, own.request.start_time or start_at
-        shared = None
-        while shared is None:
-            needs, spans = log_reader.needs, log_reader.needs_spans
-            try:
-                shared = await self._enter(placement, source, start, start_at, payer, needs, spans)
-            except CommandError as error:
-                if error.code != ErrorCode.TemporarilyUnavailable:
-                    raise
-                # The cursor ends; the driver resumes by an aggregate, which it may retry.
-                raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
-            if shared is None:
-                source = own
+        shared: SharedStream | None = None
         try:
+            while shared is None:
+                needs, spans = log_reader.needs, log_reader.needs_spans
+                shared = await self._enter(placement, source, start, start_at, payer, needs, spans)
+                if shared is None:
+                    source = own
             log_reader.attach(source.part_of(shared)(needs))
             self._moved(placement, source)
-        except BaseException:
-            shared.leave()
+            return shared
+        except BaseException as error:
+            if shared is not None:
+                shared.leave()
+            if isinstance(error, CommandError) and error.code == ErrorCode.TemporarilyUnavailable:
+                # The cursor ends; the driver resumes by an aggregate, which it may retry.
+                raise CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,)) from error
             raise
-        return shared
 
     def join_main(self, shared: SharedStream, log_reader: LogReader) -> SharedStream | None:
         """Move a reader of ``shared`` to the main stream of its group if that has the next events.
